@@ -38,7 +38,7 @@ PLACES = {
     "targets/__init__.py": {"import_module"},
     "cli/main.py": {"import_module"},
     "backbones/family.py": {"import_module"},
-    "data/remote/transfer.py": {"import_module"},
+    "data/remote/__init__.py": {"import_module"},
     "data/containers/hdf5.py": {"import_module"},
     "detection/detectron2/library.py": {"import_module"},
     "evaluation/estimators.py": {"find_module"},

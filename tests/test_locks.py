@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from sslbench import paths
 from sslbench.cli.main import cli
-from sslbench.data.remote import cache
+from sslbench.data import remote
 from sslbench.errors import UsageError
 from sslbench.locks import lock
 from sslbench.results import holes
@@ -54,7 +54,7 @@ def test_without_locks_nothing_that_others_may_use_is_removed(tmp_path, monkeypa
     copy = tmp_path / "remote" / "0" / "x.tar"
     copy.parent.mkdir(parents=True)
     copy.touch()
-    assert not cache.remove_unused(copy) and copy.exists()
+    assert not remote._removed(copy) and copy.exists()
     being_written = tmp_path / ".x.json.0a1b2c3d.part"
     being_written.touch()
     with paths.temporary_beside(tmp_path / "x.json"):

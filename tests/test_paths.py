@@ -12,7 +12,7 @@ import pytest
 
 from sslbench import paths
 from sslbench.backbones.named import fetch
-from sslbench.data.remote import cache
+from sslbench.data import remote
 from sslbench.errors import DataError
 from sslbench.paths import temporary_beside
 from sslbench.results.records import replace_file
@@ -135,7 +135,7 @@ def test_a_full_disk_is_told_with_the_file_and_the_free_bytes(tmp_path):
 def test_a_full_cache_is_no_missing_network(tmp_path, monkeypatch):
     monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path))
     fsspec.filesystem("memory").pipe_file("/b/w.pth", b"weights")
-    monkeypatch.setattr(cache.PartialCopy, "finish", full)
+    monkeypatch.setattr(remote._NewCopy, "finish", full)
     with pytest.raises(DataError, match=r"w.pth cannot be copied: .* bytes are free in .*\n.*SSLBENCH_CACHE") as caught:
         fetch("memory://b/w.pth")
     assert "network" not in str(caught.value)

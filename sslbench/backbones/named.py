@@ -170,7 +170,7 @@ def _from_url(url: str) -> FetchedWeights:
     by_hand = _placed(host.rpartition("@")[2], *path.partition("?")[0].split("/"))
     if by_hand.is_file():
         return FetchedWeights(by_hand, url)
-    if not remote.place_of(url).is_file():
+    if not remote.was_fetched(url):
         log.info(f"{url}: fetching from {host}")
     with _with_place(by_hand):
         (copy,) = remote.local_copies([url])

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from sslbench.arrays import IntArray
-from sslbench.data.remote import cache
+from sslbench.data import remote
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.errors import UsageError
@@ -82,15 +82,15 @@ def check_order(source: Source, sampler: str, window: int) -> None:
             )
         return
     sizes = np.sort(images.fetched()[np.unique(images.shards())])[::-1]
-    if sizes.sum() <= (cache.limit() or 0):
+    if sizes.sum() <= (remote.limit() or 0):
         return
     needed = int(sizes[: window + 1].sum())  # the next shard is fetched before the first is finished
-    if sampler == "shards" and needed > cache.bound():
-        fitting = int((sizes.cumsum() <= cache.bound()).sum()) - 1
+    if sampler == "shards" and needed > remote.bound():
+        fitting = int((sizes.cumsum() <= remote.bound()).sum()) - 1
         smaller = f", or give shard_window={fitting}" if fitting >= 1 else ""
         raise UsageError(
             f"shard_window={window} needs {counted(min(window + 1, len(sizes)), 'shard')} of {source.name} at once: "
-            f"{needed:,} bytes, and the cache holds {cache.bound():,}",
+            f"{needed:,} bytes, and the cache holds {remote.bound():,}",
             f"Raise $SSLBENCH_REMOTE_CACHE to {needed:,}{smaller}.",
         )
     if sampler != "shards" and sizes.any():

@@ -30,9 +30,8 @@ from sslbench.leaderboard.published_runs import published_runs
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
     named.fetch.cache_clear()
-    remote._process_pin.cache_clear()
     yield
-    remote._process_pin.cache_clear()
+    remote._HELD.clear()
     named.fetch.cache_clear()
 
 

@@ -12,16 +12,14 @@ from helpers.serving import serving
 from sslbench import paths
 from sslbench.data import remote
 from sslbench.data.open import open_data
-from sslbench.data.remote import cache, transfer
 from sslbench.errors import DataError, UsageError
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
-    remote._process_pin.cache_clear()
     yield
-    remote._process_pin.cache_clear()
+    remote._HELD.clear()
 
 
 @pytest.fixture
@@ -116,7 +114,7 @@ def test_the_package_that_is_missing_is_named(monkeypatch):
 
 
 def test_a_transfer_that_breaks_off_is_begun_again_a_few_times(tmp_path, server, monkeypatch, caplog):
-    monkeypatch.setattr(transfer, "PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(remote, "PAUSES_S", (0.01, 0.01))
     containers.write_zip(tmp_path / "served", containers.pictures())
     server.breaks["t.zip"] = 2
     assert len(open_data(f"{server.address}/t.zip")["all"]) == 12
@@ -125,28 +123,28 @@ def test_a_transfer_that_breaks_off_is_begun_again_a_few_times(tmp_path, server,
 
 
 def test_one_that_always_breaks_off_is_given_up_and_leaves_nothing(tmp_path, server, monkeypatch):
-    monkeypatch.setattr(transfer, "PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(remote, "PAUSES_S", (0.01, 0.01))
     containers.write_zip(tmp_path / "served", containers.pictures())
     server.breaks["t.zip"] = 99
     size = (tmp_path / "served" / "t.zip").stat().st_size
     broken = rf"/t\.zip cannot be read: the transfer ended after .* of {size:,} bytes \(tried 3 times\)"
     with pytest.raises(DataError, match=broken):
         open_data(f"{server.address}/t.zip")
-    assert copies() == [] and not list(cache.folder().rglob("*.part"))
+    assert copies() == [] and not list(remote.folder().rglob("*.part"))
 
 
 def test_the_cache_keeps_to_its_limit_and_to_what_is_in_use(memory, monkeypatch):
-    monkeypatch.setattr(cache, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(remote, "_PATIENCE_S", 0.1)
     monkeypatch.setenv("SSLBENCH_REMOTE_CACHE", "3000")
     for i in range(3):
         memory.pipe(f"/b/{i}.zip", bytes(1000))
     for i in range(2):
         (copy,) = remote.local_copies([f"memory://b/{i}.zip"])
-        os.utime(copy.with_name(f".{copy.name}.used"), (i + 1, i + 1))
+        os.utime(copy, ns=(i + 1, copy.stat().st_mtime_ns))
     with pytest.raises(DataError, match="does not fit into the cache of 3,000 bytes: all other copies are in use"):
         remote.local_copies(["memory://b/2.zip"])
     assert [copy.name for copy in copies()] == ["0.zip", "1.zip"]
-    remote._process_pin.cache_clear()
+    remote._HELD.clear()
     remote.local_copies(["memory://b/2.zip"])
     assert [copy.name for copy in copies()] == ["1.zip", "2.zip"]
     with pytest.raises(DataError, match="4 files of 4,000 bytes do not fit into the cache of 3,000"):
@@ -159,18 +157,20 @@ def test_the_cache_keeps_to_its_limit_and_to_what_is_in_use(memory, monkeypatch)
 
 def test_what_a_killed_process_was_writing_is_removed_and_what_another_writes_is_not(tmp_path, memory, monkeypatch):
     monkeypatch.setenv("SSLBENCH_REMOTE_CACHE", "6000")
-    monkeypatch.setattr(cache, "_PATIENCE_S", 0.1)
-    place = cache.folder() / "ab"
+    monkeypatch.setattr(remote, "_PATIENCE_S", 0.1)
+    place = remote.folder() / "ab"
     place.mkdir(parents=True)
     (place / ".left.part").write_bytes(bytes(3000))
     memory.pipe("/b/0.zip", bytes(2000))
-    with cache.writing(place / "x.tar", "x.tar", 2000, 0) as part:
+    origin = remote.Origin("x.tar", "", 2000, str(place / "x.tar"))
+    with remote._new_copy(origin, 2000) as part:
         part.write(bytes(1000))
         remote.local_copies(["memory://b/0.zip"])
         assert not (place / ".left.part").exists()
         with pytest.raises(DataError, match=r"x\.tar has more than 6,999 bytes, and the cache may hold 6,000"):
             part.write(bytes(6000))
         part.write(bytes(1000))
+        part.finish().close()
     assert (place / "x.tar").read_bytes() == bytes(2000)
 
 
@@ -209,7 +209,6 @@ os._exit(0)  # it opened nothing; to clean up after torch takes a second
 def test_with_no_cache_the_copies_go_when_the_process_ends(tmp_path, server):
     containers.write_zip(tmp_path / "served", containers.pictures())
     containers.write_tar(tmp_path / "served", containers.pictures())
-    open_data(f"{server.address}/t.tar")
     environment = os.environ | {"SSLBENCH_REMOTE_CACHE": "0"}
     command = [sys.executable, "-c", READS, f"{server.address}/t.zip", f"{server.address}/t.tar"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

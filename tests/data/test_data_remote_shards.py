@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import threading
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from helpers.serving import serving
 from sslbench.data import remote
 from sslbench.data.loading import loader
 from sslbench.data.open import open_data
-from sslbench.data.remote import cache, transfer
 from sslbench.data.sharded import by_shard
 from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import Preprocessing
@@ -26,12 +24,9 @@ AS_IT_IS = Preprocessing(resize=None, crop=None)
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(transfer, "PAUSES_S", (0.01, 0.01))
-    remote._process_pin.cache_clear()
-    cache.recent_pin.cache_clear()
+    monkeypatch.setattr(remote, "PAUSES_S", (0.01, 0.01))
     yield
-    remote._process_pin.cache_clear()
-    cache.recent_pin.cache_clear()
+    remote._HELD.clear()
 
 
 @pytest.fixture
@@ -53,7 +48,7 @@ def size_of(tmp_path):
 def room_for(monkeypatch, tmp_path, shards):
     about = 300 * SHARDS  # what is written about each
     monkeypatch.setenv("SSLBENCH_REMOTE_CACHE", str(shards * size_of(tmp_path) + about))
-    return cache.bound()
+    return remote.bound()
 
 
 def opened(server):
@@ -68,7 +63,7 @@ def on_disk():
 
 def sizes():
     found = {}
-    for folder, _, names in os.walk(cache.folder()):
+    for folder, _, names in os.walk(remote.folder()):
         for path in (Path(folder) / name for name in names):
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
@@ -77,7 +72,7 @@ def sizes():
 
 
 def copies():
-    return sorted(p.name for p in cache.folder().rglob("*.tar") if not p.name.startswith("."))
+    return sorted(p.name for p in remote.folder().rglob("*.tar") if not p.name.startswith("."))
 
 
 @contextlib.contextmanager
@@ -149,17 +144,6 @@ def test_all_that_fits_stays(server, local):
     assert set(server.fetched().values()) == {1} and len(copies()) == SHARDS
 
 
-def test_with_no_cache_a_shard_goes_when_the_last_handle_closes(monkeypatch, server, local):
-    monkeypatch.setenv("SSLBENCH_REMOTE_CACHE", "0")
-    source = opened(server)
-    order = by_shard(source.images, np.arange(len(source)))
-    for i in order:
-        source.images.read(i)
-        assert len(copies()) <= 4
-    cache.recent_pin.cache_clear()
-    assert copies() == []
-
-
 def test_a_shard_that_does_not_fit_alone_is_refused_with_the_number(tmp_path, monkeypatch, server, local):
     monkeypatch.setenv("SSLBENCH_REMOTE_CACHE", "5KB")
     with pytest.raises(DataError, match=rf"s-0000.tar has {size_of(tmp_path):,} bytes and the cache holds 5,000"):
@@ -204,30 +188,6 @@ def test_without_a_connection_the_index_and_the_copies_are_used(server, local, m
         source.images.read(0)
 
 
-def test_a_reader_that_is_killed_leaves_nothing_locked(tmp_path, monkeypatch, server, local):
-    monkeypatch.setattr(cache, "_PATIENCE_S", 1.0)
-    room_for(monkeypatch, tmp_path, 1)
-    source = opened(server)
-    heard, told = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            with remote.opened(source.images.origins[0]):
-                os.write(told, b".")
-                signal.pause()
-        finally:
-            os._exit(0)
-    os.close(told)
-    assert os.read(heard, 1) == b".", "the reader ended before it was killed"
-    os.close(heard)
-    in_second = int(np.flatnonzero(source.images.shards() == 1)[0])
-    with pytest.raises(DataError, match="all other copies are in use\nRaise"):
-        source.images.read(in_second)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    assert source.images.read(in_second) == local.images.read(in_second)
-
-
 def test_missing_shards_and_odd_braces_are_said_before_anything_is_fetched(server, local):
     with pytest.raises(UsageError, match=rf"there is no file {server.address}/s-0006.tar"):
         open_data(f"{server.address}/s-{{0000..0006}}.tar")
@@ -237,6 +197,6 @@ def test_missing_shards_and_odd_braces_are_said_before_anything_is_fetched(serve
 
 
 def _forget_copies():
-    for path in cache.folder().rglob("*.tar"):
+    for path in remote.folder().rglob("*.tar"):
         if not path.name.startswith("."):
             path.unlink()

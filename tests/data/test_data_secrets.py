@@ -11,7 +11,6 @@ from sslbench.cli.commands.eval.suite import expand, take_weights
 from sslbench.data import catalog, remote
 from sslbench.data.catalog import CatalogEntry
 from sslbench.data.location import locate
-from sslbench.data.remote import transfer
 from sslbench.errors import DataError, UsageError
 from sslbench.results import plain
 from sslbench.text import csv_text, visible, without_secrets
@@ -111,7 +110,7 @@ def test_an_object_that_is_replaced_by_one_of_equal_size_is_not_kept(cache, monk
             system.pipe_file("/b/x.csv", b"new")
         return answers[-1]
 
-    monkeypatch.setattr(transfer, "PAUSES_S", ())
+    monkeypatch.setattr(remote, "PAUSES_S", ())
     monkeypatch.setattr(remote, "described", replaced)
     with pytest.raises(DataError, match=r"memory://b/x.csv has changed since it was opened"):
         remote.local_copies(["memory://b/x.csv"])

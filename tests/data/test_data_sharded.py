@@ -7,13 +7,11 @@ from helpers import containers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sslbench.data import remote
 from sslbench.data.images import Arrays
 from sslbench.data.loading.loader import scan
 from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.loading.samplers import epoch_order
 from sslbench.data.open import open_data
-from sslbench.data.remote import cache
 from sslbench.data.sharded import by_shard, rows_of, shards_of
 from sslbench.data.source import Source
 from sslbench.data.views import Augment, View
@@ -27,8 +25,6 @@ VIEWS = Augment((View(1, 8, scale=(0.2, 0.9)),))
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
-    remote._process_pin.cache_clear()
-    cache.recent_pin.cache_clear()
 
 
 def shards_with(sizes):

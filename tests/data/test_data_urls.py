@@ -3,14 +3,12 @@
 import contextlib
 import socket
 import threading
-import time
 
 import pytest
-from helpers.waiting import SECONDS
 
 from sslbench.data import remote
-from sslbench.data.remote import transfer, urls
-from sslbench.errors import DataError, SslbenchError, UsageError
+from sslbench.data.remote import urls
+from sslbench.errors import SslbenchError, UsageError
 
 
 @contextlib.contextmanager
@@ -67,7 +65,7 @@ def test_what_is_no_url_is_refused_with_the_url():
     ids=lambda sent: repr(sent[:40]),
 )
 def test_an_answer_that_is_none_is_one_message(sent, monkeypatch):
-    monkeypatch.setattr(transfer, "PAUSES_S", ())
+    monkeypatch.setattr(remote, "PAUSES_S", ())
     with answering(lambda _, connection: connection.sendall(sent)) as address, pytest.raises(SslbenchError) as raised:
         remote.local_copies([f"{address}/x.tar"])
     assert f"{address}/x.tar" in raised.value.message
@@ -97,33 +95,3 @@ def test_the_size_behind_a_range_is_that_of_the_whole():
 
     with answering(answer) as address:
         assert urls.described(f"{address}/x.zip").size == 1234
-
-
-def trickle(connection):
-    """Send a byte now and then until the other side closes the connection, or for ten minutes if it never does."""
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        connection.sendall(b"x")
-        time.sleep(0.05)
-
-
-def test_a_server_that_never_ends_its_answer_is_given_up(monkeypatch):
-    def answer(_, connection):
-        connection.sendall(b"HTTP/1.1 200 OK\r\n")
-        trickle(connection)
-
-    monkeypatch.setattr(urls, "_ANSWER_S", 0.3)
-    with answering(answer) as address, pytest.raises(DataError, match="no answer within"):
-        remote.local_copies([f"{address}/x.zip"])
-
-
-def test_a_transfer_of_a_byte_now_and_then_is_given_up(monkeypatch):
-    def answer(line, connection):
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
-        if not line.startswith("HEAD"):
-            trickle(connection)
-
-    monkeypatch.setattr(transfer, "PAUSES_S", ())
-    monkeypatch.setattr(transfer, "SLOWEST_S", 0.3)
-    with answering(answer) as address, pytest.raises(DataError, match=r"it sent \d+ bytes in \d+ s"):
-        remote.local_copies([f"{address}/x.zip"])

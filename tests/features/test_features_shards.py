@@ -13,9 +13,9 @@ from helpers.waiting import SECONDS
 
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import resolve_layers
+from sslbench.data import remote
 from sslbench.data.loading import loader
 from sslbench.data.open import open_data
-from sslbench.data.remote import cache
 from sslbench.features.extract import extract
 from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
@@ -61,7 +61,7 @@ def test_each_shard_is_fetched_once_however_far_one_process_is_ahead(backbone, t
         monkeypatch.setenv("SSLBENCH_REMOTE_CACHE", str((1 + 2 * world) * size + 2000))
         spec = f"{server.address}/s-{{0000..{SHARDS - 1:04d}}}.tar"
         open_data(spec)
-        for copy in cache.folder().rglob("s-*.tar"):
+        for copy in remote.folder().rglob("s-*.tar"):
             copy.unlink()
         server.requests.clear()
         ahead = FORK.Event()

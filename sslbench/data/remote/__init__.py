@@ -1,168 +1,222 @@
-"""Remote files and compressed shards, read through a size-bounded download cache (least recently used first out).
+"""Remote files and compressed tar files, read through a download cache that the processes of a machine share.
 
-The cache is the folder `remote` of the cache folder. $SSLBENCH_REMOTE_CACHE bounds its size (default 50GB). A copy in
-use is never evicted. With 0, a copy is removed when the last process stops using it.
-
-Most files are downloaded when they are opened, and must fit into the cache together. Tar shards are downloaded when an
-image in them is read, once per machine, so that they may exceed the cache together.
+$SSLBENCH_REMOTE_CACHE bounds the cache (50GB), least recently used files first out; with 0 it is emptied when the last
+process that uses it ends. Most files are downloaded when they are opened, and must fit together. Tar shards are
+downloaded when an image in them is read, once per machine, so that together they may exceed the cache.
 """
 
+# fsspec's own `filecache` does not serve here: it has neither a bound nor locks, a reader can meet a file that another
+# process is writing, and files behind http never change for it.
+
 import atexit
+import bz2
 import contextlib
+import dataclasses
 import functools
+import gzip
+import hashlib
+import importlib
+import io
 import json
 import logging
+import lzma
 import os
+import re
+import sys
 import time
 import urllib.parse
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
+from sslbench import paths
+from sslbench.data.hashes import Stamp
 from sslbench.data.once import warn_once
-from sslbench.data.remote import cache, transfer
-from sslbench.data.remote.origin import Origin, is_url, known_of, place_of, write_info
 from sslbench.data.remote.urls import RemoteFile, described, refuse_unreachable
 from sslbench.data.wording import counted
 from sslbench.errors import DataError, UnreachableError, UsageError
+from sslbench.locks import lock
 from sslbench.text import without_secrets
 
-__all__ = [
-    "SHARDS",
-    "Origin",
-    "exclusive",
-    "is_copy",
-    "is_url",
-    "local_copies",
-    "opened",
-    "origin_of",
-    "place_of",
-    "refuse_unreachable",
-    "shards",
-]
+__all__ = ["SHARDS", "Origin", "is_copy", "is_url", "local_copies", "opened", "origin_of", "refuse_unreachable"]
 
 SHARDS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 """Suffixes of shards, which are downloaded when they are read."""
 
+PAUSES_S = (1.0, 3.0, 9.0)
+"""Seconds before each retry of a broken transfer; after the last one it fails."""
+
+_DEFAULT_LIMIT = "50GB"
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_HEAD_BYTES = 6
 _AT_ONCE = 16
-_OFTEN = 5  # downloads of one shard within _SOON_S that cause a warning
-_SOON_S = 600.0
-_ADDRESSES: dict[str, str] = {}
-"""URLs of the copies that this process has asked for, by the place of the copy: files lack their secrets."""
+_CHUNK = 1 << 20
+_STEP = 64 << 20  # most bytes that a download of unknown size reserves ahead
+_PROGRESS_S = 10.0
+_PATIENCE_S = 60.0  # longer than a busy disk or processor delays a reader that is about to release its copy
+_ORIGINS: dict[str, "Origin"] = {}  # of the copies that this process has asked for, by path
+_HELD: dict[str, IO[bytes]] = {}  # copies that this process opens by their path, locked (shared)
 _log = logging.getLogger("sslbench")
 
 
-def local_copies(urls: list[str]) -> list[Path]:
+class _TransferError(Exception):
+    """Connection that broke before the end of the file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Remote or compressed file in one state, and the place of its local copy.
+
+    Attributes:
+        url: of the file, without secrets; for a compressed local file its path.
+        state: text that changes with the file's content (ETag, time and size).
+        size: bytes of the (packed) file; None if the server does not say.
+        place: path of the copy.
+        address: URL to fetch it from, with its secrets, which never go to disk.
+    """
+
+    url: str
+    state: str
+    size: int | None
+    place: str
+    address: str = dataclasses.field(default="", repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """Name that no other file has, the same on every machine: URLs may differ in their hidden parts only."""
+        return f"{Path(self.place).parent.name}/{self.url}"
+
+    @property
+    def stamp(self) -> Stamp:
+        """Stamp of the file, the same on every machine."""
+        number = int.from_bytes(hashlib.sha256(f"{self.name}\0{self.state}".encode()).digest()[:12])
+        # The copy's modification time tells an outdated one: even whole seconds, which every disk can store.
+        return self.size or 0, 2 * (number % 2**29) * 10**9, 0, number >> 33
+
+
+def is_url(spec: str) -> bool:
+    """Return whether the string is a URL such as s3://... or https://..."""
+    return re.fullmatch(r"[A-Za-z][\w+.-]*://.+", spec, re.DOTALL) is not None
+
+
+def is_copy(path: Path) -> bool:
+    """Return whether a path is that of a copy, downloaded or not, that this process has asked for."""
+    return str(path) in _ORIGINS
+
+
+def folder() -> Path:
+    """Return the folder of the download cache."""
+    return paths.cache_dir() / "remote"
+
+
+def limit() -> int:
+    """Return $SSLBENCH_REMOTE_CACHE in bytes; 0: the cache is emptied after use.
+
+    Raises:
+        UsageError: its value is no size.
+    """
+    return _size(os.environ.get("SSLBENCH_REMOTE_CACHE", _DEFAULT_LIMIT))
+
+
+def bound() -> int:
+    """Return the maximum size of the cache in bytes."""
+    return limit() or _size(_DEFAULT_LIMIT)
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?)B?", text.strip().upper())
+    if match is None:
+        raise UsageError(f"$SSLBENCH_REMOTE_CACHE is '{text}', which is not a size", "Such as 50GB, 500MB, or 0.")
+    return int(float(match["number"]) * _UNITS[match["unit"]])
+
+
+def local_copies(urls: Sequence[str]) -> list[Path]:
     """Return local copies of remote files, downloaded if they are missing or outdated.
 
-    Args:
-        urls: of files that must fit into the cache together; they stay there while this process runs.
-
-    Returns:
-        One path per URL, with the same file name; files of one remote folder share a local folder.
+    They must fit into the cache together, and stay there while this process runs. File names are kept, and files of one
+    remote folder share a local folder.
 
     Raises:
         UsageError: the URL scheme is unknown or its package is missing, or the file does not exist.
         DataError: the file cannot be reached, the transfer fails, or the cache is too small.
     """
-    files = _described(urls)
-    total = sum(file.size or 0 for file in files)
-    if total > cache.bound():
+    origins = _origins(urls)
+    total = sum(origin.size or 0 for origin in origins)
+    if total > bound():
         raise DataError(
-            f"{counted(len(urls), 'file')} of {total:,} bytes do not fit into the cache of {cache.bound():,}",
+            f"{counted(len(urls), 'file')} of {total:,} bytes do not fit into the cache of {bound():,}",
             "Raise $SSLBENCH_REMOTE_CACHE (such as 200GB), or copy the data to a folder.",
         )
-    for file in files:
-        _process_pin(Path(file.place))
-        with opened(file):
-            pass
-    return [Path(file.place) for file in files]
+    for origin in origins:
+        while True:
+            _copy(origin).close()
+            with _locked(folder() / ".room"):  # no copy is evicted meanwhile
+                if (copy := _current(origin)) is not None:
+                    lock(copy, shared=True)
+                    _HELD[origin.place] = copy
+                    break
+    return [Path(origin.place) for origin in origins]
 
 
-def shards(urls: list[str]) -> list[Path]:
+def shards(urls: Sequence[str]) -> list[Path]:
     """Return the future paths of the local copies of shards; nothing is downloaded yet (see `origin_of`).
 
     Raises:
         UsageError: the URL scheme is unknown or its package is missing, or the file does not exist.
         DataError: a shard cannot be reached, or is larger than the cache.
     """
-    files = _described(urls)
-    largest = max(files, key=lambda file: file.size or 0)
-    if (largest.size or 0) > cache.bound():
+    origins = _origins(urls)
+    largest = max(origins, key=lambda origin: origin.size or 0)
+    if (largest.size or 0) > bound():
         raise DataError(
-            f"{largest.url} has {largest.size:,} bytes and the cache holds {cache.bound():,}",
+            f"{largest.url} has {largest.size:,} bytes and the cache holds {bound():,}",
             "Raise $SSLBENCH_REMOTE_CACHE (such as 200GB).",
         )
-    total = sum(file.size or 0 for file in files)
-    if total > cache.bound():
+    total = sum(origin.size or 0 for origin in origins)
+    if total > bound():
         _log.info(
-            "%s of %s bytes do not fit into the cache of %s at once: each is downloaded when it is needed",
-            counted(len(files), "shard"),
-            f"{total:,}",
-            f"{cache.bound():,}",
+            f"{counted(len(origins), 'shard')} of {total:,} bytes do not fit into the cache of {bound():,} at once: "
+            "each is downloaded when it is needed"
         )
-    for file in files:
-        write_info(file)
-    return [Path(file.place) for file in files]
-
-
-def is_copy(path: Path) -> bool:
-    """Return whether a path belongs to the download cache."""
-    return path.parent.parent == cache.folder()
+    return [Path(origin.place) for origin in origins]
 
 
 def origin_of(path: Path) -> Origin | None:
-    """Return the origin of a cached copy, or of the unpacked copy of a compressed local file.
-
-    Returns:
-        None for a plain local file.
+    """Return the origin of a copy, or of the unpacked copy of a compressed local file; None for a plain local file.
 
     Raises:
         DataError: the file cannot be read.
     """
-    _clean_up_at_exit()  # in this process, since forked ones may end without running exit handlers
     if is_copy(path):
-        known = known_of(path)
-        address = _ADDRESSES.get(str(path), "")
-        return Origin(known["url"], known["state"], known["size"], str(path), address) if known else None
+        return _ORIGINS[str(path)]
     try:
         with path.open("rb") as file:
-            head = file.read(transfer.HEAD_BYTES)
-            stat = os.fstat(file.fileno())
+            head, stat = file.read(_HEAD_BYTES), os.fstat(file.fileno())
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
-    if transfer.compression(head) is None:
+    if _unpacker(head) is None:
         return None
     url = os.path.abspath(path)  # noqa: PTH100 - links stay as they are
     state = json.dumps([stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino])
-    return Origin(url, state, stat.st_size, str(place_of(f"unpacked://{urllib.parse.quote(url)}")))
+    return Origin(url, state, stat.st_size, str(_place_of(f"unpacked://{urllib.parse.quote(url)}")))
+
+
+def was_fetched(url: str) -> bool:
+    """Return whether there is a copy of a URL, current or outdated."""
+    return _place_of(url).is_file()
 
 
 @contextlib.contextmanager
 def opened(origin: Origin) -> Iterator[int]:
-    """Open the copy as a file descriptor, downloaded if it is missing; it is not evicted inside the block.
+    """Open the copy as a file descriptor, downloaded if it is missing; it can be read to the end though it is evicted.
 
     Raises:
         DataError: the download fails, does not fit, or the remote file has changed since it was opened.
     """
-    path = Path(origin.place)
-    _pin = cache.Pin(path) if cache.limit() else _recent_pin(path)
-    copy = _open(origin)
-    if copy is None:
-        with cache.locked(path) as lock:
-            copy = _open(origin)  # another process may have been faster
-            if copy is None:
-                _fetch(origin, again=os.fstat(lock.fileno()).st_size > 0)
-                _count(origin, lock.fileno())
-                copy = _open(origin)
-    if copy is None:
-        raise DataError(f"the copy of {origin.url} was removed from {path.parent} while it was used")
-    try:
-        yield copy
-    finally:
-        os.close(copy)
-        del _pin
+    with _copy(origin) as copy:
+        yield copy.fileno()
 
 
 @contextlib.contextmanager
@@ -172,135 +226,340 @@ def exclusive(file: Path) -> Iterator[None]:
     Raises:
         UsageError: the cache folder cannot be written.
     """
-    with cache.locked(file):
+    with _locked(file.with_name(f".{file.name}.lock")):
         yield
 
 
-def _open(origin: Origin) -> int | None:
-    """Open the copy; None if it is missing or outdated."""
-    try:
-        file = os.open(origin.place, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
-    except FileNotFoundError:
-        return None
-    if os.fstat(file).st_mtime_ns == origin.stamp[1]:
-        return file
-    os.close(file)
-    return None
-
-
-def _fetch(origin: Origin, *, again: bool) -> None:
-    path = Path(origin.place)
-    # Reading shard by shard downloads the same ones every epoch; only the first time is logged.
-    level = logging.DEBUG if again else logging.INFO
-    if not is_url(origin.url):
-        _log.log(level, "unpacking %s", origin.url)
-        transfer.copy(
-            origin.url,
-            functools.partial(open, origin.url, "rb"),
-            path,
-            size=origin.size,
-            mtime_ns=origin.stamp[1],
-            unpack=True,
-            pauses=(),
-        )
-        if origin_of(Path(origin.url)) != origin:
-            path.unlink(missing_ok=True)
-            raise DataError(f"{origin.url} changed while it was read", "Try again when it is complete.")
-        return
-    size = f" ({origin.size:,} bytes)" if origin.size is not None else ""
-    _log.log(level, "copying %s%s", origin.url, size)
-    transfer.copy(
-        origin.url,
-        lambda: _unchanged(origin).open(),
-        path,
-        size=origin.size,
-        mtime_ns=origin.stamp[1],
-        unpack=origin.url.partition("?")[0].lower().endswith(SHARDS),
-        check=lambda: _check(origin),  # an object may be replaced by one of equal size meanwhile
-    )
-    write_info(origin)
-
-
-def _check(origin: Origin) -> None:
-    _unchanged(origin)
-
-
-def _unchanged(origin: Origin) -> RemoteFile:
-    file = _ask(origin.address or origin.url)
-    if file.state != origin.state:
-        raise DataError(f"{origin.url} has changed since it was opened", "Run the command again.")
-    return file
-
-
-def _count(origin: Origin, lock: int) -> None:
-    """Count the downloads of a shard, and warn when the cache is too small for the order of reading."""
-    times = [float(text) for text in os.pread(lock, 200, 0).split()][1 - _OFTEN :]
-    times.append(time.time())
-    os.ftruncate(lock, 0)
-    os.write(lock, " ".join(f"{moment:.1f}" for moment in times).encode())  # the lock file is open for appending
-    if len(times) < _OFTEN or times[-1] - times[0] > _SOON_S:
-        return
-    warned = cache.folder() / ".warned"
-    if warned.exists() and time.time() - warned.stat().st_mtime < _SOON_S:  # or another process has warned
-        return
-    warned.touch()
-    _log.warning(
-        "%s was fetched %d times within 10 minutes: a cache of %s bytes is too small for the order in which images "
-        "are read. Raise $SSLBENCH_REMOTE_CACHE, or read shard by shard (pretrain: sampler=shards).",
-        origin.url,
-        _OFTEN,
-        f"{cache.limit():,}",
-    )
-
-
-def _described(urls: Sequence[str]) -> list[Origin]:
+def _origins(urls: Sequence[str]) -> list[Origin]:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         files = list(pool.map(_ask, urls))
-    _ADDRESSES.update({str(place_of(file.url)): file.url for file in files})
-    return [
-        Origin(without_secrets(file.url), file.state, file.size, str(place_of(file.url)), file.url) for file in files
-    ]
+    origins = [Origin(without_secrets(f.url), f.state, f.size, str(_place_of(f.url)), f.url) for f in files]
+    for origin in origins:
+        _ORIGINS[origin.place] = origin
+        about = json.dumps({"url": origin.url, "state": origin.state, "size": origin.size})
+        info = _beside(Path(origin.place), "info")  # stays when the copy is evicted: its index serves without a network
+        with _writable(info.parent), paths.temporary_beside(info) as new:
+            new.write_text(about, encoding="utf-8")
+            new.replace(info)
+    return origins
 
 
 def _ask(url: str) -> RemoteFile:
-    """Ask the server for a file's size and state; if it cannot be reached, return those of the cached copy."""
+    """Ask the server for a file's size and state; if it cannot be reached, return those at its last answer."""
     try:
         return described(url)
     except FileNotFoundError as error:
         raise UsageError(f"there is no file {url}") from error
     except OSError as error:
         problem = error
-    known = known_of(place_of(url))
-    if known is None:
-        raise UnreachableError(f"{url} cannot be reached: {transfer.one_line(problem)}") from problem
+    try:
+        about = json.loads(_beside(_place_of(url), "info").read_text(encoding="utf-8"))
+        size, state = about["size"], about["state"]
+    except (OSError, ValueError, KeyError):
+        raise UnreachableError(f"{url} cannot be reached: {_one_line(problem)}") from problem
 
     def fail() -> Any:
-        raise OSError(f"it cannot be reached: {transfer.one_line(problem)}") from problem
+        raise OSError(f"it cannot be reached: {_one_line(problem)}") from problem
 
-    warn_once(f"{url} cannot be reached ({transfer.one_line(problem)}): the cached copy is used")
-    return RemoteFile(url, known["size"], known["state"], fail)
+    warn_once(f"{url} cannot be reached ({_one_line(problem)}): the cached copy is used")
+    return RemoteFile(url, size, state, fail)
 
 
-def _recent_pin(path: Path) -> cache.Pin:
-    """Return a pin for a cache of size 0; it lasts while the process reads from this and a few other copies."""
-    _clean_up_at_exit()
-    return cache.recent_pin(path)
+def _unchanged(origin: Origin) -> RemoteFile:
+    """Ask the server again, and refuse a file that has changed."""
+    file = _ask(origin.address or origin.url)
+    if file.state != origin.state:
+        raise DataError(f"{origin.url} has changed since it was opened", "Run the command again.")
+    return file
+
+
+def _place_of(url: str) -> Path:
+    """Return the path of the local copy of a URL; files of one remote folder share a folder and keep their names."""
+    parts = urllib.parse.urlsplit(url)
+    above, _, name = parts.path.rpartition("/") if parts.path.strip("/") else ("", "", parts.hostname or "")
+    key = f"{parts.scheme}://{parts.netloc}{above}?{parts.query}"
+    name = urllib.parse.unquote(name).replace("/", "_")
+    if not name or name in (".", ".."):
+        raise UsageError(f"{url} names no file")
+    return folder() / hashlib.sha256(key.encode()).hexdigest()[:16] / name
+
+
+def _beside(path: Path, kind: str) -> Path:
+    return path.with_name(f".{path.name}.{kind}")
+
+
+@contextlib.contextmanager
+def _writable(place: Path) -> Iterator[None]:
+    """Make a folder, and turn errors of writing inside the block into a message for the user."""
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"the cache folder {place} cannot be written: {error.strerror}",
+            "Set $SSLBENCH_CACHE to a folder that can be written.",
+        ) from error
+
+
+@contextlib.contextmanager
+def _locked(file: Path) -> Iterator[IO[bytes]]:
+    # Lock files stay: removing one that others wait for would give two of them the same lock.
+    with _writable(file.parent):
+        handle = file.open("a+b")
+    with handle:
+        lock(handle)
+        yield handle
+
+
+def _copy(origin: Origin) -> IO[bytes]:
+    """Open the copy; if it is missing or outdated one process downloads it, and the others wait."""
+    _join_users(folder())
+    copy = _current(origin)
+    if copy is None:
+        with _locked(_beside(Path(origin.place), "lock")) as mark:
+            copy = _current(origin)
+            if copy is None:
+                # Reading shard by shard downloads the same ones every epoch; only the first time is told.
+                level = logging.DEBUG if os.fstat(mark.fileno()).st_size else logging.INFO
+                copy = _fetch(origin, level)
+                mark.write(b"1")
+    return copy
+
+
+def _current(origin: Origin) -> IO[bytes] | None:
+    """Open the copy; None if it is missing or outdated."""
+    try:
+        copy = Path(origin.place).open("rb", buffering=0)  # noqa: SIM115 - the caller closes it
+    except FileNotFoundError:
+        return None
+    modified = os.fstat(copy.fileno()).st_mtime_ns
+    if modified != origin.stamp[1]:
+        copy.close()
+        return None
+    with contextlib.suppress(OSError, TypeError):  # another user's file; a system that knows no times of open files
+        os.utime(copy.fileno(), ns=(time.time_ns(), modified))  # by which the least recently used one is chosen
+    return copy
+
+
+def _fetch(origin: Origin, level: int) -> IO[bytes]:
+    """Download or unpack the copy, again after errors of the network, and open it."""
+    size = f" ({origin.size:,} bytes)" if is_url(origin.url) and origin.size is not None else ""
+    _log.log(level, "%s %s%s", "copying" if is_url(origin.url) else "unpacking", origin.url, size)
+    pauses = PAUSES_S if is_url(origin.url) else ()
+    for pause in (*pauses, None):
+        try:
+            return _attempt(origin)
+        except _TransferError as error:
+            if pause is None:
+                tried = f" (tried {counted(len(pauses) + 1, 'time')})" if pauses else ""
+                problem = f"{origin.url} cannot be read: {error}{tried}"
+                raise UnreachableError(problem, "Try again when it can be reached.") from error
+            _log.warning("%s: %s; trying again in %g s", origin.url, error, pause)
+            time.sleep(pause)
+    raise AssertionError
+
+
+def _attempt(origin: Origin) -> IO[bytes]:
+    name, size, remote = origin.url, origin.size, is_url(origin.url)
+    unpack = not remote or name.partition("?")[0].lower().endswith(SHARDS)
+    open_stream = _unchanged(origin).open if remote else functools.partial(Path(name).open, "rb")
+    with contextlib.ExitStack() as stack:
+        try:
+            stream = stack.enter_context(contextlib.closing(open_stream()))
+        except Exception as error:  # fsspec's packages have errors of their own
+            raise _TransferError(_one_line(error)) from error
+        raw = _Raw(stream)
+        buffered = io.BufferedReader(raw, _CHUNK)
+        unpacker = _unpacker(buffered.peek(_HEAD_BYTES)) if unpack else None
+        try:
+            source = unpacker(buffered) if unpacker else buffered
+        except ImportError as error:
+            remedy = "pip install zstandard; or unpack it: zstd -d"
+            raise DataError(f"unpacking {name} needs the package zstandard", remedy) from error
+        copy = stack.enter_context(_new_copy(origin, None if unpacker else size))
+        told = time.monotonic()
+        while chunk := _read(source, raw, name, size):
+            copy.write(chunk)
+            if time.monotonic() - told > _PROGRESS_S:
+                told = time.monotonic()
+                _log.info("%s: %s of %s MB", name, f"{raw.count / 1e6:,.0f}", f"{size / 1e6:,.0f}" if size else "?")
+        if size is not None and raw.count < size:
+            raise _TransferError(f"the transfer ended after {raw.count:,} of {size:,} bytes")
+        if remote:
+            _unchanged(origin)  # an object may have been replaced by one of equal size meanwhile
+        elif origin_of(Path(name)) != origin:
+            raise DataError(f"{name} changed while it was read", "Try again when it is complete.")
+        return copy.finish()
+
+
+class _Raw(io.RawIOBase):
+    """Stream that counts its bytes and marks its own errors, to tell them from those of a damaged archive."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self.count = stream, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            chunk = self._stream.read(len(buffer))
+        except Exception as error:
+            raise _TransferError(_one_line(error)) from error
+        buffer[: len(chunk)] = chunk
+        self.count += len(chunk)
+        return len(chunk)
+
+
+def _read(source: IO[bytes], raw: _Raw, name: str, size: int | None) -> bytes:
+    # zstandard is optional, and its error has no base class in common with the others.
+    zstd_error = getattr(sys.modules.get("zstandard"), "ZstdError", EOFError)
+    try:
+        return source.read(_CHUNK)
+    except (EOFError, OSError, zlib.error, lzma.LZMAError, ValueError, zstd_error) as error:
+        if size is not None and raw.count < size and not raw.read(1):
+            raise _TransferError(f"the transfer ended after {raw.count:,} of {size:,} bytes") from error
+        raise DataError(
+            f"{name} is damaged or truncated: {_one_line(error)}", "Download or create the file again."
+        ) from error
+
+
+def _open_zstd(packed: Any) -> IO[bytes]:
+    zstandard: Any = importlib.import_module("zstandard")
+    return cast(IO[bytes], zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True))
+
+
+_UNPACKERS: dict[bytes, Callable[[Any], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ": lzma.open,
+    b"\x28\xb5\x2f\xfd": _open_zstd,
+}
+"""First bytes of a compressed file -> function that unpacks it."""
+
+
+def _unpacker(head: bytes) -> Callable[[Any], Any] | None:
+    return next((unpacker for magic, unpacker in _UNPACKERS.items() if head.startswith(magic)), None)
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+class _NewCopy:
+    """Copy being written; its bytes in the cache are reserved before they arrive."""
+
+    def __init__(self, path: Path, origin: Origin, size: int | None) -> None:
+        self._path, self._origin, self._reserved, self._written = path, origin, 0, 0
+        self._file = path.open("r+b")
+        self._reserve(size or 0)
+
+    def write(self, chunk: bytes) -> None:
+        """Append a chunk; a file of unknown size grows within the bound."""
+        needed = self._written + len(chunk)
+        if needed > self._reserved:
+            self._reserve(max(needed, min(needed + min(_STEP, self._written // 4), bound())))
+        self._file.write(chunk)
+        self._written = needed
+
+    def finish(self) -> IO[bytes]:
+        """Put the copy in its place, and open it."""
+        self._file.truncate(self._written)
+        self._file.close()
+        modified = self._origin.stamp[1]
+        os.utime(self._path, ns=(time.time_ns(), modified))
+        copy = self._path.open("rb", buffering=0)  # before others can evict it
+        self._path.replace(self._origin.place)
+        return copy
+
+    def _reserve(self, size: int) -> None:
+        """Evict the least recently used copies until the file fits; wait while other processes write theirs."""
+        name = self._origin.url
+        if size > bound():
+            raise DataError(
+                f"{name} has more than {size - 1:,} bytes, and the cache may hold {bound():,}",
+                "Raise $SSLBENCH_REMOTE_CACHE (such as 200GB) if these are the data you expect.",
+            )
+        since = time.monotonic()
+        while True:
+            with _locked(folder() / ".room"):
+                missing, writers = _evict(size - self._reserved, self._path)
+                if missing <= 0:
+                    self._reserved = size
+                    self._file.truncate(size)  # the size that other processes count
+                    return
+            if writers:
+                since = time.monotonic()
+            elif time.monotonic() - since > _PATIENCE_S:
+                raise DataError(
+                    f"{name} does not fit into the cache of {bound():,} bytes: all other copies are in use",
+                    f"Raise $SSLBENCH_REMOTE_CACHE to {bound() + missing:,} at least.",
+                )
+            time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def _new_copy(origin: Origin, size: int | None) -> Iterator[_NewCopy]:
+    """Yield a copy to write, which is removed unless it is finished."""
+    path = Path(origin.place)
+    with contextlib.ExitStack() as stack:
+        if size is None:  # one at a time: two growing copies could wait for each other
+            stack.enter_context(_locked(folder() / ".growing"))
+        try:
+            with _writable(path.parent):
+                new = stack.enter_context(paths.temporary_beside(path))
+            yield _NewCopy(new, origin, size)
+        except OSError as error:
+            raise DataError(
+                f"{origin.url} cannot be copied: {paths.not_written(path.parent, error)}",
+                "Free some, or set $SSLBENCH_CACHE to a folder on another disk.",
+            ) from error
+
+
+def _evict(more: int, own: Path) -> tuple[int, bool]:
+    """Evict least recently used copies until `more` bytes fit; return the missing bytes and whether others write."""
+    total, writers = 0, False
+    copies: list[tuple[int, int, Path]] = []
+    for path in folder().glob("*/*"):
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            stat = path.stat()
+            total += stat.st_size
+            if not path.name.startswith("."):
+                copies.append((stat.st_atime_ns, stat.st_size, path))
+            elif path.suffix == ".part" and path != own:
+                if _removed(path):  # its writer was killed: it would hold a lock
+                    total -= stat.st_size
+                else:
+                    writers = True
+    for _, size, path in sorted(copies):
+        if total + more <= bound():
+            break
+        if _removed(path):
+            total -= size
+    return total + more - bound(), writers
+
+
+def _removed(path: Path) -> bool:
+    """Remove a file unless a process has locked it, and return whether it was removed."""
+    with contextlib.suppress(OSError), path.open("r+b") as file:
+        if lock(file, wait=False):
+            path.unlink(missing_ok=True)
+            return True
+    return False
 
 
 @functools.cache
-def _process_pin(path: Path) -> cache.Pin:
-    """Return a pin that lasts as long as this process and those forked from it."""
-    _clean_up_at_exit()
-    return cache.Pin(path)
+def _join_users(place: Path) -> None:
+    """Count this process and those forked from it among the users of the cache: the last one may empty it."""
+    with _writable(place):
+        users = (place / ".users").open("ab")
+    lock(users, shared=True)
+    atexit.register(_leave_users, users)
 
 
-@functools.cache
-def _clean_up_at_exit() -> None:
-    atexit.register(_clean_up)
-
-
-def _clean_up() -> None:
-    _process_pin.cache_clear()
-    cache.recent_pin.cache_clear()
-    if cache.limit() == 0:
-        cache.remove_all_unused()
+def _leave_users(users: IO[bytes]) -> None:
+    users.close()
+    with contextlib.suppress(OSError), Path(users.name).open("ab") as last:
+        if limit() == 0 and lock(last, wait=False):
+            for copy in Path(users.name).parent.glob("*/[!.]*"):
+                copy.unlink()

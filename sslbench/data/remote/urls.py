@@ -1,21 +1,18 @@
 """Remote files by URL: http and https through the standard library, other schemes through fsspec."""
 
 import base64
-import contextlib
 import dataclasses
 import functools
 import http.client
 import json
-import queue
 import re
 import socket
-import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from email.message import Message
-from typing import Any, TypeVar
+from typing import Any
 
 from sslbench.errors import UnreachableError, UsageError
 from sslbench.names import did_you_mean
@@ -25,11 +22,7 @@ _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "
 _TIMEOUT_S = 60
 """Timeout of a socket that receives nothing, in seconds."""
 
-_ANSWER_S = 120
-"""Timeout of a whole response with a file's headers, in seconds."""
-
 _HEAD_REFUSED = (400, 401, 403, 405, 501)
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +57,7 @@ def described(url: str) -> RemoteFile:
     except ValueError as error:
         # The error would show a part of the address, which may be of a login.
         raise UsageError(f"{url} is not a URL: its host or port cannot be read") from error
-    return _over_http(url) if url.startswith(("http://", "https://")) else _by_fsspec(url)
+    return _over_http(url) if url.startswith(("http://", "https://")) else _over_fsspec(url)
 
 
 def refuse_unreachable(address: str, seconds: float = 10) -> None:
@@ -88,11 +81,11 @@ def refuse_unreachable(address: str, seconds: float = 10) -> None:
 def _over_http(url: str) -> RemoteFile:
     """Ask with HEAD; where that is refused, as for URLs signed for GET, with GET of the first byte."""
     try:
-        head = _within(_ANSWER_S, lambda: _headers(_request(url, method="HEAD")))
+        head = _headers(_request(url, method="HEAD"))
     except urllib.error.HTTPError as error:
         if error.code not in _HEAD_REFUSED:
             raise
-        head = _within(_ANSWER_S, lambda: _headers(_request(url, headers={"Range": "bytes=0-0"})))
+        head = _headers(_request(url, headers={"Range": "bytes=0-0"}))
     length = head.get("Content-Length")
     if (whole := re.fullmatch(r"bytes \d+-\d+/(\d+)", head.get("Content-Range") or "")) is not None:
         length = whole[1]
@@ -127,71 +120,41 @@ def _headers(request: urllib.request.Request) -> Message:
         raise OSError(f"{type(error).__name__}: {error}") from error
 
 
-def _within(seconds: float, ask: Callable[[], T]) -> T:
-    """Call a function with a time limit: a server that sends a byte now and then never exceeds a socket's timeout."""
-    answers: queue.Queue[T | BaseException] = queue.Queue()
+def file_system(address: str) -> tuple[Any, str]:
+    """Return fsspec's file system of an address, and the path in it.
 
-    def work() -> None:
-        try:
-            answers.put(ask())
-        except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
-            answers.put(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    try:
-        answer = answers.get(timeout=seconds)
-    except queue.Empty:
-        raise TimeoutError(f"no answer within {seconds:g} s") from None
-    if isinstance(answer, BaseException):
-        raise answer
-    return answer
-
-
-def _by_fsspec(url: str) -> RemoteFile:
+    Raises:
+        UsageError: the URL scheme is unknown, its package is missing, or the address is incomplete.
+    """
     import fsspec
 
-    scheme = url.partition("://")[0]
-    known = sorted(fsspec.available_protocols())
-    if scheme not in known:
-        raise UsageError(f"'{scheme}://' is an unknown URL scheme", did_you_mean(scheme, known))
+    scheme, schemes = address.partition("://")[0], sorted(fsspec.available_protocols())
+    if scheme not in schemes:
+        raise UsageError(f"'{scheme}://' is an unknown URL scheme", did_you_mean(scheme, schemes))
     try:
-        system, path = fsspec.core.url_to_fs(url)
+        system, path = fsspec.core.url_to_fs(address)
     except ImportError as error:
         package = _PACKAGES.get(scheme, str(getattr(error, "name", None) or f"fsspec[{scheme}]"))
-        raise UsageError(f"reading {scheme}:// needs the package {package}", f"pip install {package}") from error
-    with _os_errors():
-        info = system.info(path)
-    if info.get("type") == "directory":
-        raise UsageError(f"{url} is a folder", "Give files: .tar, .zip, .tsv; braces stand for several: {0000..0099}.")
+        raise UsageError(f"{scheme}:// needs the package {package}", f"pip install {package}") from error
+    except ValueError as error:
+        raise UsageError(f"{address}: {error}", "Write s3://BUCKET/FOLDER or gs://BUCKET/FOLDER.") from error
+    return system, str(path)
+
+
+def state_of(info: dict[str, Any]) -> str:
+    """Return a text that changes with the content of a file, from the facts that fsspec gives."""
     keys = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created", "size")
-    state = json.dumps([str(info.get(key)) for key in keys])
-    return RemoteFile(url, info.get("size"), state, lambda: _Stream(system, path))
+    return json.dumps([str(info.get(key)) for key in keys])
 
 
-class _Stream:
-    """File of fsspec, open for reading, whose errors are all OSErrors."""
-
-    def __init__(self, system: Any, path: str) -> None:
-        with _os_errors():
-            self._file = system.open(path, "rb")
-
-    def __enter__(self) -> "_Stream":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def read(self, size: int) -> bytes:
-        with _os_errors():
-            return bytes(self._file.read(size))
-
-
-@contextlib.contextmanager
-def _os_errors() -> Iterator[None]:
-    """Make OSErrors of the errors of fsspec's packages, which have no base class in common (botocore's, aiohttp's)."""
+def _over_fsspec(url: str) -> RemoteFile:
+    system, path = file_system(url)
     try:
-        yield
+        info = system.info(path)
     except OSError:
         raise
-    except Exception as error:
+    except Exception as error:  # errors of fsspec's packages have no base class in common (botocore's, aiohttp's)
         raise OSError(str(error) or type(error).__name__) from error
+    if info.get("type") == "directory":
+        raise UsageError(f"{url} is a folder", "Give files: .tar, .zip, .tsv; braces stand for several: {0000..0099}.")
+    return RemoteFile(url, info.get("size"), state_of(info), functools.partial(system.open, path, "rb"))
