@@ -125,7 +125,7 @@ def test_many_commands_run():
 @pytest.mark.parametrize("words", CASES, ids=" ".join)
 def test_a_documented_command_runs(words, files, monkeypatch, capsys):
     monkeypatch.chdir(files)
-    monkeypatch.setattr(estimate, "_MEASURED", 0.0)  # the first images will do for the speed
+    monkeypatch.setattr(estimate, "_SECONDS", 0.0)  # the first images will do for the speed
     with pytest.raises(SystemExit) as ended:
         main(list(words))
     assert ended.value.code in (0, None), capsys.readouterr().err

@@ -1,20 +1,20 @@
 """Time, memory and disk space of an evaluation, before an image is decoded.
 
-Protocols state their work (`cost` and `work` of `protocols.protocol`). The machine is measured in about a second:
-matrix products and passes over memory (`runtime.machine`), and decoding and encoding of a few of the data's own images.
-Work that is evidently short is not measured. The first of several processes estimates: images are divided among them,
-protocols on features run on the first.
+Protocols count their work (`Kind.cost`): operations of products, bytes of passes over arrays, images through the
+network. The rates of this machine are measured in about a second. The first of several processes estimates: images are
+divided among them, protocols on features run on the first.
 """
 
 import dataclasses
+import functools
 import logging
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from sslbench import protocols
 from sslbench.backbones.backbone import Backbone
@@ -23,103 +23,116 @@ from sslbench.backbones.speed import prepare
 from sslbench.data.checks import near
 from sslbench.data.decode import transforms
 from sslbench.data.loading import loader
-from sslbench.data.sharded import rows_of
 from sslbench.data.source import Source
+from sslbench.data.wording import counted
 from sslbench.distributed import this_process
 from sslbench.errors import ResourceError, SslbenchError
 from sslbench.evaluation.on_features import floor_layers, floors_of
 from sslbench.evaluation.preparation import Prepared, one_part, shared_part
 from sslbench.evaluation.request import RunSettings, Task
-from sslbench.evaluation.rounding import in_fp32
 from sslbench.features import partial
 from sslbench.features.external import FeaturePair
 from sslbench.features.extract import store_key
 from sslbench.features.store import open_entry
-from sslbench.protocols import NotEstimated, Shapes
-from sslbench.runtime import machine
-from sslbench.runtime.cost import Cost
+from sslbench.protocols import Cost, Shapes
 from sslbench.runtime.device import DTYPES
+from sslbench.runtime.machine import free_disk, free_memory
 from sslbench.runtime.seeds import preserved_random_states
 from sslbench.targets.target import Target
 
 log = logging.getLogger("sslbench")
 
-LONG = 60.0
-"""Seconds from which on a run tells its estimate before it starts."""
-VERY_LONG = 86400.0
-"""Seconds from which on the estimate of a protocol names what takes less time."""
-_SHORT = 10.0  # seconds with `machine.SLOW`, below which nothing is measured
+_LONG = 60.0  # seconds from which on a run tells its estimate before it starts
 _FEW_IMAGES = 256  # to encode, below which nothing is measured
+_SHORT = 1e11  # operations and bytes, some seconds on any machine, below which nothing is measured
 _WIDE = 2048  # features of a layer that was not encoded yet, where nothing is measured
-_TRAINED = 3  # passes forward that a pass of training takes
-_OTHERS = ("knn", "linear", "lsr", "clustering")
-"""Protocols that a refusal may recommend where they fit."""
-_FEWER = "fewer samples (--limit N, or fewer rows in --features)"
-_TRIED = ("costs", "c", "k")
-"""Settings whose values are tried in turn."""
-_COPIES = "search for copies of test images in train"
-_OVERLAP = 64, 100  # components, and bytes per pair and per number of a vector, of the search for copies
-_SAMPLES = (4, 12, 48)  # images of a measurement, in turn, as long as there is time
-_MEASURED = 0.4  # seconds of the measurement of a network
+_TRAINED = 3  # a pass of training takes a pass forward and two back
+_RESAMPLES = 1000  # half-samples for the intervals of metrics
+_FRUGAL = ("knn", "linear", "lsr", "clustering")  # protocols that a refusal recommends where they fit
+_SIDE, _BYTES = (
+    1024,
+    2**25,
+)  # of a product and a pass that are measured: larger than caches, some hundredths of a second
+_IMAGES, _SECONDS = 64, 0.4  # at most, to measure the encoding
+
+
+@functools.cache
+def machine_rates() -> tuple[float, float]:
+    """Measure operations per second of float32 products, and bytes per second of passes over memory."""
+    matrix = np.random.default_rng(0).standard_normal((_SIDE, _SIDE), dtype=np.float32)
+    product, values = np.empty_like(matrix), np.ones(_BYTES // 8)
+    doubled = np.empty_like(values)
+    return (
+        2 * _SIDE**3 / _fastest(lambda: np.matmul(matrix, matrix, out=product)),
+        2 * _BYTES / _fastest(lambda: np.multiply(values, 2.0, out=doubled)),
+    )
+
+
+def _fastest(function: Callable[[], object]) -> float:
+    """Return the seconds of the fastest of three calls: the first one allocates and starts threads."""
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - started)
+    return max(min(seconds), 1e-9)
+
+
+def _work(cost: Cost) -> tuple[float, float]:
+    """Return operations and bytes, with the passes of all half-samples over the scores."""
+    return cost.products, cost.passes + 2 * _RESAMPLES * cost.scores
+
+
+def _seconds(cost: Cost) -> float:
+    return sum(work / rate for work, rate in zip(_work(cost), machine_rates(), strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
 class Rate:
-    """Speed of a network on this device.
-
-    Attributes:
-        seconds: seconds per image, decoding included.
-        widths: layer -> number of its features.
-        start: seconds to prepare int8; 0 in other precisions.
-    """
+    """Seconds per image through a network, decoding included, and the number of features of each layer."""
 
     seconds: float
     widths: dict[str, int]
-    start: float = 0.0
 
 
 def measure_rate(backbone: Backbone, source: Source, layers: Sequence[Layer], run: RunSettings) -> Rate | None:
-    """Return the time per image on this device, from decoding and encoding a few images; None if that fails."""
+    """Decode and encode a few images; return None if that fails, for a reason that the extraction tells."""
     settings = run.extract_settings()
-    device, dtype = settings.device, DTYPES[settings.precision]
+    rows = np.unique(np.linspace(0, len(source) - 1, min(len(source), _IMAGES)).astype(np.int64))
+    decoding = encoding = math.inf
+    widths: dict[str, int] = {}
     try:
-        with preserved_random_states(device):
-            started = time.perf_counter()
-            encode = prepare(backbone, layers, device=device, precision=settings.precision)
-            start = time.perf_counter() - started if backbone.calibration is not None else 0.0  # seconds to minutes
-            began, places = time.perf_counter(), np.linspace(0, len(source) - 1, min(len(source), sum(_SAMPLES)))
-            decoding = encoding = float("inf")
-            widths: dict[str, int] = {}
-            rows = np.unique(places.astype(np.int64))
-            for count in _SAMPLES:
-                chosen, rows = rows[:count], rows[count:]
-                if not len(chosen) or (widths and time.perf_counter() - began > _MEASURED):
+        with preserved_random_states(settings.device):
+            encode = prepare(backbone, layers, device=settings.device, precision=settings.precision)
+            began = time.perf_counter()
+            for chunk in (rows[:4], rows[4:16], rows[16:]):
+                if not len(chunk) or (widths and time.perf_counter() - began > _SECONDS):
                     break
                 started = time.perf_counter()
                 batches = list(
                     loader.batches(
-                        source, chosen, backbone.preprocessing, batch_size=count, workers=0, mixed_sizes=True
+                        source, chunk, backbone.preprocessing, batch_size=len(chunk), workers=0, mixed_sizes=True
                     )
                 )
                 decoded = time.perf_counter()
-                for images in (batch.images for batch in batches if len(batch.indices)):
-                    inputs = transforms.normalise(images.to(device), backbone.preprocessing, dtype, torch.channels_last)
-                    found = {name: x.float().cpu() for name, x in encode(inputs).items()}
-                    widths = {name: x.shape[1] for name, x in found.items()}
-                # Pages and kernels are cold in the first batch.
-                decoding = min(decoding, (decoded - started) / len(chosen))
-                encoding = min(encoding, (time.perf_counter() - decoded) / len(chosen))
+                for batch in batches:
+                    if len(batch.indices):
+                        images = batch.images.to(settings.device)
+                        inputs = transforms.normalise(images, backbone.preprocessing, DTYPES[settings.precision])
+                        widths = {name: x.float().cpu().shape[1] for name, x in encode(inputs).items()}
+                # The smallest counts: pages and kernels are cold in the first batch.
+                decoding = min(decoding, (decoded - started) / len(chunk))
+                encoding = min(encoding, (time.perf_counter() - decoded) / len(chunk))
     except SslbenchError:
-        return None  # the extraction tells the reason
+        return None
     if not widths:
         return None
-    together = decoding + encoding if not settings.workers else max(decoding / settings.workers, encoding)
-    return Rate(together, widths, start)
+    return Rate(max(decoding / settings.workers, encoding) if settings.workers else decoding + encoding, widths)
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """Stage of an evaluation: an extraction, or a protocol with all its layers and floors.
+class Stage:
+    """Extraction, or a protocol with all its layers and floors.
 
     Attributes:
         name: of the stage.
@@ -141,19 +154,32 @@ class Part:
     task: Task | None = None
     shapes: Shapes | None = None
 
+    def smaller(self, free: float) -> str:
+        """Return settings and protocols with which the work fits into the free bytes of memory."""
+        advice = ["fewer samples (--limit N, or fewer rows in --features)"]
+        if self.task is not None and self.shapes is not None:
+            task, settings, shapes = self.task, self.task.settings, self.shapes
+            memory = getattr(settings, "max_memory", 0.0)
+            limits = [memory / divisor for divisor in (2, 4, 8, 16) if memory]
+            limited = (dataclasses.replace(settings, max_memory=limit) for limit in limits)
+            fits = [limit for limit, own in zip(limits, limited, strict=True) if _fits(task.kind, own, shapes, free)]
+            advice = [*(f"max_memory={limit:g}" for limit in fits[:1]), *advice]
+            found = {name: protocols.find(name) for name in _FRUGAL if name != task.protocol}
+            others = [name for name, other in found.items() if _fits(other.kind, other.settings(), shapes, free)]
+            advice += [f"another protocol that fits ({', '.join(others)})"] if others else []
+        return f"Use {', or '.join(advice)}."
+
+
+def _fits(kind: protocols.Kind[Any], settings: Any, shapes: Shapes, free: float) -> bool:
+    cost = kind.cost(settings, shapes) if shapes.target in kind.takes else ""
+    return isinstance(cost, Cost) and cost.memory <= free
+
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Estimate of an evaluation.
+    """Stages of an evaluation, one after the other, and the free bytes of memory (None: unknown) and of both disks."""
 
-    Attributes:
-        parts: its stages, one after the other.
-        free_memory: bytes; None where the system does not tell.
-        free_store: bytes on the disk of the feature store.
-        free_out: bytes on the disk of the results.
-    """
-
-    parts: tuple[Part, ...]
+    stages: tuple[Stage, ...]
     free_memory: float | None
     free_store: float
     free_out: float
@@ -161,7 +187,7 @@ class Estimate:
     @property
     def seconds(self) -> float:
         """Time of the stages that are estimated."""
-        return sum(part.seconds or 0.0 for part in self.parts)
+        return sum(stage.seconds or 0.0 for stage in self.stages)
 
     def check(self) -> None:
         """Refuse what does not fit into memory or on disk.
@@ -170,14 +196,14 @@ class Estimate:
             ResourceError: names the stage, both sizes, and what helps.
         """
         way_out = "If you know better: --no-estimate (estimate=False)."
-        for part in self.parts:
-            if self.free_memory is not None and part.memory > self.free_memory:
+        for stage in self.stages:
+            if self.free_memory is not None and stage.memory > self.free_memory:
                 raise ResourceError(
-                    f"{part.name} needs about {size_text(part.memory)} of memory, and "
+                    f"{stage.name} needs about {size_text(stage.memory)} of memory, and "
                     f"{size_text(self.free_memory)} are free; nothing was extracted",
-                    f"{_smaller(part, self.free_memory)} {way_out}",
+                    f"{stage.smaller(self.free_memory)} {way_out}",
                 )
-        stored, written = sum(p.stored for p in self.parts), sum(p.written for p in self.parts)
+        stored, written = sum(s.stored for s in self.stages), sum(s.written for s in self.stages)
         if stored > self.free_store:
             raise ResourceError(
                 f"the features take about {size_text(stored)} in the feature store, where "
@@ -193,70 +219,12 @@ class Estimate:
 
     def line(self) -> str:
         """Return the estimate in one line."""
-        slowest = max(self.parts, key=lambda part: part.seconds or 0.0)
-        unknown = [part.name for part in self.parts if part.seconds is None]
-        most = max(part.memory for part in self.parts)
+        slowest = max(self.stages, key=lambda stage: stage.seconds or 0.0)
+        unknown = [stage.name for stage in self.stages if stage.seconds is None]
+        most = max(stage.memory for stage in self.stages)
         text = f"this run is estimated to take {time_text(self.seconds)}, most of it {slowest.name}"
         text += f", and {size_text(most)} of memory" if most else ""
-        shorter = quicker(slowest)
-        text += f"; {shorter}" if shorter else ""
         return text + (f"; not estimated: {', '.join(unknown)}" if unknown else "")
-
-
-def _smaller(part: Part, free: float) -> str:
-    """Return what makes a protocol fit into memory."""
-    advice = [_FEWER]
-    if part.task is not None and part.shapes is not None:
-        task, shapes = part.task, part.shapes
-        if (memory := getattr(task.settings, "max_memory", None)) is not None:
-            for smaller in (memory / divisor for divisor in (2, 4, 8, 16)):
-                cost = task.kind.cost_of(_with_memory(task.settings, smaller), shapes)
-                if isinstance(cost, Cost) and cost.memory <= free:
-                    advice.insert(0, f"max_memory={smaller:g}")
-                    break
-        fitting = [name for name in _OTHERS if name != task.protocol and _fits(name, shapes, free)]
-        advice += [f"another protocol that fits ({', '.join(fitting)})"] if fitting else []
-    return f"Use {', or '.join(advice)}."
-
-
-def quicker(part: Part) -> str:
-    """Return what makes a protocol that takes days quicker; '' where it does not, or nothing is known."""
-    task, shapes = part.task, part.shapes
-    if task is None or shapes is None or part.seconds is None or part.seconds < VERY_LONG:
-        return ""
-    cost = task.kind.cost_of(task.settings, shapes)
-    if not isinstance(cost, Cost):
-        return ""
-    whole, advice = machine.speed().seconds(cost), []
-    runs = part.seconds / whole  # with layers and floors
-    for name in _TRIED:
-        values = getattr(task.settings, name, None)
-        if not isinstance(values, tuple) or len(values) < 2:
-            continue
-        one = dataclasses.replace(task, settings=dataclasses.replace(task.settings, **{name: values[:1]}))
-        cost = one.kind.cost_of(one.settings, shapes)
-        if isinstance(cost, Cost) and (seconds := machine.speed().seconds(cost)) < whole / 2:
-            advice.append(f"one value of {name} ({time_text(runs * seconds)})")
-    for name in _OTHERS:
-        found = protocols.find(name)
-        own = Task(name, found.settings(), {})
-        if name != task.protocol and shapes.target in found.kind.takes:
-            cost = own.kind.cost_of(own.settings, shapes)
-            if isinstance(cost, Cost) and (seconds := machine.speed().seconds(cost)) < whole / 10:
-                advice.append(f"{name} ({time_text(runs * seconds)})")
-    return f"shorter: {', '.join([*advice, _FEWER])}"
-
-
-def _with_memory(settings: Any, memory: float) -> Any:
-    return dataclasses.replace(settings, max_memory=memory)
-
-
-def _fits(name: str, shapes: Shapes, free: float) -> bool:
-    found = protocols.find(name)
-    if shapes.target not in found.kind.takes:
-        return False
-    cost = found.kind.cost_of(found.settings(), shapes)
-    return isinstance(cost, Cost) and cost.memory <= free
 
 
 def time_text(seconds: float) -> str:
@@ -285,65 +253,58 @@ def size_text(number: float) -> str:
     return f"{number / 1e9:.1f} GB" if number < 9.95e9 else f"{number / 1e9:,.0f} GB"
 
 
-def _count(number: int, one: str, several: str) -> str:
-    return f"{number:,} {one if number == 1 else several}"
-
-
 def announce(prepared: Prepared, store: Path, out: Path) -> None:
     """Tell a run that is estimated to take longer than a minute, in one line; refuse what does not fit.
 
     Raises:
         ResourceError: the run does not fit into memory or on disk.
     """
-    if not prepared.run.estimate or _evidently_short(prepared, store):
-        return
-    found = estimate(prepared, store, out)
-    found.check()
-    _tell(found)
+    if prepared.run.estimate and not _evidently_short(prepared, store):
+        _tell(estimate(prepared, store, out))
 
 
 def announce_features(pair: FeaturePair, tasks: Sequence[Task], run: RunSettings, out: Path) -> None:
     """Do the same for features that were made elsewhere; errors as for `announce`."""
-    if not run.estimate:
-        return
-    costs = [cost for _, cost in _costs_of_features(pair, tasks, run)]
-    if sum(machine.SLOW.seconds(each) for each in costs if isinstance(each, Cost)) < _SHORT:
-        return
-    found = estimate_features(pair, tasks, run, out)
-    found.check()
-    _tell(found)
+    shapes = _shapes_of_features(pair)
+    if run.estimate and not _are_short([task.kind.cost(task.settings, shapes) for task in tasks]):
+        _tell(estimate_features(pair, tasks, run, out))
+
+
+def _tell(estimate: Estimate) -> None:
+    estimate.check()
+    if estimate.seconds >= _LONG:
+        log.info(estimate.line())
+
+
+def _evidently_short(prepared: Prepared, store: Path) -> bool:
+    """Return True for work of some seconds even on a slow machine, which is not worth a measurement."""
+    if prepared.object_tasks or prepared.image_tasks:
+        return bool(prepared.object_tasks) or len(prepared.data.train) + len(prepared.data.test) <= _FEW_IMAGES
+    tasks, images, width = prepared.request.tasks, 0, 0
+    for source in _sources(prepared, tasks):
+        pending, _, widths = _pending(prepared.backbone, source, prepared.layers, prepared.run, store)
+        images, width = images + pending, max([width, _WIDE if pending else 0, *widths.values()])
+    images += sum(len(each.source) for sets in prepared.sets for each in sets.values())
+    shapes = [_task_shapes(prepared, task, width, prepared.layers[0]) for task in tasks]
+    costs = [task.kind.cost(task.settings, own) for task, own in zip(tasks, shapes, strict=True)]
+    return images <= _FEW_IMAGES and _are_short(costs * len(prepared.layers))
+
+
+def _are_short(costs: Sequence[Cost | str]) -> bool:
+    return sum(sum(_work(cost)) for cost in costs if isinstance(cost, Cost)) < _SHORT
 
 
 def estimate_features(pair: FeaturePair, tasks: Sequence[Task], run: RunSettings, out: Path) -> Estimate:
     """Return the time, memory and disk space of an evaluation of features that were made elsewhere."""
-    shapes = _shapes_of_features(pair)
-    parts = [
-        dataclasses.replace(_part(_COPIES if task is None else task.protocol, cost, 1), task=task, shapes=shapes)
-        for task, cost in _costs_of_features(pair, tasks, run)
-    ]
-    return Estimate(tuple(parts), machine.free_memory(), machine.free_disk(out), machine.free_disk(out))
+    shapes, free = _shapes_of_features(pair), free_disk(out)
+    stages = [_stage(task, [shapes], task.protocol) for task in tasks]
+    if run.overlaps and pair.train is not pair.test:
+        stages.append(_search_for_copies(shapes.train, shapes.test, shapes.width))
+    return Estimate(tuple(stages), free_memory(), free, free)
 
 
 def _shapes_of_features(pair: FeaturePair) -> Shapes:
     return _shapes(pair.train.target, len(pair.train), len(pair.test), pair.train.x.shape[1])
-
-
-def _costs_of_features(
-    pair: FeaturePair, tasks: Sequence[Task], run: RunSettings
-) -> list[tuple[Task | None, Cost | NotEstimated]]:
-    """Return the cost of each protocol, and that of the search for copies, which is of none."""
-    shapes = _shapes_of_features(pair)
-    found: list[tuple[Task | None, Cost | NotEstimated]] = [
-        (task, task.kind.cost_of(task.settings, shapes)) for task in tasks
-    ]
-    if run.overlaps and pair.train is not pair.test:
-        found.append((None, _overlaps(shapes.train, shapes.test, shapes.width)))
-    return found
-
-
-def _tell(found: Estimate) -> None:
-    if found.seconds >= LONG:
-        log.info(found.line())
 
 
 def estimate(prepared: Prepared, store: Path, out: Path) -> Estimate:
@@ -354,24 +315,17 @@ def estimate(prepared: Prepared, store: Path, out: Path) -> Estimate:
         store: folder of the feature store.
         out: folder of the records.
     """
-    on_images, on_features = prepared.image_tasks, prepared.feature_tasks
-    parts: list[Part] = []
-    rates: dict[str, Rate | None] = {}
-    if on_features:
-        parts += list(_extractions(prepared, on_features, store, rates))
-        parts += _feature_parts(prepared, on_features, store, rates)
-        if prepared.backbone.calibration is not None:
-            parts += _sample_in_fp32(prepared, on_features, store)
-    if on_images:
-        rate = (
-            rates[""]
-            if "" in rates
-            else measure_rate(prepared.backbone, prepared.data.test, prepared.layers, prepared.run)
-        )
-        parts += [_image_part(prepared, task, rate) for task in on_images]
-    parts += [Part(task.protocol, None, remark="it trains a detector") for task in prepared.object_tasks]
-    free = machine.free_disk(store), machine.free_disk(out)
-    return Estimate(tuple(parts), machine.free_memory(), *free)
+    tasks, rates, stages = prepared.feature_tasks, dict[str, Rate | None](), list[Stage]()
+    for name, network in {"": prepared.backbone, **floors_of(prepared, tasks).found}.items() if tasks else ():
+        rates[name], extraction = _extraction(prepared, tasks, store, name, network, rates.get(""))
+        stages += extraction
+    if tasks:
+        stages += _feature_stages(prepared, tasks, rates)
+    if prepared.image_tasks:
+        rate = rates.get("") or measure_rate(prepared.backbone, prepared.data.test, prepared.layers, prepared.run)
+        stages += [_image_stage(prepared, task, rate) for task in prepared.image_tasks]
+    stages += [Stage(task.protocol, None, remark="it trains a detector") for task in prepared.object_tasks]
+    return Estimate(tuple(stages), free_memory(), free_disk(store), free_disk(out))
 
 
 def _sources(prepared: Prepared, tasks: Sequence[Task]) -> list[Source]:
@@ -382,122 +336,57 @@ def _sources(prepared: Prepared, tasks: Sequence[Task]) -> list[Source]:
     return [data.test] if data.train is data.test else [data.train, data.test]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Waiting:
-    """Images of a source that are to be encoded.
-
-    Attributes:
-        images: number of them, of all processes.
-        most: largest number of them that one process encodes.
-        created: layers without a file of an unfinished extraction, which has its space on disk already.
-    """
-
-    source: Source
-    images: int
-    most: int
-    created: tuple[Layer, ...]
-
-
-def _missing(
+def _pending(
     backbone: Backbone, source: Source, layers: Sequence[Layer], run: RunSettings, store: Path
-) -> tuple[_Waiting | None, dict[str, int]]:
-    """Return what of a source is to be encoded, None for nothing, and the widths of the layers that are stored."""
-    missing, unfinished, widths = list(layers), [], {}
-    if backbone.known:
-        entry = open_entry(store, store_key(backbone, source, run.extract_settings()), source, backbone.name)
-        missing = [layer for layer in layers if not entry.has(layer.text)]
-        widths = {layer.text: int(entry.read(layer.text).shape[1]) for layer in layers if layer not in missing}
-        files = [(layer, entry.layer_file(layer.text)) for layer in missing]
-        opened = [(layer, partial.opened(file, len(source), np.dtype(run.feature_dtype))) for layer, file in files]
-        unfinished = [(layer, found) for layer, found in opened if found is not None]
-    if not missing:
-        return None, widths
+) -> tuple[int, list[Layer], dict[str, int]]:
+    """Return the images to encode, the layers that have no file yet, and the widths of those that are stored.
+
+    An interrupted extraction has left files of their full size, so only the rest of its time and no space is needed.
+    """
+    if not backbone.known:
+        return len(source), list(layers), {}
+    entry = open_entry(store, store_key(backbone, source, run.extract_settings()), source, backbone.name)
+    missing = [layer for layer in layers if not entry.has(layer.text)]
+    widths = {layer.text: int(entry.read(layer.text).shape[1]) for layer in layers if layer not in missing}
+    opened = {
+        layer: partial.opened(entry.layer_file(layer.text), len(source), np.dtype(run.feature_dtype))
+        for layer in missing
+    }
+    unfinished = [file for file in opened.values() if file is not None]
     pending = np.full(len(source), len(unfinished) < len(missing))
-    for _, found in unfinished:
-        pending |= found.states() == partial.PENDING
-    world = this_process().world
-    most = max(int(pending[rows_of(source.images, rank, world)].sum()) for rank in range(world))
-    created = tuple(layer for layer in missing if layer not in {layer for layer, _ in unfinished})
-    return _Waiting(source, int(pending.sum()), most, created), widths
+    for file in unfinished:
+        pending |= file.states() == partial.PENDING
+    return int(pending.sum()), [layer for layer, file in opened.items() if file is None], widths
 
 
-def _evidently_short(prepared: Prepared, store: Path) -> bool:
-    """Return True for work of some seconds even on a slow machine, which is not worth a measurement."""
-    tasks = prepared.request.tasks
-    if prepared.object_tasks:
-        return True
-    if prepared.image_tasks:
-        return len(prepared.data.train) + len(prepared.data.test) <= _FEW_IMAGES
-    encoded, width = 0, 0
-    for source in _sources(prepared, tasks):
-        waiting, stored = _missing(prepared.backbone, source, prepared.layers, prepared.run, store)
-        encoded += waiting.images if waiting else 0
-        width = max([width, _WIDE if waiting else 0, *stored.values()])
-    encoded += sum(len(each.source) for sets in prepared.sets for each in sets.values())
-    if encoded > _FEW_IMAGES:
-        return False
-    shapes = [_task_shapes(prepared, task, width, prepared.layers[0]) for task in tasks]
-    costs = [task.kind.cost_of(task.settings, own) for task, own in zip(tasks, shapes, strict=True)]
-    layers = len(prepared.layers)
-    return layers * sum(machine.SLOW.seconds(each) for each in costs if isinstance(each, Cost)) < _SHORT
-
-
-def _extractions(
-    prepared: Prepared, tasks: Sequence[Task], store: Path, rates: dict[str, Rate | None]
-) -> Iterator[Part]:
-    """Yield the extraction of each backbone; its rate is put into `rates`."""
-    run, item = prepared.run, np.dtype(prepared.run.feature_dtype).itemsize
-    sources = _sources(prepared, tasks)
-    for name, backbone in {"": prepared.backbone, **floors_of(prepared, tasks).found}.items():
-        layers = floor_layers(prepared, backbone)
-        stored = 0.0
-        widths: dict[str, int] = {}
-        waiting: list[_Waiting] = []
-        for source in sources:
-            missing, known = _missing(backbone, source, layers, run, store)
-            widths |= known
-            waiting += [missing] if missing else []
-        further = [each for sets in prepared.sets for each in sets.values()] if name in ("", *_baseline(run)) else []
-        for each in further:
-            encoder = dataclasses.replace(backbone, preprocessing=each.preprocessing)
-            missing, known = _missing(encoder, each.source, layers, run, store)
-            waiting += [missing] if missing else []
-        if not waiting:
-            rates[name] = Rate(0.0, widths)
-            continue
-        # The untrained network is as fast as the trained one.
-        if name == "untrained" and rates.get("") is not None and (own := rates[""]) is not None and own.seconds:
-            rate: Rate | None = own
-        else:
-            rate = measure_rate(backbone, waiting[0].source, layers, run)
-        rates[name] = rate
-        images, most = sum(each.images for each in waiting), sum(each.most for each in waiting)
-        title = f"extraction{f' ({name})' if name else ''}: {_count(images, 'image', 'images')}{_shared()}"
-        if rate is None:
-            yield Part(title, None, remark="a first image cannot be encoded")
-            continue
-        if not run.on_the_fly:
-            stored = float(
-                sum(
-                    len(each.source) * item * sum(rate.widths[layer.text] for layer in each.created) for each in waiting
-                )
-            )
-        yield Part(title, rate.start + rate.seconds * most, stored=stored)
-
-
-def _sample_in_fp32(prepared: Prepared, tasks: Sequence[Task], store: Path) -> list[Part]:
-    """Return the stages that tell the difference that int8 makes: a sample is encoded in fp32, and scored twice."""
-    whole = dataclasses.replace(prepared.request, noise=())
-    exact = in_fp32(dataclasses.replace(prepared, request=whole))
-    exact = dataclasses.replace(exact, run=dataclasses.replace(exact.run, floors=False, overlaps=False), sets=())
-    rates: dict[str, Rate | None] = {}
-    parts = list(_extractions(exact, tasks, store, rates))
-    runs = 2 * (1 + len(prepared.request.noise))
-    scored = [
-        dataclasses.replace(part, seconds=None if part.seconds is None else runs * part.seconds, written=0.0)
-        for part in _feature_parts(exact, tasks, store, rates)
-    ]
-    return [dataclasses.replace(part, name=f"fp32 beside int8: {part.name}") for part in [*parts, *scored]]
+def _extraction(
+    prepared: Prepared, tasks: Sequence[Task], store: Path, name: str, network: Backbone, rate: Rate | None
+) -> tuple[Rate | None, list[Stage]]:
+    """Return the rate of a network and the stage of its extraction, if any; `rate` is that of the evaluated network."""
+    run, layers = prepared.run, floor_layers(prepared, network)
+    encoded = [(network, source) for source in _sources(prepared, tasks)]
+    if name == "" or (name == "untrained" and run.baseline):
+        encoded += [
+            (dataclasses.replace(network, preprocessing=each.preprocessing), each.source)
+            for sets in prepared.sets
+            for each in sets.values()
+        ]
+    images, widths, created = 0, dict[str, int](), list[tuple[int, Layer]]()
+    for encoder, source in encoded:
+        pending, without_file, stored_widths = _pending(encoder, source, layers, run, store)
+        images, widths = images + pending, widths | stored_widths
+        created += [(len(source), layer) for layer in without_file]
+    if not images:
+        return Rate(0.0, widths), []
+    # The untrained network is as fast as the trained one.
+    if name != "untrained" or rate is None or not rate.seconds:
+        rate = measure_rate(network, encoded[0][1], layers, run)
+    title = f"extraction{f' ({name})' if name else ''}: {images:,} {'image' if images == 1 else 'images'}{_shared()}"
+    if rate is None:
+        return None, [Stage(title, None, remark="a first image cannot be encoded")]
+    numbers = 0 if run.on_the_fly else sum(rows * rate.widths[layer.text] for rows, layer in created)
+    seconds = rate.seconds * math.ceil(images / this_process().world)
+    return rate, [Stage(title, seconds, stored=float(numbers * np.dtype(run.feature_dtype).itemsize))]
 
 
 def _shared() -> str:
@@ -505,13 +394,8 @@ def _shared() -> str:
     return f" by {world} processes" if world > 1 else ""
 
 
-def _baseline(run: RunSettings) -> tuple[str, ...]:
-    return ("untrained",) if run.baseline else ()
-
-
 def _shapes(labels: Target, train: int, test: int, width: int, layer: Layer | None = None, pixels: int = 0) -> Shapes:
-    grid = None if layer is None else layer.grid
-    cells = 1 if grid is None else grid[0] * grid[1]
+    cells = 1 if layer is None or layer.grid is None else math.prod(layer.grid)
     regions = 1 if layer is None else layer.regions
     return Shapes(train, test, width, max(1, len(labels.classes)), type(labels), cells, pixels, regions)
 
@@ -523,77 +407,62 @@ def _task_shapes(prepared: Prepared, task: Task, width: int, layer: Layer) -> Sh
     return _shapes(data.train.target, len(data.train), len(data.test), width, layer, size[0] * size[1])
 
 
-def _part(name: str, cost: Cost | NotEstimated, runs: int) -> Part:
-    """Return a stage of equal runs, one after the other."""
-    if isinstance(cost, NotEstimated):
-        return Part(name, None, remark=cost.reason)
-    return Part(name, runs * machine.speed().seconds(cost), cost.memory, written=runs * cost.scores)
+def _stage(task: Task, shapes: Sequence[Shapes], name: str, repeats: int = 1) -> Stage:
+    """Return the stage of a protocol: its runs at each of the shapes, one after the other."""
+    costs = [task.kind.cost(task.settings, own) for own in shapes]
+    if reasons := [cost for cost in costs if isinstance(cost, str)]:
+        return Stage(task.protocol, None, remark=reasons[0])
+    stated = [(cost, own) for cost, own in zip(costs, shapes, strict=True) if isinstance(cost, Cost)]
+    most, largest = max(stated, key=lambda pair: pair[0].memory)
+    return Stage(
+        name,
+        repeats * sum(_seconds(cost) for cost, _ in stated),
+        most.memory,
+        written=repeats * sum(cost.scores for cost, _ in stated),
+        task=task,
+        shapes=largest,
+    )
 
 
-def _feature_parts(prepared: Prepared, tasks: Sequence[Task], store: Path, rates: dict[str, Rate | None]) -> list[Part]:
+def _feature_stages(prepared: Prepared, tasks: Sequence[Task], rates: Mapping[str, Rate | None]) -> list[Stage]:
     """Return a stage for each protocol on features, and one for the search for copies."""
-    own = rates.get("")
+    own = rates[""]
     if own is None:
-        return [Part(task.protocol, None, remark="the width of the features is not known") for task in tasks]
-    shares = 1 + len(prepared.request.noise)
-    parts = []
+        return [Stage(task.protocol, None, remark="the width of the features is not known") for task in tasks]
+    stages = []
     for task in tasks:
         lacking = task.kind.lacking_floors(baseline=prepared.run.baseline)
-        beside = [name for name in rates if name and name not in lacking]
-        total: Part | None = None
-        for layer in prepared.layers:
-            widths = [own.widths[layer.text]]
-            for name in beside:
-                rate = rates[name]
-                widths += [] if rate is None else [rate.widths.get(layer.text, next(iter(rate.widths.values())))]
-            for width in widths:
-                shapes = _task_shapes(prepared, task, width, layer)
-                stage = _part(task.protocol, task.kind.cost_of(task.settings, shapes), shares)
-                total = _joined(total, dataclasses.replace(stage, task=task, shapes=shapes))
-        if total is not None:
-            floors = f" with {_count(len(beside), 'floor', 'floors')}" if beside else ""
-            layers = f", {len(prepared.layers)} layers" if len(prepared.layers) > 1 else ""
-            parts.append(dataclasses.replace(total, name=f"{task.protocol}{floors}{layers}"))
+        floors = [rate for name, rate in rates.items() if name and name not in lacking]
+        shapes = [
+            # The pixels have one layer of their own, beside each layer of the network.
+            _task_shapes(prepared, task, rate.widths.get(layer.text, next(iter(rate.widths.values()))), layer)
+            for layer in prepared.layers
+            for rate in (own, *floors)
+            if rate is not None
+        ]
+        name = f"{task.protocol} with {counted(len(floors), 'floor')}" if floors else task.protocol
+        name += f", {len(prepared.layers)} layers" if len(prepared.layers) > 1 else ""
+        stages.append(_stage(task, shapes, name, 1 + len(prepared.request.noise)))
     if prepared.run.overlaps and not all(task.part for task in tasks):
-        vectors = rates.get("pixels") or own
-        width = next(iter(vectors.widths.values()))
-        parts.append(_part(_COPIES, _overlaps(len(prepared.data.train), len(prepared.data.test), width), 1))
-    return parts
+        width = next(iter((rates.get("pixels") or own).widths.values()))
+        stages.append(_search_for_copies(len(prepared.data.train), len(prepared.data.test), width))
+    return stages
 
 
-def _joined(total: Part | None, part: Part) -> Part:
-    """Return two stages of one protocol as one."""
-    if total is None or total.seconds is None or part.seconds is None:
-        return part if total is None else total
-    larger = max(total, part, key=lambda each: each.memory)
-    return dataclasses.replace(
-        larger,
-        seconds=total.seconds + part.seconds,
-        written=total.written + part.written,
-    )
-
-
-def _overlaps(train: int, test: int, width: int) -> Cost:
-    """Return the cost of the search for test images that are in train too, by 64 components of their vectors."""
-    components, touched = _OVERLAP
+def _search_for_copies(train: int, test: int, width: int) -> Stage:
+    """Return the search for test images that are in train too, by 64 components of their vectors."""
     pairs, numbers = float(train) * test, float(train + test) * width
-    return Cost(
-        single=2 * pairs * components + 2 * numbers * components,
-        traffic=(pairs + numbers) * touched,
-        memory=float(near.memory_of(train + test, width)),
-    )
+    cost = Cost(2 * 64 * (pairs + numbers), 8 * (pairs + numbers), float(near.memory_of(train + test, width)))
+    return Stage("search for copies of test images in train", _seconds(cost), cost.memory)
 
 
-def _image_part(prepared: Prepared, task: Task, rate: Rate | None) -> Part:
+def _image_stage(prepared: Prepared, task: Task, rate: Rate | None) -> Stage:
     """Return a protocol on images, with the untrained network beside it where that is run."""
-    work = task.kind.work_of(task.settings, _task_shapes(prepared, task, 0, prepared.layers[0]))
-    if isinstance(work, NotEstimated):
-        return Part(task.protocol, None, remark=work.reason)
-    if rate is None:
-        return Part(task.protocol, None, remark="a first image cannot be encoded")
+    cost = task.kind.cost(task.settings, _task_shapes(prepared, task, 0, prepared.layers[0]))
+    if isinstance(cost, str) or rate is None:
+        return Stage(task.protocol, None, remark=cost if isinstance(cost, str) else "a first image cannot be encoded")
     twice = (prepared.run.floors and not task.kind.trains) or prepared.run.baseline
-    passes = (work.forward + _TRAINED * work.trained) * (2 if twice else 1) * (1 + len(prepared.request.noise))
-    remark = f"passes of images only, at least; without {work.rest}" if work.rest else ""
-    floor, number = " with 1 floor" if twice else "", _count(round(passes), "pass", "passes")
-    name = f"{task.protocol}{floor}: {number} of images{_shared()}"
-    return Part(name, passes * rate.seconds / this_process().world, remark=remark)
+    passes = (cost.images + _TRAINED * cost.trained) * (2 if twice else 1) * (1 + len(prepared.request.noise))
+    remark = f"passes of images only, at least; without {cost.rest}" if cost.rest else ""
+    name = f"{task.protocol}{' with 1 floor' if twice else ''}: {passes:,.0f} passes of images{_shared()}"
+    return Stage(name, passes * rate.seconds / this_process().world, remark=remark)

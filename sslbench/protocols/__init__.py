@@ -11,15 +11,14 @@ from sslbench.errors import UsageError
 from sslbench.library.benchmarks import Benchmark
 from sslbench.library.presets import Preset
 from sslbench.protocols.protocol import (
+    Cost,
     FeatureInputs,
     FileClassifier,
     FileClassifierChoice,
     ImageInputs,
     ImageSet,
-    ImageWork,
     Kind,
     NeededBenchmark,
-    NotEstimated,
     OnFeatures,
     OnImages,
     OnObjects,
@@ -32,15 +31,14 @@ from sslbench.protocols.protocol import (
 
 __all__ = [
     "WHOLE_IMAGES",
+    "Cost",
     "FeatureInputs",
     "FileClassifier",
     "FileClassifierChoice",
     "ImageInputs",
     "ImageSet",
-    "ImageWork",
     "Kind",
     "NeededBenchmark",
-    "NotEstimated",
     "OnFeatures",
     "OnImages",
     "OnObjects",

@@ -29,19 +29,15 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.clustering import NAMES, ContingencyTable, agreement, agreement_with_intervals, silhouette
 from sslbench.metrics.spectrum import drawn_rows
-from sslbench.protocols._parts.costs import DOUBLE, FLOAT
 from sslbench.protocols._parts.selection import check_features
-from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes
+from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
-from sslbench.runtime.cost import Cost
 from sslbench.steps import counted
 from sslbench.targets.classes import Classes
 from sslbench.targets.target import Target
 
 _HEADLINE = "ari"
 _ROWS = 8192  # samples assigned to centres at a time
-_MOVED = 8  # bytes per number and iteration: means of the clusters
-_AGREED = 500  # bytes per weight of a half-sample
 _SETTLED = 1e-4  # relative change of the sum of squares in the last iteration
 
 
@@ -290,22 +286,17 @@ def _spread(runs: list[_Clusters], train: Features, test: Features, settings: Se
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:
-    """Return the work of all starts of k-means, of the silhouette, and of the agreement on half-samples."""
+    """Count all starts of k-means, and the silhouette."""
     ks = settings.k or (min(shapes.classes, shapes.train),)
     fitted = float(min(shapes.train, settings.samples)) * shapes.width
     assigned = float(shapes.train + shapes.test) * shapes.width
-    drawn = min(shapes.test, settings.silhouette_samples)
-    passes = settings.restarts * settings.iterations
-    agreed = 1000.0 * shapes.test
-    block = float(min(max(shapes.train, shapes.test), _ROWS)) * shapes.width
-    silhouette = DOUBLE * (1.2 * float(drawn) ** 2 + 2.0 * drawn * shapes.width)
+    drawn = float(min(shapes.test, settings.silhouette_samples))
     return Cost(
-        search=2 * sum(ks) * (passes * fitted + settings.restarts * assigned),
-        double=2.0 * drawn**2 * shapes.width,
-        traffic=passes * len(ks) * fitted * _MOVED + agreed * _AGREED + drawn**2 * 10 * DOUBLE,
-        calls=passes * len(ks) * 20 + 1000 * 30,
-        memory=FLOAT * (fitted + 2 * block) + silhouette,
-        scores=float(FLOAT * shapes.test * shapes.classes),
+        products=2 * sum(ks) * settings.restarts * (settings.iterations * fitted + assigned)
+        + 4 * drawn**2 * shapes.width,
+        passes=8 * len(ks) * settings.restarts * settings.iterations * fitted,
+        memory=4 * fitted + 8.0 * _ROWS * shapes.width + 8 * drawn * (drawn + shapes.width),
+        scores=4.0 * shapes.test * shapes.classes,
     )
 
 
@@ -314,5 +305,5 @@ PROTOCOL = Protocol(
     summary="k-means on frozen features: agreement of the clusters with the classes.",
     settings=Settings,
     check_settings=check_settings,
-    kind=OnFeatures(check, run, cost, takes=(Classes,)),
+    kind=OnFeatures(check, run, cost=cost, takes=(Classes,)),
 )

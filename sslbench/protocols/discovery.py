@@ -25,7 +25,7 @@ from sslbench.arrays import FloatArray
 from sslbench.data.source import Source
 from sslbench.metrics.dense.discovery import discovery_row
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.search import ObjectSearch, work
+from sslbench.protocols._parts.search import ObjectSearch, cost
 from sslbench.protocols._parts.untrained import SearchSettings
 from sslbench.protocols.protocol import Protocol
 from sslbench.results import Outcome
@@ -112,6 +112,6 @@ PROTOCOL = Protocol(
     version=1,
     summary="discovery of one object per image, without training: LOST, TokenCut or DINO-seg.",
     settings=Settings,
-    kind=Discovery.kind(work),
+    kind=Discovery.kind(cost),
     check_settings=Discovery.check_settings,
 )

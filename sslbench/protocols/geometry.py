@@ -19,11 +19,9 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics import spectrum
 from sslbench.metrics.intervals import Units, Values, half_samples
-from sslbench.protocols._parts.costs import DOUBLE, EIGEN
 from sslbench.protocols._parts.selection import check_finite
-from sslbench.protocols.protocol import OnFeatures, Part, Protocol, Shapes
+from sslbench.protocols.protocol import Cost, OnFeatures, Part, Protocol, Shapes
 from sslbench.results import Outcome
-from sslbench.runtime.cost import Cost
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.none import Unlabelled
@@ -31,7 +29,6 @@ from sslbench.targets.numbers import Numbers
 from sslbench.targets.target import Target
 
 _FEWEST = 2
-_COMPARED = 80  # bytes per pair of samples: exponential of the distance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,14 +142,10 @@ def _of_spectrum(features: Features, settings: Settings) -> Values:
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:
-    """Return the work of two spectra, and of the similarities of all pairs."""
+    """Count two spectra, each with those of two halves, and the similarities of all pairs."""
     rows = float(min(shapes.train if settings.part == "train" else shapes.test, settings.samples))
-    rank = min(rows, shapes.width)
-    return Cost(
-        double=16 * rows * shapes.width * rank + 6 * EIGEN * rank**3 + 2 * rows**2 * shapes.width,
-        traffic=rows**2 * _COMPARED + rows * shapes.width * 20 * DOUBLE,
-        memory=4 * DOUBLE * rows * shapes.width + 3 * DOUBLE * rank**2,
-    )
+    size = rows * shapes.width
+    return Cost(32 * size * min(rows, shapes.width) + 4 * rows * size, 160 * size + 80 * rows**2, 32 * size)
 
 
 PROTOCOL = Protocol(
@@ -160,5 +153,5 @@ PROTOCOL = Protocol(
     summary="Rank, spectrum and uniformity of frozen features; no labels are needed.",
     settings=Settings,
     check_settings=check_settings,
-    kind=OnFeatures(check, run, cost, takes=(Classes, MultiLabel, Numbers, Unlabelled), part=part),
+    kind=OnFeatures(check, run, cost=cost, takes=(Classes, MultiLabel, Numbers, Unlabelled), part=part),
 )

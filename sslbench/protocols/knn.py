@@ -30,7 +30,6 @@ from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import summarise
-from sslbench.protocols._parts.costs import DOUBLE, fastest_engine, search_cost, summary_cost
 from sslbench.protocols._parts.selection import (
     check_features,
     headline_by_blocks,
@@ -39,17 +38,15 @@ from sslbench.protocols._parts.selection import (
     no_holdout,
     percent,
 )
-from sslbench.protocols.protocol import OnFeatures, Part, Protocol, Shapes
+from sslbench.protocols.protocol import Cost, OnFeatures, Part, Protocol, Shapes
 from sslbench.results import Outcome
-from sslbench.runtime.cost import Cost
-from sslbench.solvers.neighbours import Engine, Scope, nearest
+from sslbench.solvers.neighbours import Engine, Scope, fastest_engine, nearest
 from sslbench.targets.classes import Classes
 from sslbench.targets.target import Target
 
 _DEFAULT_K = (10, 20, 100, 200)
 _HOLDOUT = 0.1
 _CELLS = 4_000_000  # votes in memory at a time
-_VOTE = 100  # bytes per neighbour that votes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -464,19 +461,16 @@ def _set_apart(votes: npt.NDArray[np.float32], rows: IntArray, own: IntArray, si
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:
-    """Return the work of the search, of the choice of k on held-out rows, and of the metrics."""
-    usable = [k for k in settings.k if k <= shapes.train] or [shapes.train]
-    rows, memory = shapes.train, settings.max_memory
+    """Count the search, also of the rows held out to choose k on, and the scores of one k at a time."""
     queries = shapes.train if settings.leave_one_out else shapes.test
-    chosen = min(_HOLDOUT * shapes.train, settings.holdout) if len(usable) > 1 and not settings.leave_one_out else 0
-    search = search_cost(rows, queries, shapes.width, max(usable), memory, masked=settings.leave_one_out)
-    choice = search_cost(rows, chosen, shapes.width, max(usable), memory, masked=True) if chosen else Cost()
-    # Scores of one k at a time: weights of the neighbours, then votes.
-    votes = Cost(
-        traffic=len(usable) * (queries + chosen) * (max(usable) * _VOTE + 4 * DOUBLE * shapes.classes),
-        memory=max(queries, chosen) * (2 * DOUBLE * shapes.classes + 4 * DOUBLE * max(usable)),
+    held_out = min(_HOLDOUT * shapes.train, settings.holdout) if len(settings.k) > 1 else 0.0
+    searched = queries + (0.0 if settings.leave_one_out else held_out)
+    return Cost(
+        products=2.0 * shapes.train * searched * shapes.width,
+        passes=8.0 * shapes.train * searched,
+        memory=min(4.0 * shapes.train * shapes.width, settings.max_memory * 1e9) + 16.0 * queries * shapes.classes,
+        scores=4.0 * queries * shapes.classes,
     )
-    return search + choice + votes + summary_cost(shapes.target, queries, shapes.classes, votes=True)
 
 
 PROTOCOL = Protocol(
@@ -484,5 +478,5 @@ PROTOCOL = Protocol(
     summary="Weighted k-nearest-neighbour classification of frozen features.",
     settings=Settings,
     check_settings=check_settings,
-    kind=OnFeatures(check, run, cost, part=part, class_subsets=True),
+    kind=OnFeatures(check, run, cost=cost, part=part, class_subsets=True),
 )

@@ -27,19 +27,16 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.classification import top_k_accuracy
 from sslbench.protocols._parts import few_shot
-from sslbench.protocols._parts.costs import DOUBLE, EIGEN, summary_cost
 from sslbench.protocols._parts.few_shot import Draw, Fitted, LearningCurve, check_labels, usable_k
 from sslbench.protocols._parts.selection import check_features, for_all_classes, is_better
-from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes
+from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
-from sslbench.runtime.cost import Cost
 from sslbench.solvers.ridge import LeastSquaresClassifier, fit_classifier
 from sslbench.targets.classes import Classes
 from sslbench.targets.target import Target
 
 _DEFAULT_K = (1, 5, 10, 25)
 _PUBLISHED_L2 = 1024.0
-_STANDARDISED = 60  # bytes per number that is standardised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,27 +177,17 @@ def _best_on_test(
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:
-    """Return the work of the decompositions, of the scores of test, and of the metrics of the last draws."""
-    each = shapes.train / max(1, shapes.classes)
-    width, draws, classes = shapes.width + 1, settings.draws, shapes.classes
-    size = float(shapes.test) * width
-    total = Cost()
-    for k in [k for k in settings.k if k <= each] or [1]:
+    """Count the decompositions of all draws and the scores of test."""
+    width, classes, draws = shapes.width + 1, shapes.classes, settings.draws
+    products = 0.0
+    for k in settings.k:
         rows = min(k * classes, shapes.train)
         rank = min(rows, width)
-        folds = min(settings.folds, k) if len(settings.l2) > 1 else 0
-        fit = 2.0 * rows * width * rank + EIGEN * float(rank) ** 3 + 2.0 * rank * classes * (rows + width)
-        decide = 2.0 * (size + rows * width) * classes
-        tried = len(settings.l2) if settings.select == "test" and len(settings.l2) > 1 else 0
-        total += Cost(
-            double=fit * (1 + folds) + decide * (1 + tried),
-            traffic=(size * (1 + tried) + rows * width) * _STANDARDISED,
-            memory=2 * DOUBLE * size + DOUBLE * (2.0 * rows * width + 2.0 * rank * (rank + width)),
-        ).times(draws)
-    resamples = max(100, 1000 // draws)
-    summary = summary_cost(shapes.target, shapes.test, classes, resamples=resamples).times(draws)
-    found = (total + summary).beside(draws * float(shapes.test) * classes * DOUBLE)
-    return dataclasses.replace(found, scores=summary.scores * draws)
+        fits = 1 + (settings.folds if len(settings.l2) > 1 else 0)
+        products += draws * (4.0 * rows * width * rank * fits + 4.0 * shapes.test * width * classes)
+    size = float(shapes.test) * width
+    memory = 16 * size + 8.0 * draws * shapes.test * classes
+    return Cost(products, 40 * size * draws * len(settings.k), memory, 4.0 * draws * shapes.test * classes)
 
 
 PROTOCOL = Protocol(
@@ -208,5 +195,5 @@ PROTOCOL = Protocol(
     summary="Few-shot least squares in closed form, as big_vision's `fewshot_lsr`.",
     settings=Settings,
     check_settings=check_settings,
-    kind=OnFeatures(check, run, cost, takes=(Classes,)),
+    kind=OnFeatures(check, run, cost=cost, takes=(Classes,)),
 )

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from sslbench.backbones.views import DETECTED_IMAGES, WHOLE_IMAGES, WholeImages
 from sslbench.config import result_settings
 from sslbench.errors import UsageError
-from sslbench.runtime.cost import Cost
 
 if typing.TYPE_CHECKING:
     from sslbench.arrays import FloatArray, Matrix
@@ -211,29 +210,31 @@ class Shapes:
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageWork:
-    """Passes of images through a network, at the size that the backbone takes.
+class Cost:
+    """Work of one run, counted from the shapes and the settings; only its order of magnitude is meant.
 
     Attributes:
-        forward: images that are encoded.
+        products: operations of matrix products in single precision; a multiply-add is two, in double precision four.
+        passes: bytes that passes over arrays read and write.
+        memory: bytes held at the peak, without features, which are read from the store page by page.
+        scores: bytes of the file of scores; the half-samples of its metrics are counted from it.
+        images: images that are encoded, at the size that the backbone takes.
         trained: images that the network is trained on: a pass forward and one back through it.
         rest: work that is not counted, for the reader of an estimate; '' if that is little.
     """
 
-    forward: float
+    products: float = 0.0
+    passes: float = 0.0
+    memory: float = 0.0
+    scores: float = 0.0
+    images: float = 0.0
     trained: float = 0.0
     rest: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class NotEstimated:
-    """Reason why the work of a protocol cannot be told before it runs."""
-
-    reason: str
-
-
-UNKNOWN_COST = NotEstimated("the protocol does not state its work")
-"""Default of protocols of a user's own; built-in ones state their work or a reason of their own."""
+def unknown_cost(settings: object, shapes: Shapes) -> Cost | str:
+    """Return the reason why the work of a run cannot be told before."""
+    return "the protocol does not state its work"
 
 
 def any_labels(settings: object, train: "Target") -> None:
@@ -371,6 +372,8 @@ class Kind(abc.ABC, Generic[S]):
         open_sets: the further sets of images that these settings name.
         of_a_set: the settings that the record of a further set depends on, the others at their defaults.
         file_classifier: choice of the classifier in the weights file; None: these settings train one.
+        cost: work of one run for the shapes at hand, without further sets, or the reason why it cannot be told; the
+            shapes of a protocol on images have no width.
         needs_images: a run gets images and the backbone, and its images are encoded by itself; otherwise features.
         baseline: its score on the untrained backbone costs as much as the run itself, and is made with `baseline`.
         several_sets: it scores further sets of images beside test.
@@ -393,6 +396,7 @@ class Kind(abc.ABC, Generic[S]):
     open_sets: OpenImageSets[S] = no_sets
     of_a_set: Callable[[S], S] = unchanged
     file_classifier: Callable[[S], FileClassifierChoice | None] = trains_own_classifier
+    cost: Callable[[S, Shapes], Cost | str] = unknown_cost
 
     needs_images: ClassVar[bool] = False
     baseline: ClassVar[bool] = False
@@ -443,14 +447,6 @@ class Kind(abc.ABC, Generic[S]):
         """Return the floors, 'pixels' or 'untrained', whose features are not scored beside the others -> the reason."""
         return {}
 
-    def cost_of(self, settings: S, shapes: Shapes) -> Cost | NotEstimated:
-        """Return the work of a run on features of these shapes."""
-        return NotEstimated("it takes images")
-
-    def work_of(self, settings: S, shapes: Shapes) -> ImageWork | NotEstimated:
-        """Return the passes of images through the network of a run."""
-        return NotEstimated("it takes features")
-
     @abc.abstractmethod
     def outcomes(self, inputs: Any) -> "Mapping[str, Outcome]":
         """Run; return the outcome of each row. Those of features have one row of the layer, '', and recorded sets."""
@@ -462,21 +458,15 @@ class OnFeatures(Kind[S]):
 
     Attributes:
         run: from features to metrics and per-sample scores.
-        cost: work of one run for the shapes at hand; estimates are within a factor of two.
     """
 
     run: RunOnFeatures[S]
-    cost: Callable[[S, Shapes], Cost] | NotEstimated = UNKNOWN_COST
 
     int8: ClassVar[bool] = True
 
     def trains_on_labels(self, settings: S) -> bool:
         """Return True if it learns from labels of train."""
         return self.needs_labels and self.part(settings) is None
-
-    def cost_of(self, settings: S, shapes: Shapes) -> Cost | NotEstimated:
-        """Return the stated work."""
-        return self.cost if isinstance(self.cost, NotEstimated) else self.cost(settings, shapes)
 
     def outcomes(self, inputs: FeatureInputs[S]) -> "Mapping[str, Outcome]":
         """Run on the features; those of train and test are all that there are."""
@@ -490,13 +480,11 @@ class OnImages(Kind[S]):
     Attributes:
         rows: checks backbone, layers and settings; names of the results, for instance one per layer.
         run: from images to the outcome of each row.
-        work: passes of images through the network of one run; the shapes have no width.
         trains: otherwise the untrained backbone stands beside it by default.
     """
 
     rows: RowNames[S]
     run: RunOnImages[S]
-    work: Callable[[S, Shapes], ImageWork] | NotEstimated = UNKNOWN_COST
     trains: bool = dataclasses.field(default=True, kw_only=True)
 
     needs_images: ClassVar[bool] = True
@@ -515,10 +503,6 @@ class OnImages(Kind[S]):
         if joined := [layer.text for layer in layers if layer.parts]:
             raise UsageError(f"{protocol} trains one head per layer, and {joined[0]} joins several", "Name one layer.")
         return self.rows(backbone, layers, train, settings, seed=seed)
-
-    def work_of(self, settings: S, shapes: Shapes) -> ImageWork | NotEstimated:
-        """Return the stated work."""
-        return self.work if isinstance(self.work, NotEstimated) else self.work(settings, shapes)
 
     def outcomes(self, inputs: ImageInputs[S]) -> "Mapping[str, Outcome]":
         """Run on the images; every process of a distributed run calls this, and only the first one gets outcomes."""
@@ -541,11 +525,9 @@ class OnSets(Kind[S]):
 
     Attributes:
         run: from features to the outcome on test, and one for each set that has a record of its own.
-        cost: as for `OnFeatures`, without the further sets.
     """
 
     run: RunOnSets[S]
-    cost: Callable[[S, Shapes], Cost] | NotEstimated = UNKNOWN_COST
 
     baseline: ClassVar[bool] = True
     several_sets: ClassVar[bool] = True
@@ -556,10 +538,6 @@ class OnSets(Kind[S]):
         if not baseline:
             lacking["untrained"] = "baseline=true also encodes all sets with the untrained backbone, in twice the time"
         return lacking
-
-    def cost_of(self, settings: S, shapes: Shapes) -> Cost | NotEstimated:
-        """Return the stated work."""
-        return self.cost if isinstance(self.cost, NotEstimated) else self.cost(settings, shapes)
 
     def outcomes(self, inputs: FeatureInputs[S]) -> "Mapping[str, Outcome]":
         """Run on the features of all sets."""

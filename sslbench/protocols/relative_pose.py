@@ -21,11 +21,9 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.comparisons import POSE_COLUMNS
 from sslbench.metrics.summary import summarise, without_intervals
-from sslbench.protocols._parts.costs import FLOAT, summary_cost
 from sslbench.protocols._parts.selection import check_features
-from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes
+from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
-from sslbench.runtime.cost import Cost
 from sslbench.targets.camera_pairs import CameraPairs
 from sslbench.targets.target import Target
 
@@ -128,24 +126,22 @@ _CALLS = 25  # of array functions, for each layer in an update
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:
-    """Return the work of the updates (a pass forward, two of its size back), of both predictions and of the metrics."""
+    """Count the updates (a pass forward, two of its size back) and both predictions."""
     widths = (shapes.width, *settings.hidden, len(POSE_COLUMNS))
     weights = float(sum(a * b for a, b in itertools.pairwise(widths)))
     trained = float(shapes.train) * settings.epochs
-    updates = trained / settings.batch_size
-    network = Cost(
-        single=2 * weights * (3 * trained + shapes.train + shapes.test),
-        traffic=updates * weights * FLOAT * 8 + trained * shapes.width * FLOAT * 2,
-        calls=updates * len(widths) * _CALLS,
-        memory=4 * weights * FLOAT + 4 * float(max(settings.batch_size, 4096)) * sum(widths) * FLOAT,
+    return Cost(
+        products=2 * weights * (3 * trained + shapes.train + shapes.test),
+        passes=32 * weights * trained / settings.batch_size + 8 * trained * shapes.width,
+        memory=16 * weights + 16.0 * max(settings.batch_size, 4096) * sum(widths),
+        scores=4.0 * shapes.test * len(POSE_COLUMNS),
     )
-    return network + summary_cost(shapes.target, shapes.test, len(POSE_COLUMNS))
 
 
 PROTOCOL = Protocol(
     version=2,
     summary="relative pose of two cameras (NAVI): a small network on the features of both images.",
     settings=Settings,
-    kind=OnFeatures(check, run, cost, takes=(CameraPairs,)),
+    kind=OnFeatures(check, run, cost=cost, takes=(CameraPairs,)),
     check_settings=check_settings,
 )

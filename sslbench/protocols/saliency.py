@@ -21,7 +21,7 @@ from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.metrics.dense.discovery import saliency_values
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.search import ObjectSearch, work
+from sslbench.protocols._parts.search import ObjectSearch, cost
 from sslbench.protocols._parts.untrained import Fit, SearchSettings
 from sslbench.protocols.protocol import Protocol
 from sslbench.results import Outcome
@@ -114,6 +114,6 @@ PROTOCOL = Protocol(
     version=1,
     summary="salient regions without training: the object of TokenCut, LOST or DINO-seg against masks.",
     settings=Settings,
-    kind=Saliency.kind(work),
+    kind=Saliency.kind(cost),
     check_settings=Saliency.check_settings,
 )

@@ -33,15 +33,13 @@ from sslbench.features.array import Features
 from sslbench.metrics.dense import matching, segmentation
 from sslbench.metrics.intervals import Units, Values
 from sslbench.metrics.summary import summarise, with_intervals
-from sslbench.protocols._parts.costs import DOUBLE, FLOAT, fastest_engine, search_cost, summary_cost
 from sslbench.protocols._parts.dense.classes import check_classes, class_cells, notes_on_classes, read_classes
 from sslbench.protocols._parts.dense.task import ALL_IGNORED
-from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes
+from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
-from sslbench.runtime.cost import Cost
 from sslbench.runtime.progress import Progress, stage_progress
 from sslbench.solvers.in_context import class_counts, sample_patches, shares, weighted_labels
-from sslbench.solvers.neighbours import nearest
+from sslbench.solvers.neighbours import fastest_engine, nearest
 from sslbench.targets.label_maps import IGNORED, Grid, LabelMaps, PixelLabels
 from sslbench.targets.target import Target
 
@@ -51,9 +49,6 @@ if TYPE_CHECKING:
 _QUERIES = 1 << 16
 """Patches searched at a time."""
 _RESAMPLES = 1000
-_PIXEL = 100  # bytes per pixel of a map that is decoded and counted
-_UPSAMPLED = 12  # bytes per pixel and class
-_CALLS = 30  # calls of array functions per map
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,22 +330,16 @@ def _named(areas: IntArray) -> dict[str, float]:
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:
-    """Return the work of the search among patches, of the label maps, and of the metrics."""
+    """Count the search among patches, and passes over label maps, two in test because of the floor by position."""
     width, classes = max(1, shapes.width // shapes.cells), shapes.classes
-    patches, queries = min(settings.memory, shapes.train * shapes.cells), shapes.test * shapes.cells
-    at_once = min(queries, _QUERIES)
-    k = min(settings.k, patches)
-    searched = search_cost(patches, at_once, width, k, settings.max_memory).times(queries / max(1, at_once))
-    # Maps are read once in train and twice in test, the second time for the floor by position.
-    maps = Cost(
-        traffic=(shapes.train + 2.0 * shapes.test) * shapes.pixels * _PIXEL
-        + 2.0 * shapes.test * shapes.pixels * classes * _UPSAMPLED
-        + queries * k * float(classes) * 2 * DOUBLE,
-        calls=(shapes.train + 2.0 * shapes.test) * _CALLS,
-        memory=float(shapes.pixels) * classes * FLOAT,
+    patches, queries = min(settings.memory, shapes.train * shapes.cells), float(shapes.test * shapes.cells)
+    pixels = float(shapes.pixels) * (shapes.train + shapes.test * (2 + classes))
+    return Cost(
+        products=2 * patches * queries * width,
+        passes=8 * patches * queries + 32 * pixels,
+        memory=8.0 * patches * (width + classes) + min(4.0 * patches * width, settings.max_memory * 1e9),
+        scores=12.0 * shapes.test * classes,
     )
-    held = patches * float(FLOAT) * (width + classes) * 2
-    return (searched + maps).beside(held) + summary_cost(LabelMaps, shapes.test, 3 * classes)
 
 
 PROTOCOL = Protocol(

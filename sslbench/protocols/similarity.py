@@ -18,11 +18,9 @@ from sslbench.config import setting
 from sslbench.errors import DataError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import summarise
-from sslbench.protocols._parts.costs import DOUBLE, summary_cost
 from sslbench.protocols._parts.selection import check_features
-from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes, test_part
+from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, Shapes, test_part
 from sslbench.results import Outcome
-from sslbench.runtime.cost import Cost
 from sslbench.targets.target import Target
 from sslbench.targets.triplets import Triplets
 
@@ -95,16 +93,14 @@ def preferences(features: Features, settings: Settings) -> FloatArray:
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:
-    """Return the work of three vectors per triplet, in double precision, and of the metrics."""
-    passes = 4 if settings.similarity == "euclidean" else 8
-    block = float(min(shapes.test, _ROWS)) * shapes.width * DOUBLE
-    own = Cost(traffic=float(shapes.test) * shapes.width * DOUBLE * passes, memory=3 * block)
-    return own + summary_cost(shapes.target, shapes.test, 1)
+    """Count passes over the three vectors of each triplet, in double precision."""
+    block = 8.0 * min(shapes.test, _ROWS) * shapes.width
+    return Cost(passes=64.0 * shapes.test * shapes.width, memory=3 * block, scores=4.0 * shapes.test)
 
 
 PROTOCOL = Protocol(
     version=1,
     summary="similarity as persons see it (NIGHTS): choice between two candidates, without training.",
     settings=Settings,
-    kind=OnFeatures(check, run, cost, takes=(Triplets,), part=test_part, own_classes=True),
+    kind=OnFeatures(check, run, cost=cost, takes=(Triplets,), part=test_part, own_classes=True),
 )

@@ -41,7 +41,7 @@ from sslbench.metrics.dense.segmentation import class_areas
 from sslbench.metrics.dense.video import VideoScores, frame_scores, object_values, objects_in
 from sslbench.metrics.summary import summarise, without_intervals
 from sslbench.protocols._parts.untrained import FacetSettings, LayerRun
-from sslbench.protocols.protocol import NotEstimated, Protocol
+from sslbench.protocols.protocol import Cost, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.solvers.in_context import class_counts, shares
 from sslbench.solvers.propagation_settings import DINO, Propagation
@@ -465,10 +465,15 @@ def frame_fit(original: tuple[int, int], settings: Settings, multiple: int) -> "
     return Fitted(original, (height, width), (0, 0), (height, width))
 
 
+def cost(settings: Settings, shapes: Shapes) -> Cost | str:
+    """Return the reason why the work is not estimated."""
+    return "the number of frames is known when the videos are read"
+
+
 PROTOCOL = Protocol(
     version=2,
     summary="Tracking of objects, parts and joints by propagation of the first labels, without training.",
     settings=Settings,
-    kind=Tracking.kind(work=NotEstimated("the number of frames is known when the videos are read")),
+    kind=Tracking.kind(cost),
     check_settings=Tracking.check_settings,
 )

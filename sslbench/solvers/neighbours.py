@@ -15,6 +15,7 @@ Ties: similarities that agree to 40 bits (about 12 digits) count as equal; among
 import dataclasses
 import functools
 import math
+import time
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
@@ -29,7 +30,7 @@ from sslbench.steps import counted
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Engine", "Metric", "Scope", "nearest"]
+__all__ = ["Engine", "Metric", "Scope", "fastest_engine", "nearest"]
 
 Metric = Literal["cosine", "dot", "l2"]
 
@@ -37,6 +38,7 @@ _SMALLEST, _LARGEST = 1e-12, 1e12  # norms between which float32 products neithe
 _BITS = 40  # of the mantissa to which similarities are rounded before they are compared
 _CACHED = 65536  # values of train rows compared in float64 at a time, which fit into a processor's cache
 _MOST_QUERIES, _MOST_ROWS = 4096, 8192
+_LONG = 3e11  # operations, some seconds, from which on the choice of the library is worth a measurement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +76,32 @@ class Engine:
 
     library: Literal["faiss", "torch"] = "faiss"
     device: str = "cpu"
+
+
+def fastest_engine(device: str, operations: float) -> Engine:
+    """Return the library for a search of so many operations: torch on a GPU, else faiss unless it is slow here."""
+    if device != "cpu":
+        return Engine("torch", device)
+    return Engine("torch" if operations > _LONG and faiss_is_slow() else "faiss")
+
+
+@functools.cache
+def faiss_is_slow() -> bool:
+    """Time a small search by faiss, and its products by numpy.
+
+    faiss brings a BLAS of its own. On a Xeon with AVX-512 its products ran at a fifth of numpy's speed.
+    """
+    import faiss
+
+    rows = np.random.default_rng(0).standard_normal((4096, 512), dtype=np.float32)
+    queries, seconds = rows[:1024], []
+    for search in (lambda: faiss.knn(queries, rows, 1), lambda: queries @ rows.T):
+        search()  # starts threads
+        started = time.perf_counter()
+        search()
+        seconds.append(time.perf_counter() - started)
+    # The products are not all of a search: the choice of the nearest takes about as long.
+    return seconds[0] > 2 * seconds[1]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from sslbench.evaluation import estimate
 from sslbench.features import external
 from sslbench.features.external import read_train_test
-from sslbench.runtime import machine
 
 WORDS = ("--features", "x.npy", "--labels", "y.npy")
 
@@ -42,7 +42,7 @@ def test_features_without_labels_and_without_an_estimate(arrays, sslbench):
 def test_what_the_run_would_refuse_the_plan_refuses(arrays, sslbench, monkeypatch):
     code, _, err = sslbench("eval", "finetune", *WORDS, "--dry-run")
     assert code == 2 and "takes images" in err
-    monkeypatch.setattr(machine, "free_memory", lambda: 1000.0)
+    monkeypatch.setattr(estimate, "free_memory", lambda: 1000.0)
     code, out, err = sslbench("eval", "knn", *WORDS, "--dry-run")
     assert code == 1 and "knn needs about" in err and "fewer rows" in err and "in all" in out
 

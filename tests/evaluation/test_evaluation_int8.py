@@ -10,10 +10,9 @@ from PIL import Image
 from torch import nn
 
 import sslbench
-from sslbench import evaluation
 from sslbench.backbones.int8 import _sums_are_exact
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation import Request, RunSettings, estimate, make_task, rounding
+from sslbench.evaluation import RunSettings, rounding
 from sslbench.results import Rounding, records
 
 pytestmark = pytest.mark.skipif(not _sums_are_exact(), reason="sums of 8-bit products overflow on this processor")
@@ -100,20 +99,6 @@ def test_the_difference_is_that_with_the_labels_of_the_record(net, photos, tmp_p
     for rounded, exact in zip(found["int8"], found["fp32"], strict=True):
         assert rounded.rounding.int8 == rounded.metrics["top1"].value
         assert rounded.rounding.fp32 == exact.metrics["top1"].value
-
-
-def test_the_estimate_counts_the_preparation_and_the_sample_in_fp32(photos, tmp_path):
-    found = {}
-    for precision in ("fp32", "int8"):
-        run = RunSettings(precision=precision, workers=0, device="cpu", floors=False)
-        request = Request("random", str(photos), (make_task("knn", {}),), backbone="resnet18w0.25")
-        request = dataclasses.replace(request, preprocessing={"resize": 32, "crop": [32, 32]})
-        prepared = evaluation.prepare(request, run)
-        found[precision] = [part.name for part in estimate.estimate(prepared, tmp_path, tmp_path).parts]
-        rate = estimate.measure_rate(prepared.backbone, prepared.data.train, prepared.layers, run)
-        assert (rate.start > 0) == (precision == "int8")
-    extraction, knn, _ = found["fp32"]
-    assert found["int8"] == [*found["fp32"], f"fp32 beside int8: {extraction}", f"fp32 beside int8: {knn}"]
 
 
 def test_pixels_are_recorded_in_fp32_as_they_are_computed(photos, tmp_path):

@@ -437,3 +437,16 @@ def test_unanimous_neighbours_are_tied_whatever_their_weights():
     mixed = generator.integers(0, 200, (500, 10))
     found = knn.vote(similarity, mixed, train.target, settings)
     np.testing.assert_array_equal(found, found.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("slow", "operations", "library"), [(True, 1e12, "torch"), (False, 1e12, "faiss"), (True, 1e9, "faiss")]
+)
+def test_a_slow_faiss_is_passed_over_in_a_long_search(slow, operations, library, monkeypatch):
+    monkeypatch.setattr(neighbours, "faiss_is_slow", lambda: slow)
+    assert neighbours.fastest_engine("cpu", operations) == Engine(library)
+    assert neighbours.fastest_engine("cuda:1", operations) == Engine("torch", "cuda:1")
+
+
+def test_the_speed_of_faiss_is_compared_with_that_of_numpy():
+    assert neighbours.faiss_is_slow() in (True, False)

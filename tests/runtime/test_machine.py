@@ -1,4 +1,4 @@
-"""Rates of the machine, costs, and free memory by control groups."""
+"""Free memory, by control groups and limits as well, and free disk space."""
 
 import subprocess
 import sys
@@ -6,28 +6,6 @@ import sys
 import pytest
 
 from sslbench.runtime import machine
-from sslbench.runtime.cost import Cost
-
-
-def test_costs_follow_one_another_and_repeat():
-    first, second = Cost(1.0, 2.0, 3.0, 4.0, 5.0, 60.0, 7.0), Cost(10.0, 20.0, 30.0, 40.0, 50.0, 6.0, 70.0)
-    assert first + second == Cost(11.0, 22.0, 33.0, 44.0, 55.0, 60.0, 77.0)
-    assert first.times(3) == Cost(3.0, 6.0, 9.0, 12.0, 15.0, 60.0, 7.0)
-    assert first.beside(40).memory == 100.0
-
-
-def test_the_time_of_each_kind_of_work_is_counted():
-    speed = machine.Speed(single=8.0, double=4.0, search=4.0, traffic=16.0)
-    assert speed.seconds(Cost(single=8, double=8, search=8, traffic=8)) == 1 + 2 + 2 + 0.5
-    assert speed.seconds(Cost(calls=10)) > 0
-
-
-def test_measured_rates_are_those_of_the_clock():
-    ticks = iter(range(10**6))
-    speed = machine.measure_speed(lambda: float(next(ticks)))
-    assert speed.single == speed.double == 2 * 1024**3  # every measurement takes one tick
-    measured = machine.measure_speed()
-    assert measured.single > 1e8 and measured.double > 1e8 and measured.search > 1e7 and measured.traffic > 1e7
 
 
 def group(folder, limit, used, droppable, names=("memory.max", "memory.current", "inactive_file")):

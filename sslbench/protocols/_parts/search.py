@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sslbench.errors import UsageError
 from sslbench.protocols._parts.untrained import MapRun, SearchSettings
-from sslbench.protocols.protocol import ImageWork, Part, Shapes
+from sslbench.protocols.protocol import Cost, Part, Shapes
 
 if TYPE_CHECKING:
     from sslbench.backbones.backbone import Backbone
@@ -66,6 +66,6 @@ class ObjectSearch(MapRun[S]):
         return settings.part
 
 
-def work(settings: SearchSettings, shapes: Shapes) -> ImageWork:
+def cost(settings: SearchSettings, shapes: Shapes) -> Cost:
     """Return one pass per image."""
-    return ImageWork(shapes.test, rest="the search for regions in the maps")
+    return Cost(images=shapes.test, rest="the search for regions in the maps")

@@ -15,7 +15,7 @@ from sslbench.config import setting
 from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols.protocol import ImageWork, NotEstimated, OnImages, Part, Shapes
+from sslbench.protocols.protocol import Cost, OnImages, Part, Shapes
 from sslbench.results import Outcome
 from sslbench.runtime.progress import Progress, StageProgress, stage_progress
 from sslbench.solvers.discovery import DiscoveredObject, Ties, lost, token_cut
@@ -196,10 +196,10 @@ class MapRun(Generic[S]):
         return cls(backbone, layers, encoder, test, settings, seed, engine, progress).score()
 
     @classmethod
-    def kind(cls, work: Callable[[S, Shapes], ImageWork] | NotEstimated) -> OnImages[S]:
-        """Return the kind of the protocol; see `OnImages` for `work`."""
+    def kind(cls, cost: Callable[[S, Shapes], Cost | str]) -> OnImages[S]:
+        """Return the kind of the protocol; see `Kind` for `cost`."""
         return OnImages(
-            cls.check, cls.rows, cls.run, work, takes=cls.takes, trains=False, part=cls.part, view=OWN_SIZES
+            cls.check, cls.rows, cls.run, cost=cost, takes=cls.takes, trains=False, part=cls.part, view=OWN_SIZES
         )
 
 

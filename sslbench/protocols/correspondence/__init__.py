@@ -20,7 +20,7 @@ Time: two forward passes per image at most, and one product of K x D with D x ce
 from sslbench.errors import UsageError
 from sslbench.protocols._parts.untrained import LayerRun
 from sslbench.protocols.correspondence.settings import Settings
-from sslbench.protocols.protocol import ImageWork, Protocol, Shapes
+from sslbench.protocols.protocol import Cost, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.targets.pairs import Homographies, Points
 from sslbench.targets.target import Target
@@ -89,15 +89,15 @@ class Correspondence(LayerRun[Settings]):
         return match_homographies(self, Homographies.of(pairs))
 
 
-def work(settings: Settings, shapes: Shapes) -> ImageWork:
+def cost(settings: Settings, shapes: Shapes) -> Cost:
     """Return one pass for each image of a pair."""
-    return ImageWork(2 * shapes.test, rest="the search for places")
+    return Cost(images=2 * shapes.test, rest="the search for places")
 
 
 PROTOCOL = Protocol(
     version=2,
     summary="Correspondence of keypoints, or of cells under homographies, without training.",
     settings=Settings,
-    kind=Correspondence.kind(work),
+    kind=Correspondence.kind(cost),
     check_settings=Correspondence.check_settings,
 )

@@ -14,7 +14,7 @@ from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.protocols.finetune.recipe import candidates, check_labels, check_settings
 from sslbench.protocols.finetune.settings import Settings
-from sslbench.protocols.protocol import ImageWork, OnImages, Protocol, Shapes
+from sslbench.protocols.protocol import Cost, OnImages, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
@@ -117,7 +117,7 @@ def run_on_images(  # noqa: PLR0913  the signature of every protocol on images
     return run.outcomes()
 
 
-def work(settings: Settings, shapes: Shapes) -> ImageWork:
+def cost(settings: Settings, shapes: Shapes) -> Cost:
     """Return the images of all trainings: one for each draw of each part of train, and those that choose lr."""
     parts = [share * shapes.train for share in settings.fractions]
     parts += [*settings.images, *(number * shapes.classes for number in settings.per_class)]
@@ -128,13 +128,13 @@ def work(settings: Settings, shapes: Shapes) -> ImageWork:
     for images in parts or [shapes.train]:
         each = settings.epochs * images if settings.updates is None else settings.updates * settings.batch_size
         trained += trainings * each
-    return ImageWork(shapes.test * draws * len(parts or [0]), trained)
+    return Cost(images=shapes.test * draws * len(parts or [0]), trained=trained)
 
 
 PROTOCOL = Protocol(
     version=7,
     summary="The whole network trained on the labels of train, with a linear classifier.",
     settings=Settings,
-    kind=OnImages(check, check_images, run_on_images, work, takes=(Classes, MultiLabel, Numbers)),
+    kind=OnImages(check, check_images, run_on_images, cost=cost, takes=(Classes, MultiLabel, Numbers)),
     check_settings=check_settings,
 )

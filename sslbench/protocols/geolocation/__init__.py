@@ -22,23 +22,19 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.geolocation import ACCURACY, MEAN_ERROR, REGION, great_circle_distances, located_within
 from sslbench.metrics.summary import summarise_places
-from sslbench.protocols._parts.costs import summary_cost
 from sslbench.protocols._parts.selection import check_features
 from sslbench.protocols.geolocation.cells import Cells, leaf_indices, mean_places, partition
 from sslbench.protocols.linear import LinearProbe, train_probe
 from sslbench.protocols.linear import check_settings as check_linear
-from sslbench.protocols.linear.cost import probe_cost
+from sslbench.protocols.linear import cost as linear_cost
 from sslbench.protocols.linear.settings import GRID
 from sslbench.protocols.linear.settings import Settings as LinearSettings
-from sslbench.protocols.protocol import OnFeatures, Protocol, Shapes
+from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
-from sslbench.runtime.cost import Cost
 from sslbench.targets.classes import Classes
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.target import Target
 
-_SORTED, _WEIGHT_HELD = 5000, 100  # bytes per weight of a half-sample: weighted medians of distances
-_WEIGHTS = 4_000_000  # weights in memory at a time, `metrics.intervals`
 _ROWS = 4096  # rows classified together, so that the scores of all cells need little memory
 
 
@@ -225,17 +221,10 @@ def _describe(cells: Cells, numbers: IntArray, true: FloatArray, places: FloatAr
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:
-    """Return the work of the classifier and of the metrics.
-
-    The number of cells follows from the places; the geometric mean of the fewest and the most is taken.
-    """
-    fewest, most = 2 * math.ceil(shapes.train / settings.max_images), shapes.train / settings.min_images
-    cells = max(2, round(math.sqrt(fewest * most)))
-    of_cells = dataclasses.replace(shapes, classes=cells, target=Classes)
-    located = Cost(double=2.0 * (shapes.train + shapes.test) * shapes.width * cells)
-    weights = 1000.0 * shapes.test
-    medians = Cost(traffic=weights * _SORTED, memory=min(weights, _WEIGHTS) * _WEIGHT_HELD)
-    return probe_cost(_linear(settings), of_cells) + located + medians + summary_cost(Numbers, shapes.test, 2)
+    """Count the classifier of the cells; their number follows from the places, here the mean of fewest and most."""
+    cells = max(2, round(math.sqrt(2 * shapes.train / settings.max_images * shapes.train / settings.min_images)))
+    probe = linear_cost(_linear(settings), dataclasses.replace(shapes, classes=cells, target=Classes))
+    return dataclasses.replace(probe, scores=8.0 * shapes.test)
 
 
 PROTOCOL = Protocol(
@@ -243,5 +232,5 @@ PROTOCOL = Protocol(
     summary="Place of an image: a linear classifier of cells of the globe, scored in kilometres.",
     settings=Settings,
     check_settings=check_settings,
-    kind=OnFeatures(check, run, cost, takes=(Numbers,), check_test=check_test),
+    kind=OnFeatures(check, run, cost=cost, takes=(Numbers,), check_test=check_test),
 )

@@ -31,9 +31,8 @@ from sslbench.protocols._parts.selection import (
     no_holdout,
     percent,
 )
-from sslbench.protocols.linear.cost import cost
 from sslbench.protocols.linear.settings import Settings
-from sslbench.protocols.protocol import OnFeatures, Protocol
+from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.steps import Advance, counted
 from sslbench.targets.classes import Classes
@@ -351,10 +350,37 @@ def _select(x: "Matrix | Unrotated", rows: IntArray) -> "Matrix | Unrotated":
     return x[rows] if isinstance(x, np.ndarray) else x.select(rows)
 
 
+def fit_products(rows: float, width: float, outputs: int) -> float:
+    """Return the operations of a logistic regression: some twenty products there and back, from a start nearby."""
+    return 20 * 4.0 * rows * width * outputs
+
+
+def cost(settings: Settings, shapes: Shapes) -> Cost:
+    """Count the axes of the features, and the fits of the path of c."""
+    train, classes = shapes.train, shapes.classes
+    rank = float(min(train, shapes.width))
+    products, scores = 8.0 * train * shapes.width * rank, 4.0 * shapes.test * classes
+    if issubclass(shapes.target, Numbers):
+        memory = 8.0 * (train + shapes.test) * len(settings.alpha) * classes + 8.0 * 8192 * rank
+        return Cost(products, 80.0 * train * shapes.width, memory, scores)
+    outputs = 1 if issubclass(shapes.target, Classes) and classes == 2 else classes
+    tried = len(settings.c) + 2 * settings.refine if len(settings.c) > 1 else 0
+    fits = tried * (1 - settings.holdout if settings.select_on == "train" else 1) + 1
+    coordinates = train * rank
+    # `solvers.logistic` stores 2^27 coordinates and 2^28 probabilities at most, else it works in blocks of 2^24 values.
+    held = coordinates * 8 * (2 if tried else 1) if coordinates <= 2**27 else 2.0 * 8 * 2**24
+    return Cost(
+        products=products + fits * fit_products(train, rank, outputs),
+        passes=80.0 * train * shapes.width + fits * 20 * 200.0 * train * outputs,
+        memory=held + 4.0 * min(train * outputs, 2**28) + 200.0 * shapes.width * outputs,
+        scores=scores,
+    )
+
+
 PROTOCOL = Protocol(
     version=6,
     summary="Linear probe: logistic regression on frozen features, to convergence.",
     settings=Settings,
     check_settings=check_settings,
-    kind=OnFeatures(check, run, cost, takes=(Classes, MultiLabel, Numbers), class_subsets=True),
+    kind=OnFeatures(check, run, cost=cost, takes=(Classes, MultiLabel, Numbers), class_subsets=True),
 )

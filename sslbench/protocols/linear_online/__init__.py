@@ -16,7 +16,7 @@ from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.protocols.linear_online.recipe import check_settings
 from sslbench.protocols.linear_online.settings import Settings
-from sslbench.protocols.protocol import ImageWork, OnImages, Protocol, Shapes
+from sslbench.protocols.protocol import Cost, OnImages, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.targets.target import Target
 
@@ -109,16 +109,16 @@ def run_on_images(  # noqa: PLR0913  the signature of every protocol on images
     return run(backbone, layers, (train, test), settings, seed=seed, engine=engine, folder=folder, progress=progress)
 
 
-def work(settings: Settings, shapes: Shapes) -> ImageWork:
+def cost(settings: Settings, shapes: Shapes) -> Cost:
     """Return the views of all epochs, which are encoded and not trained on, and the test images."""
     views = settings.epochs * shapes.train if settings.updates is None else settings.updates * settings.batch_size
-    return ImageWork(views + shapes.test, rest="the heads")
+    return Cost(images=views + shapes.test, rest="the heads")
 
 
 PROTOCOL = Protocol(
     version=4,
     summary="Linear probe on images: heads trained by SGD on augmented views.",
     settings=Settings,
-    kind=OnImages(check, check_images, run_on_images, work),
+    kind=OnImages(check, check_images, run_on_images, cost=cost),
     check_settings=check_settings,
 )

@@ -28,6 +28,7 @@ import numpy as np
 
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
+from sslbench.protocols import linear, svm
 from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.few_shot import (
     Draw,
@@ -39,10 +40,9 @@ from sslbench.protocols._parts.few_shot import (
     usable_k,
 )
 from sslbench.protocols._parts.selection import check_features, is_better, percent
-from sslbench.protocols.low_shot.cost import cost
 from sslbench.protocols.low_shot.models import Classifier, Logistic, Svm
 from sslbench.protocols.low_shot.settings import DEFAULT_K, Settings
-from sslbench.protocols.protocol import OnFeatures, Protocol
+from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.steps import Advance, counted
 from sslbench.targets.multilabel import MultiLabel
@@ -197,10 +197,32 @@ def check_settings(settings: Settings) -> None:
             raise UsageError(f"low-shot: {name} should be greater than 0, not {value}")
 
 
+def cost(settings: Settings, shapes: Shapes) -> Cost:
+    """Count the choice by cross-validation, the fit and the scores of test of every draw."""
+    width, classes = shapes.width, shapes.classes
+    # Every class has samples of its own where samples have several.
+    spread = classes if issubclass(shapes.target, MultiLabel) else 1
+    sizes = [k * classes * spread for k in settings.k] + [int(share * shapes.train) for share in settings.fractions]
+    strengths = len(settings.costs if settings.classifier == "svm" else settings.c)
+    fits = 1 + (strengths * settings.folds if strengths > 1 else 0)
+    products = 0.0
+    for rows in (min(size, shapes.train) for size in sizes):
+        rank = min(rows, width)
+        if settings.classifier == "svm":
+            products += fits * classes * svm.fit_products(rows, width)
+        else:
+            products += fits * linear.fit_products(rows, rank, classes)
+        products += 8.0 * rows * width * rank + 4.0 * shapes.test * width * classes
+    # Scores of one draw in double precision while the next is fitted, and of all in single.
+    scores = float(shapes.test) * classes
+    memory = scores * (16 + 4 * settings.draws) + 16.0 * min(max(sizes), shapes.train) * width
+    return Cost(settings.draws * products, 0.0, memory, 4 * settings.draws * scores)
+
+
 PROTOCOL = Protocol(
     version=5,
     summary="Linear SVMs or logistic regression on k images per class, over several draws.",
     settings=Settings,
     check_settings=check_settings,
-    kind=OnFeatures(check, run, cost),
+    kind=OnFeatures(check, run, cost=cost),
 )

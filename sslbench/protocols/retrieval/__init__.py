@@ -33,9 +33,8 @@ from sslbench.metrics.intervals import Interval, Units, means
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.retrieval import COPIES, GroundTruth, micro_values
 from sslbench.metrics.summary import with_intervals
-from sslbench.protocols._parts.costs import DOUBLE, EIGEN, FLOAT, fastest_engine, search_cost
 from sslbench.protocols._parts.selection import check_features, check_finite, class_sizes
-from sslbench.protocols.protocol import OnFeatures, Part, Protocol, Shapes
+from sslbench.protocols.protocol import Cost, OnFeatures, Part, Protocol, Shapes
 from sslbench.protocols.retrieval.descriptors import aggregate_regions, expand_queries, subtract_background, unit_length
 from sslbench.protocols.retrieval.search import positive_ranks
 from sslbench.protocols.retrieval.settings import Settings
@@ -50,8 +49,7 @@ from sslbench.protocols.retrieval.tasks import (
     rows_by_number,
 )
 from sslbench.results import Neighbours, Outcome
-from sslbench.runtime.cost import Cost
-from sslbench.solvers.neighbours import Scope, nearest
+from sslbench.solvers.neighbours import Scope, fastest_engine, nearest
 from sslbench.solvers.whitening import Whitening, fit_whitening
 from sslbench.targets.classes import Classes
 from sslbench.targets.queries import Queries
@@ -59,8 +57,6 @@ from sslbench.targets.target import Target
 
 _ROWS = 8192  # rows prepared together, so that memory-mapped features are never copied whole in float64
 _SHOWN_QUERIES, _SHOWN_IMAGES = 10, 8  # rows and columns of the sheet of neighbours
-_RANKED = 640  # bytes per pair of query and image: rounding and ranks
-_CALLS = 13  # calls of array functions per query
 _MOST_QUERIES = 4096  # per block, `retrieval.search`
 _HALVES = 200  # half-samples of queries for the interval of micro AP
 
@@ -445,30 +441,19 @@ def _expected_in_random_order(sizes: IntArray, metric_set: MetricSet) -> FloatAr
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:
-    """Return the work of ranking the database for every query, and of the steps before it."""
-    database = shapes.train if settings.database == "train" else shapes.test
-    queries, width, memory = shapes.test, shapes.width // shapes.regions, settings.max_memory
-    total, kept = Cost(), width
-    if settings.whiten:
-        kept = settings.components or width
-        vectors = float(shapes.train) * shapes.regions
-        total += Cost(double=2.0 * vectors * width**2 + EIGEN * float(width) ** 3, memory=3.0 * DOUBLE * width**2)
-        total += Cost(double=2.0 * (database + queries) * shapes.regions * width * kept)
-    for number, rows in ((settings.augmentation, database), (settings.query_expansion, queries)):
-        total += search_cost(database, rows, kept, number, memory) if number else Cost()
-    number = settings.predictions + _SHOWN_IMAGES
-    total += search_cost(database, queries if settings.predictions else _SHOWN_QUERIES, kept, number, memory)
-    at_once = min(queries, _MOST_QUERIES)
-    # Similarities of a block of queries with all images, and the product of one block of images before it is copied.
-    block, product = at_once * float(database) * DOUBLE, at_once * float(min(database, _MOST_QUERIES)) * DOUBLE
-    ranked = Cost(
-        double=2.0 * queries * database * kept,
-        traffic=float(queries) * database * _RANKED + (database + queries) * kept * 6.0 * DOUBLE,
-        calls=queries * _CALLS,
-        memory=min(block, 0.75e9 * memory) + product + min(_ROWS, database) * 2.0 * DOUBLE * kept,
+    """Count the similarities of every query with the database, once per ranking and expansion, and the whitening."""
+    database = float(shapes.train if settings.database == "train" else shapes.test)
+    queries, width = float(shapes.test), shapes.width // shapes.regions
+    kept = (settings.components or width) if settings.whiten else width
+    vectors = (shapes.train + database + queries) * shapes.regions if settings.whiten else 0.0
+    compared = database * (2 * queries + (queries if settings.query_expansion else 0))
+    compared += database**2 if settings.augmentation else 0
+    block = min(8 * queries * database, settings.max_memory * 1e9) + 8 * min(queries, _MOST_QUERIES) * _MOST_QUERIES
+    return Cost(
+        products=2 * compared * kept + 4 * vectors * width * max(width, kept),
+        passes=600 * queries * database,  # rounding, and the ranks of all images for every query
+        memory=block + 4.0 * kept * (database + queries),
     )
-    copies = FLOAT * float(kept) * (database + (queries if settings.database == "train" else 0))
-    return (total + ranked).beside(copies)
 
 
 PROTOCOL = Protocol(
@@ -476,5 +461,5 @@ PROTOCOL = Protocol(
     summary="Image retrieval by frozen features: leave one out, queries apart, or published ground truth.",
     settings=Settings,
     check_settings=check_settings,
-    kind=OnFeatures(check, run, cost, takes=(Classes,), part=part, own_classes=True, check_test=check_test),
+    kind=OnFeatures(check, run, cost=cost, takes=(Classes,), part=part, own_classes=True, check_test=check_test),
 )

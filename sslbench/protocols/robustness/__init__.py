@@ -20,14 +20,12 @@ from typing import TYPE_CHECKING
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.costs import summary_cost
-from sslbench.protocols.linear.cost import probe_cost
-from sslbench.protocols.protocol import FileClassifier, ImageSet, OnSets, Protocol, Shapes
+from sslbench.protocols.linear import cost as linear_cost
+from sslbench.protocols.protocol import Cost, FileClassifier, ImageSet, OnSets, Protocol, Shapes
 from sslbench.protocols.robustness.checks import check_settings
 from sslbench.protocols.robustness.classifier import file_classifier, linear_settings, used_part
 from sslbench.protocols.robustness.settings import Settings
 from sslbench.results import Outcome
-from sslbench.runtime.cost import Cost
 from sslbench.targets.classes import Classes
 from sslbench.targets.target import Target
 
@@ -83,17 +81,18 @@ def run(
     return scores.score(train, test, sets, settings, seed=seed, device=device, classifier=classifier)
 
 
+def cost(settings: Settings, shapes: Shapes) -> Cost:
+    """Count the classifier and the metrics on test; scores of further sets are little beside them."""
+    if settings.classifier != "linear":
+        return Cost(scores=4.0 * shapes.test * shapes.classes)
+    return linear_cost(linear_settings(settings), shapes)
+
+
 def of_a_set(settings: Settings) -> Settings:
     """Return the settings that the record of one set depends on: those of the classifier."""
     kept = ("classifier", "class_names", "c", "holdout")
     own = {name: getattr(settings, name) for name in kept}
     return Settings(corrupt=(), rotations=(), scales=(), crops=(), **own)
-
-
-def cost(settings: Settings, shapes: Shapes) -> Cost:
-    """Return the work of the classifier and of the metrics on test; scores of further sets are little beside them."""
-    trained = probe_cost(linear_settings(settings), shapes) if settings.classifier == "linear" else Cost()
-    return trained + summary_cost(Classes, shapes.test, shapes.classes)
 
 
 PROTOCOL = Protocol(
@@ -103,7 +102,7 @@ PROTOCOL = Protocol(
     kind=OnSets(
         check,
         run,
-        cost,
+        cost=cost,
         takes=(Classes,),
         part=used_part,
         open_sets=open_sets,

@@ -130,12 +130,12 @@ def _print_estimate(found: "Estimate") -> None:
     from sslbench.evaluation import estimate
 
     rows = []
-    for part in found.parts:
+    for part in found.stages:
         words = ["not estimated" if part.seconds is None else estimate.time_text(part.seconds)]
         words += [f"{estimate.size_text(part.memory)} of memory"] if part.memory else []
         words += [f"{estimate.size_text(part.stored)} in the feature store"] if part.stored else []
         words += [f"{estimate.size_text(part.written)} of scores"] if part.written else []
-        rows.append((part.name, ", ".join(words), part.remark or estimate.quicker(part)))
+        rows.append((part.name, ", ".join(words), part.remark))
     free = [] if found.free_memory is None else [f"{estimate.size_text(found.free_memory)} of memory"]
     free += [
         f"{estimate.size_text(found.free_store)} for features",

@@ -9,7 +9,7 @@ from sslbench.backbones.views import OWN_SIZES
 from sslbench.data.source import Source
 from sslbench.protocols._parts.dense.settings import HeadSettings
 from sslbench.protocols._parts.dense.task import DenseTask, S
-from sslbench.protocols.protocol import ImageWork, OnImages, Shapes
+from sslbench.protocols.protocol import Cost, OnImages, Shapes
 from sslbench.results import Outcome
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from sslbench.features.settings import ExtractSettings
 
 
-def heads_work(settings: HeadSettings, shapes: Shapes) -> ImageWork:
+def heads_cost(settings: HeadSettings, shapes: Shapes) -> Cost:
     """Return the crops of training and the test images, counted as one window each."""
     crops = float(settings.steps * settings.batch_size)
     if settings.max_epochs is not None:
         crops = min(crops, settings.max_epochs * shapes.train)
-    return ImageWork(crops + shapes.test * len(settings.scales), rest="heads, windows and metrics")
+    return Cost(images=crops + shapes.test * len(settings.scales), rest="heads, windows and metrics")
 
 
 def rows_of(
@@ -70,7 +70,7 @@ def trained_heads(task: type[DenseTask[S]]) -> OnImages[S]:
         task.check,
         functools.partial(rows_of, task),
         functools.partial(run, task),
-        heads_work,
+        cost=heads_cost,
         takes=(task.takes,),
         view=OWN_SIZES,
         reads_trained_side=lambda settings: settings.enlarge == "trained",
