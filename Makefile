@@ -34,7 +34,7 @@ bench-scale: .venv/installed  ## protocols at ImageNet's size within 4 GB of mem
 bench-gpu: .venv/installed  ## a CUDA GPU beside the CPU: numbers, and speeds of encoding and training
 	$(BIN)/python -m pytest -m gpu -s tests/gpu
 
-parity: .venv/installed  ## differences from Detectron2 and pycocotools; needs both importable (CONTRIBUTING.md)
+parity: .venv/installed  ## differences from Detectron2 and pycocotools; needs both importable (docs/extend/tests.md)
 	PYTHONPATH=tests:$$PYTHONPATH $(BIN)/python -W ignore tests/detection/parity_table.py
 
 hostile: .venv/installed  ## damaged and malicious input of every kind, all cases and 50 mutations of each kind; hours

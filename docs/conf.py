@@ -21,6 +21,7 @@ extensions = ["myst_parser", "sphinx_click", "sphinx.ext.autodoc", "sphinx.ext.n
 root_doc = "docs/index"
 include_patterns = [
     "docs/*.md",
+    "docs/extend/*.md",
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",

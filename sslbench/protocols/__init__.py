@@ -101,6 +101,6 @@ def find(name: str) -> Protocol[Any]:
     if not isinstance(protocol, Protocol):
         raise UsageError(
             f"'{name}' ({module.__file__}) is not a protocol",
-            "Add a line PROTOCOL = Protocol(...); see CONTRIBUTING.md.",
+            "Add a line PROTOCOL = Protocol(...); see docs/extend/protocols.md.",
         )
     return protocol

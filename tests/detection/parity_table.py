@@ -1,6 +1,6 @@
 """Table of the largest differences between the detection here and in Detectron2 and pycocotools: `make parity`.
 
-Needs both libraries importable (CONTRIBUTING.md, "Tests of optional libraries"). Each row has its bound; the exit code
+Needs both libraries importable (docs/extend/tests.md). Each row has its bound; the exit code
 is 1 if a difference exceeds its bound.
 """
 
@@ -486,7 +486,7 @@ def main() -> int:
     options = parser.parse_args()
     missing = [name for name in ("detectron2", "pycocotools") if importlib.util.find_spec(name) is None]
     if missing:
-        print(f"{' and '.join(missing)} cannot be imported: see CONTRIBUTING.md, 'Tests of optional libraries'")
+        print(f"{' and '.join(missing)} cannot be imported: see docs/extend/tests.md")
         return 2
     rows = table(options.number)
     print(f"{'quantity':<52}{'compared':>10}{'largest difference':>21}{'bound':>10}")

@@ -379,7 +379,7 @@ if __name__ == "__main__":
     verbs = {"draw": draw, "trace": trace, "run": run, "report": report}
     verb, *words = sys.argv[1:] or [""]
     if verb not in verbs:
-        sys.exit(f"{verb!r} is none of {', '.join(verbs)}; CONTRIBUTING.md has the commands")
+        sys.exit(f"{verb!r} is none of {', '.join(verbs)}; docs/extend/tests.md has the commands")
     if verb == "run" and len(words) > 2:
         run(Path(words[0]), Path(words[1]), [int(word) for word in words[2:]])
     else:

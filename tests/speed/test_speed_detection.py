@@ -1,6 +1,6 @@
 """An iteration of training, the detection of an image and the opening of a manifest beside Detectron2: `make bench`.
 
-Needs Detectron2 importable (CONTRIBUTING.md). Processor seconds, in turn, in one process with the same threads.
+Needs Detectron2 importable (docs/extend/tests.md). Processor seconds, in turn, in one process with the same threads.
 """
 
 import contextlib
