@@ -4,9 +4,9 @@ BIN := .venv/bin
 
 .PHONY: demo test test-all check bench bench-scale bench-gpu parity hostile site clean
 
-.venv/installed: pyproject.toml
+.venv/installed: pyproject.toml plugins/sslbench_visbench/pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,visbench]' -e plugins/sslbench_visbench
 	touch $@
 
 demo: .venv/installed  ## pretrain a small ResNet on bundled digits and evaluate it, offline

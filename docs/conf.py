@@ -14,7 +14,8 @@ from sslbench.cli.settings_page import show_value
 from sslbench.config import describe
 from sslbench.library.benchmarks import load_benchmark
 from sslbench.library.presets import Preset, load_preset
-from sslbench.names import find_file, list_names
+from sslbench.names import find_file, list_names, modules
+from sslbench.protocols import find
 
 project = "sslbench"
 extensions = ["myst_parser", "sphinx_click", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
@@ -75,7 +76,7 @@ def names_page() -> str:
             "## Protocols",
             table(
                 ("protocol", ""),
-                [(f"`{n}`", first_line(f"sslbench.protocols.{n.replace('-', '_')}")) for n in list_names("protocol")],
+                [(f"`{n}`", first_line(module)) for n, module in sorted(modules("protocol").items())],
             ),
             "## Presets",
             table(("preset", "", "source"), [(f"`{p.name}`", p.title, p.source) for p in presets()]),
@@ -88,7 +89,7 @@ def names_page() -> str:
             "## Kinds of data",
             table(
                 ("kind", ""),
-                [(f"`{n}`", first_line(f"sslbench.data.formats.{n.replace('-', '_')}")) for n in list_names("source")],
+                [(f"`{n}`", first_line(module)) for n, module in sorted(modules("source").items())],
             ),
         )
     )
@@ -96,7 +97,7 @@ def names_page() -> str:
 
 def settings_part(protocol: str) -> str:
     """Return what the page of a protocol includes: defaults and presets, read from the code and the YAML."""
-    found = importlib.import_module(f"sslbench.protocols.{protocol.replace('-', '_')}").PROTOCOL
+    found = find(protocol)
     rows = [
         (f"`{s.name}`", f"`{show_value(s.default)}`", f"{s.meaning} [{s.type}{', in ' + s.unit if s.unit else ''}]")
         for s in describe(found.settings)

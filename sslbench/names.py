@@ -5,6 +5,7 @@ import contextvars
 import difflib
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import pkgutil
@@ -42,6 +43,8 @@ _FOLDERS: dict[str, tuple[paths.DataFolder, str]] = {
 _MODULE_SOURCE = re.compile(r"(?:^|=)(?P<place>(?P<module>[A-Za-z_]\w*(?:\.\w+)+):(?!//)[^,]*)")
 _PLAIN = re.compile(r"[A-Za-z0-9][\w.-]*")
 KINDS = tuple(sorted({*_PACKAGES, *_FOLDERS}))
+_IN_PLUGINS = dict.fromkeys(("low-level", "orientation", "relative-pose"), "sslbench_visbench")
+"""Protocols that are not built in -> the plug-in package of this repository that has them."""
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
@@ -87,13 +90,40 @@ def list_names(kind: str) -> list[str]:
     raise UsageError(f"there is no kind of thing called '{kind}'", did_you_mean(kind, KINDS))
 
 
+@functools.cache
+def installed(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
+    """Return name -> entry point of the group `sslbench.KIND`: modules of installed plug-ins.
+
+    Kinds are those of modules; and 'target' and 'metric', whose modules are searched for classes and records.
+    """
+    return {entry.name: entry for entry in importlib.metadata.entry_points(group=f"sslbench.{kind}")}
+
+
 @functools.cache  # asked hundreds of times per evaluation
 def modules(kind: str) -> dict[str, str]:
-    """Return name -> module, built-in ones; protocols and sources have hyphens (low-shot), others underscores."""
+    """Return name -> module, built in or of a plug-in; protocols and sources have hyphens (low-shot), not underscores.
+
+    A plug-in cannot replace what is built in: its name in a record would mean two things.
+    """
     package = importlib.import_module(_PACKAGES[kind])
     stems = [m.name for m in pkgutil.iter_modules(package.__path__) if m.name[0] != "_" and m.name != kind]
     hyphens = kind in ("protocol", "source")
-    return {stem.replace("_", "-") if hyphens else stem: f"{_PACKAGES[kind]}.{stem}" for stem in stems}
+    builtin = {stem.replace("_", "-") if hyphens else stem: f"{_PACKAGES[kind]}.{stem}" for stem in stems}
+    return {name: entry.value for name, entry in installed(kind).items()} | builtin
+
+
+def plugin_version(protocol: str) -> dict[str, str]:
+    """Return package -> version of the plug-in that has a protocol; {} for a built-in one, or the user's own."""
+    entry = installed("protocol").get(protocol)
+    return {} if entry is None or entry.dist is None else {entry.dist.name: entry.dist.version}
+
+
+def plugin_remedy(protocol: str) -> str:
+    """Return how to install the plug-in of this repository that has a protocol, where it is missing; '' otherwise."""
+    if protocol not in _IN_PLUGINS or protocol in installed("protocol"):
+        return ""
+    package = _IN_PLUGINS[protocol]
+    return f"It is in the plug-in {package}; from a clone of sslbench: pip install ./plugins/{package}"
 
 
 def _yaml_files(kind: str) -> dict[str, Path]:
@@ -184,13 +214,13 @@ def find_module(kind: ModuleKind, name: str) -> ModuleType:
     Raises:
         UsageError: no such name, the user's module cannot be imported, or a file names it and the user does not.
     """
-    builtin = modules(kind)
-    if name in builtin:
-        return importlib.import_module(builtin[name])
+    known = modules(kind)
+    if name in known:
+        return _imported(known[name]) if name in installed(kind) else importlib.import_module(known[name])
     if "." in name:
         refuse_named_by_file(name)
         return _import_user_module(name)
-    raise UsageError(f"there is no {kind} called '{name}'", did_you_mean(name, builtin))
+    raise UsageError(f"there is no {kind} called '{name}'", plugin_remedy(name) or did_you_mean(name, known))
 
 
 def module_file(kind: ModuleKind, name: str) -> Path | None:
@@ -360,12 +390,17 @@ def _no_module(name: str, here: str) -> UsageError:
 
 def _import_user_module(name: str) -> ModuleType:
     _refuse_code_of_command(name)
-    here = search_current_folder()
+    search_current_folder()
+    return _imported(name)
+
+
+def _imported(name: str) -> ModuleType:
+    """Import a module outside of sslbench; its errors are the user's to mend, and no traceback of sslbench."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            raise _no_module(name, here) from None
+            raise _no_module(name, str(Path.cwd())) from None
         raise UsageError(f"importing '{name}' failed: {error}") from error
     except Exception as error:
         raise UsageError(f"importing '{name}' failed: {type(error).__name__}: {error}") from error

@@ -12,16 +12,14 @@ from sslbench.data.open import (
     open_label_maps,
     open_masks_as_data,
 )
-from sslbench.data.open_signals import open_orientations, open_signals
 from sslbench.data.source import Source
 from sslbench.data.textures import IMAGES, VIDEOS
 from sslbench.evaluation.request import Task, refuse_different_labels
-from sslbench.targets.camera_pairs import CameraPairs
 from sslbench.targets.foreground import Foreground
 from sslbench.targets.label_maps import LabelMaps
 from sslbench.targets.objects import Boxes
 from sslbench.targets.pairs import Homographies, Points
-from sslbench.targets.pixel_values import Boundaries, Depth, Normals, Orientations, Signals
+from sslbench.targets.pixel_values import Boundaries, Depth, Normals
 from sslbench.targets.target import Target
 from sslbench.targets.triplets import Triplets
 from sslbench.targets.videos import Parts, Poses, Tracks
@@ -45,17 +43,12 @@ class DenseData:
 DATA: Mapping[type[Target], DenseData] = {
     LabelMaps: DenseData(open_label_maps, IMAGES, "drawn textures"),
     Foreground: DenseData(open_masks_as_data, IMAGES, "drawn textures"),
-    Signals: DenseData(open_signals, IMAGES, "drawn textures"),
-    Orientations: DenseData(open_orientations, IMAGES, "drawn textures"),
     Boundaries: DenseData(open_boundaries, IMAGES, "outlines of drawn textures"),
     Boxes: DenseData(open_boxes_as_data, IMAGES, "drawn textures"),
     Depth: DenseData(open_depth, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),
     Normals: DenseData(open_normals, MOTORCYCLE, "a stereo picture of a motorcycle, cut into tiles"),
     Triplets: DenseData(
         lambda place: open_as(place, Triplets), f"triplets:{IMAGES}", "triplets made of drawn textures"
-    ),
-    CameraPairs: DenseData(
-        lambda place: open_as(place, CameraPairs), f"rotations:{IMAGES}", "drawn textures under rotations of a camera"
     ),
     Points: DenseData(
         lambda place: open_as(place, Points, Homographies),
@@ -67,8 +60,13 @@ DATA: Mapping[type[Target], DenseData] = {
 """Data by kind of labels; protocols on other kinds take `open_data`."""
 
 
+def dense_data(kind: type[Target]) -> DenseData:
+    """Return the data of a kind of labels; a plug-in's kind brings its own."""
+    return DATA.get(kind) or DenseData(kind.open, *kind.default)
+
+
 def dense_kind(tasks: Sequence[Task]) -> type[Target] | None:
-    """Return the kind of labels of protocols whose data `DATA` opens; None for protocols on labelled images.
+    """Return the kind of labels of protocols that have data of their own; None for protocols on labelled images.
 
     Raises:
         UsageError: the protocols take labels of different kinds.
@@ -78,4 +76,4 @@ def dense_kind(tasks: Sequence[Task]) -> type[Target] | None:
 
 
 def _kind_of(task: Task) -> type[Target] | None:
-    return next((kind for kind in DATA if kind in task.kind.takes), None)
+    return next((kind for kind in task.kind.takes if kind in DATA or kind.default[0]), None)

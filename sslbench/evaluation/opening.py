@@ -11,7 +11,7 @@ from sslbench.data.splits import TrainTest, choose_test, choose_train, limit, tr
 from sslbench.data.splits.objects import train_test_objects
 from sslbench.distributed.collectives import process_group_if_known
 from sslbench.errors import UsageError
-from sslbench.evaluation.dense import DATA, dense_kind
+from sslbench.evaluation.dense import dense_data, dense_kind
 from sslbench.evaluation.request import Request, RunSettings
 from sslbench.targets.target import Target
 
@@ -95,13 +95,13 @@ def _dense_data(kind: type[Target], request: Request, run: RunSettings) -> Train
         raise UsageError(f"{request.data} has {kind.title} and no columns, so {named[0]} has no effect")
     parts = {task.part for task in request.tasks}
     if len(parts) == 1 and (part := parts.pop()) is not None:
-        if part == "test" and request.test_data and request.data not in (request.test_data, DATA[kind].default):
+        if part == "test" and request.test_data and request.data not in (request.test_data, dense_data(kind).default):
             name = request.tasks[0].protocol
             raise UsageError(f"--data has no effect beside --test-data: {name} trains nothing", "Leave it out.")
         place = request.data if part == "train" else request.test_data or request.data
         choose = choose_train if part == "train" else choose_test
-        scored = choose(place, DATA[kind].open(place))
+        scored = choose(place, dense_data(kind).open(place))
         return TrainTest(scored, scored, f"{scored.name} alone")
     return train_test_of(
-        DATA[kind].open, request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction
+        dense_data(kind).open, request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction
     )

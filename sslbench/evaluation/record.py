@@ -164,7 +164,7 @@ def unscored(measured: Measurement, run: RunSettings, command: str, notes: tuple
         command=command,
         headline=headline,
         metrics={},
-        versions=records.versions(),
+        versions=records.versions() | names.plugin_version(measured.protocol.name),
         hardware=hardware(run),
         working_folder=records.working_folder(),
         notes=notes,
@@ -340,13 +340,13 @@ def finish(
 
 def _protocol(task: Task) -> ProtocolUsed:
     optimizer = getattr(task.settings, "optimizer", None)
+    # As with a built-in protocol, the version of an installed plug-in's stands for its code.
+    own = [names.find_module("protocol", task.protocol)] if "." in task.protocol else []
     return ProtocolUsed(
         name=task.protocol,
         version=protocols.find(task.protocol).version,
         settings=plain(protocols.find(task.protocol).recorded(task.settings)),
-        code=user_code.sha256(
-            [names.find_module("protocol", task.protocol), *(code_of(optimizer) if optimizer else [])]
-        ),
+        code=user_code.sha256([*own, *(code_of(optimizer) if optimizer else [])]),
     )
 
 

@@ -1,6 +1,11 @@
-"""All metrics by name. A new family of metrics is added to `FAMILIES`; a new metric of a family is found there."""
+"""All metrics by name. A new family of metrics is added to `FAMILIES`; a new metric of a family is found there.
+
+Metrics of an installed plug-in are found in the modules of its entry points `sslbench.metric`.
+"""
 
 import dataclasses
+import functools
+import importlib
 import re
 from collections.abc import Iterator, Mapping
 from types import ModuleType
@@ -20,6 +25,7 @@ from sslbench.metrics import (
 )
 from sslbench.metrics import detection as objects
 from sslbench.metrics.metric import ANY, Metric
+from sslbench.names import installed
 
 FAMILIES = (
     *(
@@ -48,6 +54,14 @@ def _records(family: ModuleType) -> Iterator[Metric]:
 METRICS: Mapping[str, Metric] = {metric.name: metric for family in FAMILIES for metric in _records(family)}
 
 
+@functools.cache
+def every_metric() -> Mapping[str, Metric]:
+    """Return `METRICS` and those of installed plug-ins, whose modules are imported here."""
+    # Not when this module is imported: a plug-in's module may import it.
+    modules = [importlib.import_module(entry.value) for entry in installed("metric").values()]
+    return {metric.name: metric for module in modules for metric in _records(module)} | dict(METRICS)
+
+
 def known(name: str) -> Metric | None:
     """Return the metric of that name; None for one that is not known here, of a user's protocol.
 
@@ -59,10 +73,11 @@ def known(name: str) -> Metric | None:
     >>> known("worst_group(continent).accuracy@25km").text
     '%, more is better'
     """
-    if name in METRICS:
-        return METRICS[name]
+    metrics = every_metric()
+    if name in metrics:
+        return metrics[name]
     part = re.fullmatch(r"worst_group\(.*\)\.([\w@.]+)|([\w@.]+)\(.*\)", name)
-    whole = METRICS.get(part[1] or part[2]) if part else None
+    whole = metrics.get(part[1] or part[2]) if part else None
     return None if whole is None else dataclasses.replace(whole, name=name)
 
 

@@ -26,7 +26,7 @@ from sslbench.errors import ResultError, UsageError
 from sslbench.metrics.classification import places as ranked_before
 from sslbench.metrics.classification import predicted_classes
 from sslbench.metrics.measure import SampleMeans
-from sslbench.names import did_you_mean
+from sslbench.names import did_you_mean, plugin_remedy
 from sslbench.paths import files_below, not_written, temporary_beside
 from sslbench.results import SCHEMA, Neighbours, Result, WorkingFolder, canonical, plain
 from sslbench.targets import kinds
@@ -332,7 +332,8 @@ def read(path: Path) -> Result:
     if result.headline not in result.metrics:
         raise ResultError(f"{path}: the headline '{result.headline}' is not among the metrics")
     if (labels := result.data.labels) not in kinds():
-        raise ResultError(f"{path}: data: labels: '{labels}' is not possible", did_you_mean(labels, kinds()))
+        remedy = plugin_remedy(result.protocol.name) or did_you_mean(labels, kinds())
+        raise ResultError(f"{path}: data: labels: '{labels}' is not possible", remedy)
     return dataclasses.replace(_with_train_part(result), file=path)
 
 

@@ -25,6 +25,7 @@ class Numbers(Target):
     name: ClassVar[Literal["value"]] = "value"
     title: ClassVar[str] = "numbers as labels"
     metric: ClassVar[str] = "r2"
+    of_numbers: ClassVar[bool] = True
     classes: tuple[str, ...]
     values: npt.NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""Numbers for every pixel: depth, surface normals, signals, orientations, and boundaries by annotators."""
+"""Numbers for every pixel: depth, surface normals, and boundaries by annotators."""
 
 import dataclasses
 from typing import ClassVar, Protocol, Self
@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import IntArray
-from sslbench.metrics.dense import contours, depth, normals, orientations, signals
+from sslbench.metrics.dense import contours, depth, normals
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.measure import Measure, Probabilities
 from sslbench.targets.target import Rows, WithoutValues
@@ -109,74 +109,3 @@ class Boundaries(ReadValues):
     def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
         """Return the metrics of boundaries."""
         return [contours.contour_measure(scores.astype(np.float64))]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Signals(WithoutValues):
-    """Signals of pixels, (H, W, 1): read from files, or computed from the images.
-
-    Attributes:
-        classes: name of the signal; 'signal' if it is computed.
-        count: number of images.
-        pixels: of the same images; None: computed.
-    """
-
-    name: ClassVar[str] = "signal"
-    title: ClassVar[str] = "signals of pixels"
-    metric: ClassVar[str] = "signal_correlation"
-    of_pixels: ClassVar[bool] = True
-    given_columns: ClassVar[tuple[str, ...]] = signals.COLUMNS
-    count: int
-    classes: tuple[str, ...] = ("signal",)
-    pixels: PixelValues | None = None
-
-    def __len__(self) -> int:
-        return self.count
-
-    @property
-    def sized(self) -> bool | None:
-        """True for files, which say the size of their images."""
-        return None if self.pixels is None else True
-
-    def select(self, indices: IntArray) -> Self:
-        """Return the signals of the images at `indices`."""
-        pixels = None if self.pixels is None else self.pixels.select(indices)
-        return self.changed(count=len(indices), pixels=pixels)
-
-    def content_key(self) -> bytes:
-        """Return the key of the files."""
-        return b"" if self.pixels is None else ("pixel values" + self.pixels.fingerprint()).encode()
-
-    @classmethod
-    def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
-        """Return the metrics of signals."""
-        return signals.signal_measures(scores.astype(np.float64))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Orientations(WithoutValues):
-    """Orientations of structures for every pixel, computed from the images.
-
-    Attributes:
-        count: number of images.
-    """
-
-    name: ClassVar[str] = "orientation"
-    title: ClassVar[str] = "orientations computed from the images"
-    metric: ClassVar[str] = "orientation_error"
-    of_pixels: ClassVar[bool] = True
-    given_columns: ClassVar[tuple[str, ...]] = orientations.COLUMNS
-    classes = ("orientation",)
-    count: int
-
-    def __len__(self) -> int:
-        return self.count
-
-    def select(self, indices: IntArray) -> "Orientations":
-        """Return the orientations of as many images as there are indices."""
-        return Orientations(len(indices))
-
-    @classmethod
-    def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
-        """Return the metrics of orientations."""
-        return orientations.orientation_measures(scores.astype(np.float64))

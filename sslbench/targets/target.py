@@ -1,6 +1,7 @@
 """Base of targets: what is asked of the samples of a data set, and what everything else has to know of it."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -25,8 +26,10 @@ class Target:
         metric: name of the leading metric; empty without one.
         of_classes: every sample has classes, whose samples can be counted.
         of_pixels: targets are of places in images (pixels, boxes), not of whole images.
+        of_numbers: values are numbers, named by `classes`, by which they are matched between train and test.
         labelled: False for samples without targets.
         given_columns: names of the columns of scores, where these are not of the classes.
+        default: of a plug-in's kind: location without --data, and its title; empty for labels of whole images.
         classes: the C class names; of numbers their names; a class is known by its position here.
         values: one row per sample, for metrics and files of scores; (N, 0) where the targets are files.
     """
@@ -36,8 +39,10 @@ class Target:
     metric: ClassVar[str] = ""
     of_classes: ClassVar[bool] = False
     of_pixels: ClassVar[bool] = False
+    of_numbers: ClassVar[bool] = False
     labelled: ClassVar[bool] = True
     given_columns: ClassVar[tuple[str, ...]] = ()
+    default: ClassVar[tuple[str, str]] = ("", "")
     classes: tuple[str, ...]
     values: npt.NDArray[Any]
 
@@ -63,6 +68,11 @@ class Target:
     @classmethod
     def from_values(cls, classes: tuple[str, ...], values: Rows) -> "Target":
         """Return targets whose classes and values are stored; see `values`."""
+        raise NotImplementedError
+
+    @classmethod
+    def open(cls, place: str) -> Mapping[str, Any]:
+        """Open a location: split -> source; of a plug-in's kind that has a `default`."""
         raise NotImplementedError
 
     @property

@@ -17,10 +17,10 @@ from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.maps.files import decode_pixels
 from sslbench.data.maps.types import distinct
 from sslbench.data.open import are_label_maps, open_label_maps, open_masks_as_data, refuse_label_maps
-from sslbench.data.open_signals import open_signals
 from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.targets.label_maps import IGNORED
+from sslbench_visbench.signal_maps import open_signals
 
 WIDTH, HEIGHT = 8, 6
 X = IGNORED

@@ -12,8 +12,8 @@ from sslbench.data.depth.location import open_depth
 from sslbench.data.in_memory import sources_of
 from sslbench.data.open import open_as, open_data, open_label_maps, open_objects
 from sslbench.errors import DataError, UsageError
-from sslbench.targets.camera_pairs import CameraPairs
 from sslbench.targets.triplets import Triplets
+from sslbench_visbench.targets import CameraPairs
 
 NAMES = ("a", "b", "c", "d")
 SPELLINGS = {

@@ -16,12 +16,12 @@ from sslbench.data.depth.location import open_depth, open_normals
 from sslbench.data.images import Files
 from sslbench.data.maps.sizes import size_and_turn, unknown_orientation
 from sslbench.data.open import open_as, open_data, open_label_maps, open_masks_as_data, open_objects
-from sslbench.data.open_signals import open_signals
 from sslbench.errors import DataError
 from sslbench.evaluation import Request, RunSettings, make_task, prepare
 from sslbench.evaluation.record import Encoded, describe
 from sslbench.targets.pairs import Homographies, Points
 from sslbench.targets.videos import Parts, Poses, Tracks
+from sslbench_visbench.signal_maps import open_signals
 
 TAG = 0x0112
 NOTE = "turned by EXIF, and annotations are taken for those of the turned pixels, which nothing in them tells"

@@ -14,11 +14,11 @@ from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair
 from sslbench.names import list_names
 from sslbench.protocols import Cost, OnFeatures, OnImages, OnSets, Shapes, find
-from sslbench.targets.camera_pairs import CameraPairs
 from sslbench.targets.classes import Classes
 from sslbench.targets.label_maps import LabelMaps
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.triplets import Triplets
+from sslbench_visbench.targets import CameraPairs
 
 IMAGENET = Shapes(1_281_167, 50_000, 2_048, 1_000)
 CORES = 3e11, 1.2e10

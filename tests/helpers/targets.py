@@ -21,14 +21,14 @@ from sslbench.data.warped import homography_pairs
 from sslbench.errors import DataError
 from sslbench.features.array import Features
 from sslbench.targets import kinds
-from sslbench.targets.camera_pairs import CameraPairs
 from sslbench.targets.foreground import Foreground
 from sslbench.targets.label_maps import LabelMap, LabelMaps
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.objects import Boxes
-from sslbench.targets.pixel_values import Boundaries, Depth, Normals, Orientations, Signals
+from sslbench.targets.pixel_values import Boundaries, Depth, Normals
 from sslbench.targets.triplets import Triplets
+from sslbench_visbench.targets import CameraPairs, Orientations, Signals
 
 COLOURS = np.array([[250, 10, 10], [10, 250, 10], [10, 10, 250], [250, 250, 250]])
 CITIES = np.array([[48.86, 2.35], [-33.87, 151.21], [40.71, -74.01], [-1.29, 36.82]])

@@ -16,7 +16,7 @@ from scipy import stats
 
 import sslbench.metrics
 from sslbench.metrics import catalog, comparisons, retrieval, robustness, spectrum
-from sslbench.metrics.catalog import METRICS, find
+from sslbench.metrics.catalog import every_metric, find
 from sslbench.metrics.clustering import agreement_with_intervals, silhouette
 from sslbench.metrics.dense import (
     boundary,
@@ -26,11 +26,9 @@ from sslbench.metrics.dense import (
     discovery,
     matching,
     normals,
-    orientations,
     panoptic,
     poses,
     segmentation,
-    signals,
     video,
 )
 from sslbench.metrics.detection import Detections, Truth, coco_ap, keypoint_ap, lvis_ap, masks, voc_ap
@@ -41,6 +39,9 @@ from sslbench.metrics.metric import ClassFrequencies
 from sslbench.metrics.retrieval import GroundTruth, ranks_of_positives
 from sslbench.metrics.summary import summarise, summarise_places
 from sslbench.targets import kinds
+from sslbench_visbench import metrics as visbench
+
+METRICS = every_metric()
 
 N, CLASSES, DRAWS, FALSE_ALARM = 240, 6, 60, 1e-6
 NAMES = tuple("abcdef")
@@ -354,9 +355,9 @@ def values_of_signals(quality, seed):
     targets = generator.random((10, 6, 7))
     noise = generator.random((10, 6, 7))
     rows = np.stack(
-        [signals.signal_row(quality * t + (1 - quality) * n, t) for t, n in zip(targets, noise, strict=True)]
+        [visbench.signal_row(quality * t + (1 - quality) * n, t) for t, n in zip(targets, noise, strict=True)]
     )
-    (measure,) = signals.signal_measures(rows)
+    (measure,) = visbench.signal_measures(rows)
     return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
 
 
@@ -365,7 +366,7 @@ def values_of_orientations(quality, seed):
     targets, noise = generator.normal(size=(2, 10, 2, 6, 7))
     targets /= np.maximum(1, np.hypot(targets[:, 0], targets[:, 1]))[:, None]
     pairs = zip(quality * targets + (1 - quality) * noise, targets, strict=True)
-    (measure,) = orientations.orientation_measures(np.stack([orientations.orientation_row(p, t) for p, t in pairs]))
+    (measure,) = visbench.orientation_measures(np.stack([visbench.orientation_row(p, t) for p, t in pairs]))
     return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
 
 
@@ -379,7 +380,7 @@ def values_of_choices(quality, seed):
 
 def values_of_relative_poses(quality, seed):
     true, noise = np.random.default_rng(seed).normal(size=(2, 100, 7))
-    measures = comparisons.pose_measures(quality * true + (1 - quality) * noise, true)
+    measures = visbench.pose_measures(quality * true + (1 - quality) * noise, true)
     found = [named(measure.metrics, measure.statistic(np.ones((1, 100)))[0]) for measure in measures]
     return {name: value for each in found for name, value in each.items()}
 
@@ -433,7 +434,7 @@ def test_every_module_with_records_is_a_family():
 
 def test_names_are_the_keys_and_unique():
     records = [record for family in catalog.FAMILIES for record in set(catalog._records(family))]
-    assert len({record.name for record in records}) == len(set(records)) == len(METRICS)
+    assert len({record.name for record in records}) == len(set(records)) == len(catalog.METRICS)
     assert all(record.name == name == find(name).name and record.title for name, record in METRICS.items())
 
 

@@ -19,12 +19,10 @@ from sslbench.data.splits.stratify import choose
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
-from sslbench.targets.camera_pairs import CameraPairs
 from sslbench.targets.classes import Classes
 from sslbench.targets.foreground import Foreground
 from sslbench.targets.label_maps import LabelMaps
 from sslbench.targets.multilabel import MultiLabel
-from sslbench.targets.numbers import Numbers
 from sslbench.targets.pixel_values import ReadValues
 from sslbench.targets.target import OfClasses, SeveralImages, Target
 
@@ -308,7 +306,7 @@ def match_classes(train: Source, test: Source, *, subset: bool = False) -> tuple
     notes = [note for note in (absent_from_test(train, test), not_listed(train, test)) if note is not None]
     if train.target.of_pixels:
         return train, test
-    if isinstance(train.target, Numbers | CameraPairs):
+    if train.target.of_numbers:
         order = [test.target.classes.index(name) for name in train.target.classes]
         numbers = test.target.changed(classes=train.target.classes, values=test.target.values[:, order])
         return train, dataclasses.replace(test, target=numbers)
@@ -401,7 +399,7 @@ def label_problems(train: Source, test: Source) -> list[str]:
         same = train.target.classes == test.target.classes
         both = [f"{part.name} has {some(part.target.classes, 5)}" for part in (train, test)]
         return [] if same else [f"the classes of the maps differ: {'; '.join(both)}"]
-    if isinstance(train.target, Numbers | CameraPairs):
+    if train.target.of_numbers:
         same = sorted(train.target.classes) == sorted(test.target.classes)
         both = [f"{part.name} has {', '.join(part.target.classes)}" for part in (train, test)]
         return [] if same else [f"the numbers to predict differ: {'; '.join(both)}"]

@@ -1,4 +1,4 @@
-"""Metrics of dense tasks: label maps, depth, normals, correspondence, videos, discovery, saliency, signals.
+"""Metrics of dense tasks: label maps, depth, normals, correspondence, videos, discovery, saliency.
 
 Each image is reduced to counts or sums, in one pass and independent of the others. The metrics are functions of these
 under any weights of the images, so that an interval over images resamples rows.
@@ -28,11 +28,9 @@ from sslbench.metrics.dense.depth import DEPTH
 from sslbench.metrics.dense.discovery import DISCOVERY, SALIENCY
 from sslbench.metrics.dense.matching import MATCHED
 from sslbench.metrics.dense.normals import NORMALS
-from sslbench.metrics.dense.orientations import ORIENTATION
 from sslbench.metrics.dense.panoptic import PANOPTIC
 from sslbench.metrics.dense.poses import POSE_PCK
 from sslbench.metrics.dense.segmentation import SEGMENTATION
-from sslbench.metrics.dense.signals import SIGNALS
 from sslbench.metrics.dense.video import TRACKING
 
 __all__ = [
@@ -44,7 +42,6 @@ __all__ = [
     "MATCH_AUC",
     "MATCH_RECALL",
     "NORMALS",
-    "ORIENTATION",
     "PANOPTIC",
     "PCK_PER_CLASS",
     "PCK_PER_IMAGE",
@@ -52,7 +49,6 @@ __all__ = [
     "POSE_PCK",
     "SALIENCY",
     "SEGMENTATION",
-    "SIGNALS",
     "SWAPPED",
     "TRACKING",
 ]

@@ -14,7 +14,7 @@ from sslbench.cli.echo import echo
 from sslbench.data.noise import check_values
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
-from sslbench.names import did_you_mean, list_names
+from sslbench.names import did_you_mean, list_names, plugin_remedy
 from sslbench.protocols import find as find_protocol
 from sslbench.runtime.resources import float_precision
 
@@ -343,7 +343,8 @@ def _benchmarks(chosen: EvalOptions, names: Sequence[str]) -> list["Benchmark"]:
     known = list_names("protocol")
     for name in names:
         if name not in known and "." not in name:
-            raise UsageError(f"there is no protocol called '{name}'", did_you_mean(name, known))
+            remedy = plugin_remedy(name) or did_you_mean(name, known)
+            raise UsageError(f"there is no protocol called '{name}'", remedy)
     suite = load_suite(chosen.suite) if chosen.suite else ()
     benchmarks = [load_benchmark(name) for name in [*chosen.benchmarks, *suite]]
     named = [each.protocol for each in benchmarks if each.protocol in known]  # others are code, which a user types
@@ -389,7 +390,7 @@ def _requests(
     """Return the requests for one weights file; protocols that want the same images share one."""
     from sslbench.cli.commands.eval.presets import grouped, layers_and_preprocessing, mark_changes
     from sslbench.evaluation import make_task
-    from sslbench.evaluation.dense import DATA, dense_kind
+    from sslbench.evaluation.dense import dense_data, dense_kind
     from sslbench.library.benchmarks import data_of
 
     common = {
@@ -428,7 +429,9 @@ def _requests(
         kind = dense_kind([task for task, _ in tasks])
         if data is None:
             data = (
-                options.default_data() if kind is None else options.default_data(DATA[kind].default, DATA[kind].title)
+                options.default_data()
+                if kind is None
+                else options.default_data(dense_data(kind).default, dense_data(kind).title)
             )
         if chosen.data.test_data:
             _refuse_unscored_test("--test-data", [task for task, _ in tasks])

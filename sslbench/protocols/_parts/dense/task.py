@@ -21,7 +21,7 @@ from sslbench.metrics.summary import summarise, without_intervals
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense.settings import HeadSettings, check_heads
 from sslbench.results import Outcome
-from sslbench.targets.pixel_values import ReadValues, Signals
+from sslbench.targets.pixel_values import ReadValues
 from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ def read_pixel_values(source: Source, index: int, size: tuple[int, int] | None =
         DataError: they are of another size than the image, or impossible.
     """
     target = source.target
-    if not isinstance(target, ReadValues | Signals) or target.pixels is None:
+    if not isinstance(target, ReadValues):
         raise DataError(f"{source.name} has no values of pixels")
     values = target.pixels.read_values(index, size=size)
     return np.ascontiguousarray(np.moveaxis(values, 2, 0))

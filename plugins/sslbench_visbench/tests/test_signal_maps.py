@@ -8,10 +8,9 @@ import pytest
 from PIL import Image
 
 from sslbench.data.location import locate
-from sslbench.data.open_signals import open_orientations, open_signals
-from sslbench.data.signal_maps import open_signal_maps
 from sslbench.errors import DataError, UsageError
-from sslbench.targets.pixel_values import Signals
+from sslbench_visbench.signal_maps import open_orientations, open_signal_maps, open_signals
+from sslbench_visbench.targets import Signals
 
 SIZE = (6, 8)
 RAW = np.arange(48, dtype=np.uint16).reshape(SIZE) * 200

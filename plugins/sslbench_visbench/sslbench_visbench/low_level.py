@@ -2,7 +2,7 @@
 
 The signal is computed from the image itself, at its own size, so any images serve: the strength of edges or corners,
 from the luminance of colours or the mean of any other channels. Or it is read from maps of numbers beside the images
-(`--data 'taskonomy?maps=keypoints2d'`, see `data/signal_maps`). A linear head on the patches
+(`--data 'taskonomy?maps=keypoints2d'`, see `signal_maps`). A linear head on the patches
 predicts it (mean absolute error, AdamW), enlarged to the image by bilinear interpolation. The score is the correlation
 over the pixels of an image, mean over images: a constant scores 0, whatever its error. What a grid of patches can
 express at best is in no score: a finer grid scores higher.
@@ -22,16 +22,15 @@ import numpy as np
 
 from sslbench.arrays import BoolArray, FloatArray
 from sslbench.config import setting
-from sslbench.data.signals import Signal, signal_of
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
-from sslbench.metrics.dense.signals import signal_row
 from sslbench.protocols._parts.dense import trained_heads
 from sslbench.protocols._parts.dense.task import enlarged
-from sslbench.protocols._parts.signals import SignalSettings, SignalTask
 from sslbench.protocols.protocol import Protocol
-from sslbench.targets.pixel_values import Signals
 from sslbench.targets.target import Target
+from sslbench_visbench.metrics import signal_row
+from sslbench_visbench.signals import Signal, SignalSettings, SignalTask, signal_of
+from sslbench_visbench.targets import Signals
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -51,7 +50,7 @@ class Settings(SignalSettings):
 
 
 class LowLevel(SignalTask[Settings]):
-    """Signals of pixels, (1, h, w); an image's row has the values `metrics.dense.signals.COLUMNS`."""
+    """Signals of pixels, (1, h, w); an image's row has the values `metrics.SIGNAL_COLUMNS`."""
 
     name = "low-level"
     takes = Signals
@@ -83,8 +82,8 @@ class LowLevel(SignalTask[Settings]):
             UnreadableImage: the image, or its file of numbers, cannot be read.
             DataError: the file's numbers cannot be used.
         """
-        if Signals.of(source.target).pixels is not None:
-            return super().read(source, index, size)
+        if (maps := Signals.of(source.target).pixels) is not None:
+            return np.ascontiguousarray(np.moveaxis(maps.read_values(index, size=size), 2, 0))
         settings = self.settings
         return signal_of(self.image(source, index), settings.signal or "edges", settings.sigma)[None]
 

@@ -12,12 +12,12 @@ from torch import nn
 from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.images import Arrays
-from sslbench.data.signals import orientation_of
 from sslbench.errors import DataError, UsageError
 from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols import orientation
-from sslbench.targets.pixel_values import Orientations
+from sslbench_visbench import orientation
+from sslbench_visbench.signals import orientation_of
+from sslbench_visbench.targets import Orientations
 
 TASK = orientation.Orientation(orientation.Settings(), Preprocessing())
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from sslbench.metrics.dense.orientations import orientation_measures, orientation_row
+from sslbench_visbench.metrics import orientation_measures, orientation_row
 
 
 def slow_row(predicted, target):

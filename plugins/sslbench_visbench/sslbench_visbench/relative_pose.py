@@ -1,7 +1,7 @@
 """Relative pose of two cameras from the frozen features of their images, by a small network trained on pairs.
 
 Features of both images, side by side, are mapped to the quaternion of the rotation from the first camera to the second
-and, where the data have them, to the translation (`solvers/poses`; El Banani et al., probe3d, CVPR 2024, and VisBench).
+and, where the data have them, to the translation (`pose_network`; El Banani et al., probe3d, CVPR 2024, and VisBench).
 The score is the mean angle between predicted and true rotation, in degrees; lower is better. A mean angle alone says
 little: the pose that is the mean of train stands beside it as chance.
 
@@ -19,13 +19,13 @@ from sslbench.arrays import FloatArray
 from sslbench.config import setting
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.metrics.comparisons import POSE_COLUMNS
 from sslbench.metrics.summary import summarise, without_intervals
 from sslbench.protocols._parts.selection import check_features
 from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, Shapes
 from sslbench.results import Outcome
-from sslbench.targets.camera_pairs import CameraPairs
 from sslbench.targets.target import Target
+from sslbench_visbench.metrics import POSE_COLUMNS
+from sslbench_visbench.targets import CameraPairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
             that diverges.
         UsageError: settings that are not possible.
     """
-    from sslbench.solvers.poses import PoseTraining, fit_poses
+    from sslbench_visbench.pose_network import PoseTraining, fit_poses
 
     check_features(train, test)
     check(settings, train.target)

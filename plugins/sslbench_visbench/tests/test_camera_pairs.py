@@ -9,14 +9,14 @@ import pytest
 from PIL import Image
 from scipy.spatial.transform import Rotation
 
-from sslbench.data.formats.camera_pairs import made_rotations, relative_pose
 from sslbench.data.images import Arrays
 from sslbench.data.open import open_as
 from sslbench.data.source import Source
 from sslbench.data.splits import match_classes, train_test_of
 from sslbench.errors import DataError, UsageError
-from sslbench.targets.camera_pairs import CameraPairs
 from sslbench.targets.none import Unlabelled
+from sslbench_visbench.camera_pairs import made_rotations, relative_pose
+from sslbench_visbench.targets import CameraPairs
 
 
 def matrix(pose):

@@ -9,9 +9,9 @@ from scipy.spatial.transform import Rotation
 
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.metrics.comparisons import pose_measures, rotation_angles
-from sslbench.protocols import relative_pose
-from sslbench.targets.camera_pairs import CameraPairs
+from sslbench_visbench import relative_pose
+from sslbench_visbench.metrics import pose_measures, rotation_angles
+from sslbench_visbench.targets import CameraPairs
 
 NAMES = ("qw", "qx", "qy", "qz", "tx", "ty", "tz")
 

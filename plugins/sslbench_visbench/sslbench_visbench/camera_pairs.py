@@ -30,9 +30,9 @@ from sslbench.data.source import Source
 from sslbench.data.warped import WarpedImages
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
-from sslbench.targets.camera_pairs import CameraPairs
 from sslbench.targets.images import Images
 from sslbench.text import printable
+from sslbench_visbench.targets import CameraPairs
 
 PREFIX = "rotations:"
 ROTATION = ("qw", "qx", "qy", "qz")

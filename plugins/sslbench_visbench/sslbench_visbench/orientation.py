@@ -1,7 +1,7 @@
 """Orientation of the structures of images by heads on frozen features: the direction of change at every pixel.
 
 The target is computed from each image at its own size, so any images serve: the main direction of the structure tensor,
-modulo 180 degrees, as a vector of doubled angle whose length is the coherence of the place (`data/signals`). A linear
+modulo 180 degrees, as a vector of doubled angle whose length is the coherence of the place (`signals`). A linear
 head on the patches predicts the vector. The loss is the mean angle between vectors, weighted by coherence, and so is
 the error, in degrees of the orientation from 0 to 90: a mean over images, lower is better, 45 at random.
 
@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sslbench.arrays import FloatArray
-from sslbench.data.signals import orientation_of
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
-from sslbench.metrics.dense.orientations import orientation_row
 from sslbench.protocols._parts.dense import trained_heads
 from sslbench.protocols._parts.dense.task import DenseRow, enlarged
-from sslbench.protocols._parts.signals import SignalSettings, SignalTask
 from sslbench.protocols.protocol import Protocol
-from sslbench.targets.pixel_values import Orientations
+from sslbench_visbench.metrics import orientation_row
+from sslbench_visbench.signals import SignalSettings, SignalTask, orientation_of
+from sslbench_visbench.targets import Orientations
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -47,7 +46,7 @@ class Orientation(SignalTask[Settings]):
     """Orientations of pixels.
 
     An output is a vector of doubled angle (2, h, w) of any length; an image's row has the values
-    `metrics.dense.orientations.COLUMNS`.
+    `metrics.ORIENTATION_COLUMNS`.
     """
 
     name = "orientation"

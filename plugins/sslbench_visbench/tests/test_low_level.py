@@ -15,17 +15,17 @@ from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.images import Arrays
-from sslbench.data.open_signals import open_signals
-from sslbench.data.signals import signal_of
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.settings import ExtractSettings
-from sslbench.metrics.dense.signals import signal_row
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols import low_level
 from sslbench.protocols._parts.dense.task import cell_sums
 from sslbench.runtime.seeds import seeded
-from sslbench.targets.pixel_values import Signals
+from sslbench_visbench import low_level
+from sslbench_visbench.metrics import signal_row
+from sslbench_visbench.signal_maps import open_signals
+from sslbench_visbench.signals import signal_of
+from sslbench_visbench.targets import Signals
 
 
 def slow_tensor(image, sigma):

@@ -1,0 +1,1 @@
+"""Plug-in of sslbench: low-level signals, orientation of structures, relative pose of two cameras."""
