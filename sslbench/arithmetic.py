@@ -15,10 +15,7 @@ def arithmetic(device: "torch.device | str", *, tf32: bool = False, benchmark: b
     Evaluations compute exactly to float32 on every device, whatever the caller chose: cuDNN's own default,
     TensorFloat-32, changes features in the third digit. Pretraining has a setting for it.
 
-    Args:
-        device: of the computation.
-        tf32: let a GPU round the inputs to TensorFloat-32 (10 bits of mantissa); no other device does.
-        benchmark: let cuDNN try its algorithms for each new shape and keep the fastest; None: as it is.
+    `benchmark`: let cuDNN try its algorithms for each new shape and keep the fastest; None: as it is.
 
     >>> with arithmetic("cpu"):
     ...     float32_rounding()

@@ -67,11 +67,7 @@ class ResultError(SslbenchError):
 
 @contextlib.contextmanager
 def told_on_interrupt(kept: str) -> Iterator[None]:
-    """Add to a KeyboardInterrupt of the block the words about what is kept, unless it has some.
-
-    Raises:
-        KeyboardInterrupt: with them.
-    """
+    """Add to a KeyboardInterrupt of the block the words about what is kept, unless it has some."""
     try:
         yield
     except KeyboardInterrupt as error:

@@ -62,7 +62,7 @@ must not load torch, use the same keys. The values come from their owners: `Back
 import dataclasses
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sslbench.results import BenchmarkUsed, DataUsed, PresetUsed, ProtocolUsed, Result, WeightsUsed, canonical
@@ -107,54 +107,6 @@ class FeatureKey:
         return digest(self)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """Everything that decides the numbers of a run, and its place on a leaderboard, as records hold it.
-
-    A run gets nothing else (`protocols.FeatureInputs`, `protocols.ImageInputs`). Every field is in the key of a record,
-    as it is unless its `key` takes the part of it that counts.
-    """
-
-    weights: WeightsUsed = dataclasses.field(metadata={"key": lambda used: [used.sha256, used.backbone, used.code]})
-    layer: str
-    preprocessing: Mapping[str, Any] = dataclasses.field(metadata={"key": lambda values: _pixels(values)})
-    precision: str
-    feature_dtype: str
-    protocol: ProtocolUsed
-    benchmark: BenchmarkUsed | None
-    preset: PresetUsed | None = dataclasses.field(
-        # The publication is text about the same settings.
-        metadata={"key": lambda used: used and [used.name, used.version, used.sha256, used.modified]}
-    )
-    data: DataUsed = dataclasses.field(
-        metadata={"key": lambda data: [data.train.fingerprint, data.test.fingerprint, *_further(data)]}
-    )
-    seed: int
-    seeds: int | None = dataclasses.field(default=None, metadata={"key": lambda seeds: None if seeds == 1 else seeds})
-    calibration: str | None = None
-
-
-def record_id(measured: Measurement | Result) -> str:
-    """Return the 16 hex digits that name a record; the machine, batch size, workers and time are not part of them."""
-    parts: dict[str, Any] = {"encoding": ENCODING}
-    for field in dataclasses.fields(Measurement):
-        value = field.metadata.get("key", lambda value: value)(getattr(measured, field.name))
-        # A field that came later leaves the keys of older records as they were.
-        if value is not None or field.default is dataclasses.MISSING:
-            parts[{"feature_dtype": "dtype"}.get(field.name, field.name)] = value
-    return digest(parts)
-
-
-def groups_digest(ids: Sequence[str], groups: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return, for each column, a digest of the group of every test sample.
-
-    Args:
-        ids: of the test samples.
-        groups: column -> the group of each of them.
-    """
-    return {name: digest([list(ids), list(column)]) for name, column in groups.items()}
-
-
 @dataclasses.dataclass(frozen=True)
 class Comparability:
     """Key of a table's column: the properties that comparable results share.
@@ -184,44 +136,112 @@ class Comparability:
     further: tuple[tuple[str, str, int], ...] = ()
 
 
-def comparability_key(result: Result, metric: str | None = None) -> Comparability:
-    """Return the key that two results must share to be compared by `metric` (default: the headline)."""
+def _pixels(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a preprocessing without their origin, which is text."""
+    return {key: value for key, value in preprocessing.items() if key != "origin"}
+
+
+def _compared_weights(result: Result) -> list[Any]:
+    """Return the weights of a row. Untrained backbones count as equal, although each seed gives other tensors."""
+    used = result.weights
+    code = {name: value for name, value in used.code.items() if not (used.untrained and name == "probe")}
+    return ["untrained" if used.untrained else used.sha256, used.backbone, code]
+
+
+def _shared_protocol(result: Result) -> dict[str, Any]:
+    used = result.protocol
+    return {"protocol": used.name, "version": used.version, "settings": canonical(used.settings), "code": used.code}
+
+
+def _shared_data(result: Result) -> dict[str, Any]:
     data = result.data
-    return Comparability(
-        protocol=result.protocol.name,
-        version=result.protocol.version,
-        settings=canonical(result.protocol.settings),
-        train=data.train.fingerprint,
-        test=data.test.fingerprint,
-        n_train=data.train.n_used,
-        n_test=data.test.n_used,
-        metric=metric or result.headline,
-        train_part=data.train_part,
-        unreadable=tuple(sorted(image.id for image in data.unreadable)),
-        groups=_groups(result, metric or result.headline),
-        code=result.protocol.code,
-        further=tuple((part.name, part.fingerprint, part.n_used) for part in data.further),
+    return {
+        **{"train": data.train.fingerprint, "n_train": data.train.n_used},
+        **{"test": data.test.fingerprint, "n_test": data.test.n_used},
+        "train_part": data.train_part,
+        "unreadable": tuple(sorted(image.id for image in data.unreadable)),
+        "further": tuple((part.name, part.fingerprint, part.n_used) for part in data.further),
+    }
+
+
+def _counts(
+    *,
+    record: Callable[[Any], Any] = lambda value: value,
+    row: Callable[[Result], list[Any]] = lambda result: [],
+    column: Callable[[Result], dict[str, Any]] = lambda result: {},
+) -> dict[str, Callable[[Any], Any]]:
+    """Return the shares of a field of `Measurement` in the keys of records, rows and columns."""
+    return {"record": record, "row": row, "column": column}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """Everything that decides the numbers of a run, and its place on a leaderboard, as records hold it.
+
+    A run gets nothing else (`protocols.FeatureInputs`, `protocols.ImageInputs`), and every key follows from these
+    fields: each is in the key of a record, as it is or by the part that counts; a field that a leaderboard compares is
+    in the key of the row, one that must be equal in that of the column.
+    """
+
+    weights: WeightsUsed = dataclasses.field(
+        metadata=_counts(record=lambda used: [used.sha256, used.backbone, used.code], row=_compared_weights)
     )
+    layer: str = dataclasses.field(metadata=_counts(row=lambda result: [result.feature]))
+    preprocessing: Mapping[str, Any] = dataclasses.field(
+        metadata=_counts(record=_pixels, row=lambda result: [_pixels(result.preprocessing)])
+    )
+    precision: str = dataclasses.field(metadata=_counts(row=lambda result: [result.precision]))
+    feature_dtype: str = dataclasses.field(metadata=_counts(row=lambda result: [result.feature_dtype]))
+    protocol: ProtocolUsed = dataclasses.field(metadata=_counts(column=_shared_protocol))
+    benchmark: BenchmarkUsed | None = dataclasses.field(metadata=_counts())
+    preset: PresetUsed | None = dataclasses.field(
+        # The publication is text about the same settings.
+        metadata=_counts(record=lambda used: used and [used.name, used.version, used.sha256, used.modified])
+    )
+    data: DataUsed = dataclasses.field(
+        metadata=_counts(
+            record=lambda data: [
+                *(data.train.fingerprint, data.test.fingerprint),
+                *(f"{part.name} {part.fingerprint}" for part in data.further),
+            ],
+            column=_shared_data,
+        )
+    )
+    seed: int = dataclasses.field(metadata=_counts())
+    seeds: int | None = dataclasses.field(
+        default=None, metadata=_counts(record=lambda seeds: None if seeds == 1 else seeds)
+    )
+    calibration: str | None = dataclasses.field(default=None, metadata=_counts())
+
+
+def record_id(measured: Measurement | Result) -> str:
+    """Return the 16 hex digits that name a record; the machine, batch size, workers and time are not part of them."""
+    parts: dict[str, Any] = {"encoding": ENCODING}
+    for field in dataclasses.fields(Measurement):
+        value = field.metadata["record"](getattr(measured, field.name))
+        # A field that came later leaves the keys of older records as they were.
+        if value is not None or field.default is dataclasses.MISSING:
+            parts[{"feature_dtype": "dtype"}.get(field.name, field.name)] = value
+    return digest(parts)
 
 
 def row_key(result: Result) -> str:
     """Return the key of a result's row in a table: everything that is compared, apart from the seed."""
-    weights = result.weights
-    # Untrained backbones count as equal, although each seed gives other tensors.
-    tensors = "untrained" if weights.untrained else weights.sha256
-    code = {name: value for name, value in weights.code.items() if not (weights.untrained and name == "probe")}
-    values = _pixels(result.preprocessing)
-    return canonical([tensors, weights.backbone, code, result.feature, values, result.precision, result.feature_dtype])
+    return canonical([part for field in dataclasses.fields(Measurement) for part in field.metadata["row"](result)])
 
 
-def _further(data: DataUsed) -> list[str]:
-    """Return names and fingerprints of the further sets of images."""
-    return [f"{part.name} {part.fingerprint}" for part in data.further]
+def comparability_key(result: Result, metric: str | None = None) -> Comparability:
+    """Return the key that two results must share to be compared by `metric` (default: the headline)."""
+    metric = metric or result.headline
+    shared: dict[str, Any] = {"metric": metric, "groups": _groups(result, metric)}
+    for field in dataclasses.fields(Measurement):
+        shared |= field.metadata["column"](result)
+    return Comparability(**shared)
 
 
-def _pixels(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a preprocessing without their origin."""
-    return {key: value for key, value in preprocessing.items() if key != "origin"}
+def groups_digest(ids: Sequence[str], groups: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return, for each column, a digest of the group of every test sample."""
+    return {name: digest([list(ids), list(column)]) for name, column in groups.items()}
 
 
 def _groups(result: Result, metric: str) -> str:

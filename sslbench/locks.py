@@ -34,20 +34,10 @@ def lock(file: int | IO[str] | IO[bytes], *, shared: bool = False, wait: bool = 
 
     On a file system without locks it returns None, and warns once for each folder.
 
-    Args:
-        file: open file or its descriptor.
-        shared: other processes may have a shared lock too.
-        wait: until others have released it; else the answer comes at once.
-
-    Raises:
-        OSError: the file cannot be locked.
-        UsageError: this is a new process that runs the user's script again; it would wait for its parent for ever.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryFile() as first:
-        ...     lock(first)
-        True
+    >>> import tempfile
+    >>> with tempfile.TemporaryFile() as first:
+    ...     lock(first)
+    True
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise UsageError("the script runs again in a process that decodes images", GUARD)

@@ -209,11 +209,7 @@ class NamedByFile(str):
 
 
 def find_module(kind: ModuleKind, name: str) -> ModuleType:
-    """Import the module of a protocol, source, method or optimizer: a built-in name, or the user's own dotted path.
-
-    Raises:
-        UsageError: no such name, the user's module cannot be imported, or a file names it and the user does not.
-    """
+    """Import the module of a protocol, source, method or optimizer: a built-in name, or the user's own dotted path."""
     known = modules(kind)
     if name in known:
         return _imported(known[name]) if name in installed(kind) else importlib.import_module(known[name])
@@ -224,11 +220,7 @@ def find_module(kind: ModuleKind, name: str) -> ModuleType:
 
 
 def module_file(kind: ModuleKind, name: str) -> Path | None:
-    """Return the file of a built-in module without importing it; None for the user's own, whose package exists.
-
-    Raises:
-        UsageError: no such name; or a file names the user's module and the user does not.
-    """
+    """Return the file of a built-in module without importing it; None for the user's own, whose package exists."""
     builtin = modules(kind)
     if name in builtin:
         spec = importlib.util.find_spec(builtin[name])
@@ -243,9 +235,6 @@ def find_object(spec: str) -> Any:
     """Return the object called `module:attribute`, for instance a user's function that builds a backbone.
 
     The current folder is searched too, as `python -m` does.
-
-    Raises:
-        UsageError: the module cannot be imported, has no such attribute, or a file names it and the user does not.
     """
     refuse_named_by_file(spec)
     module_name, _, attribute = spec.partition(":")
@@ -260,13 +249,7 @@ def find_object(spec: str) -> Any:
 
 
 def from_file(names: Any, where: str, remedy: str) -> Any:
-    """Return names read from a file, those of Python code marked so that they are not imported.
-
-    Args:
-        names: one, or a list of them; a name with a dot or a colon stands for code. Anything else is returned as it is.
-        where: the file and its key.
-        remedy: words to type in order to choose the same code; '{}' stands for the name.
-    """
+    """Return names read from a file, those of Python code marked so that they are not imported."""
     if isinstance(names, list | tuple):
         return [from_file(name, where, remedy) for name in names]
     if not isinstance(names, str) or not ("." in names or ":" in names) or isinstance(names, NamedByFile):
@@ -308,24 +291,14 @@ def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
 def refuse_location(location: str, where: str, remedy: str = "") -> None:
     """Refuse a data location read from a file that names a Python module as its source.
 
-    Args:
-        location: read from a file.
-        where: the file and the key.
-        remedy: the same on the command line; '': as --data.
-
-    Raises:
-        UsageError: it does (`my_pkg.my_source:REST`, alone or among several).
+    `remedy`: the same on the command line; '': as --data.
     """
     if (found := _MODULE_SOURCE.search(location)) and not Path(found["place"]).exists():
         refuse_named_by_file(NamedByFile(found["module"], where, remedy or f"--data {location}"))
 
 
 def refuse_named_by_file(name: str) -> None:
-    """Refuse to import code named by a file.
-
-    Raises:
-        UsageError: the name was read from a file.
-    """
+    """Refuse to import code named by a file."""
     if isinstance(name, NamedByFile):
         raise UsageError(
             f"{name.where} names the Python code '{name}'; code named in a file is not run",
@@ -338,11 +311,7 @@ _command_of_file = contextvars.ContextVar("_command_of_file", default="")
 
 @contextlib.contextmanager
 def command_from_file(where: str) -> Iterator[None]:
-    """Refuse all code of the user's own inside the block, where a file holds the words of a whole command.
-
-    Args:
-        where: the file.
-    """
+    """Refuse all code of the user's own inside the block, where a file holds the words of a whole command."""
     token = _command_of_file.set(where)
     try:
         yield
@@ -359,14 +328,7 @@ def search_current_folder() -> str:
 
 
 def refuse_missing_module(spec: str) -> None:
-    """Refuse a name of the user's own code whose module cannot be found; nothing is imported.
-
-    Args:
-        spec: `module:attribute`, or a module's dotted name.
-
-    Raises:
-        UsageError: there is no such module, or a file names it and the user does not.
-    """
+    """Refuse a name of the user's own code whose module cannot be found; nothing is imported."""
     refuse_named_by_file(spec)
     _refuse_code_of_command(spec)
     name = spec.partition(":")[0]

@@ -59,9 +59,6 @@ def files_below(folder: Path, suffix: str) -> list[Path]:
 
     Links to folders are not followed, so that none is visited for ever; folders wait in a list, so that any number may
     lie in each other.
-
-    Raises:
-        OSError: a folder cannot be read.
     """
     return sorted(map(Path, paths_below(folder, suffix)), key=lambda path: path.parts)
 
@@ -97,11 +94,7 @@ def not_written(path: Path, error: OSError) -> str:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add the path to an OSError of the block that names no file, as those of writing into an open file.
-
-    Raises:
-        OSError: with the path.
-    """
+    """Add the path to an OSError of the block that names no file, as those of writing into an open file."""
     try:
         yield
     except OSError as error:
@@ -116,13 +109,6 @@ def temporary_beside(path: Path, suffix: str = "") -> Iterator[Path]:
 
     Its writer holds a lock on it, which the operating system releases however the process ends. Files without this lock
     were left by writers that were killed: the next writer of `path` removes them.
-
-    Args:
-        path: file that is to be written.
-        suffix: suffix of the temporary file, for libraries that choose the format by it.
-
-    Raises:
-        OSError: the folder is not writable.
     """
     _remove_leftovers(path, suffix)
     handle, temporary = _new_locked(path, suffix)

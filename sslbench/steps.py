@@ -34,11 +34,6 @@ def counted(title: str, unit: str, total: int) -> Iterator[Advance]:
 
     >>> with counted("linear", "fits", 2) as advance:
     ...     advance(1)
-
-    Args:
-        title: name of the computation.
-        unit: name of the steps, in the plural.
-        total: number of steps; fewer may be done.
     """
     listener = _listener.get()
     if listener is None:

@@ -7,6 +7,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -101,12 +102,7 @@ def cut_middle(text: str, longest: int) -> str:
 
 
 def table_cell(text: str, **given: Any) -> "Text":
-    """Return a cell of a rich table with the text unchanged: no markup, control characters escaped.
-
-    Args:
-        text: of the cell.
-        given: further arguments of rich's `Text`, such as style.
-    """
+    """Return a cell of a rich table with the text unchanged: no markup, control characters escaped."""
     from rich.text import Text
 
     return Text(visible(text), **given)
@@ -162,3 +158,13 @@ def all_printable(texts: tuple[str, ...]) -> tuple[str, ...]:
     except UnicodeEncodeError:
         return tuple(map(printable, texts))
     return texts
+
+
+def html_page(template: Path, **values: Any) -> str:
+    """Return a page of HTML: values are escaped and secrets of URLs hidden, so that a page may be sent on."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, finalize=without_secrets
+    )
+    return environment.from_string(template.read_text(encoding="utf-8")).render(**values)

@@ -382,7 +382,7 @@ def test_the_reader_of_imports_sees_them_all(tmp_path):
     text = (
         "import sslbench.cli.main as m\n"
         "from sslbench import api\n"
-        "from . import floors\n"
+        "from . import board\n"
         "from ..data.source import Source\n"
         "def f():\n    from sslbench.train import loop\n"
         "if TYPE_CHECKING:\n    import torch.distributed as dist\n"
@@ -390,7 +390,7 @@ def test_the_reader_of_imports_sees_them_all(tmp_path):
     file = ROOT / "leaderboard" / "example.py"
     found = set(imported(file, ast.walk(ast.parse(text))))
     assert {
-        *("sslbench.cli.main", "sslbench.api", "sslbench.leaderboard.floors", "sslbench.data.source"),
+        *("sslbench.cli.main", "sslbench.api", "sslbench.leaderboard.board", "sslbench.data.source"),
         *("sslbench.train", "torch.distributed"),
     } <= found
     assert set(imported(file, import_time(ast.parse(text)))) == found - {

@@ -35,8 +35,7 @@ from sslbench.data.containers.members import is_image
 from sslbench.detection import evaluate as detectors
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.evaluation.estimators import KNNProbe, LinearProbe
-from sslbench.evaluation.export import export_network
-from sslbench.evaluation.prediction import PredictionCounts
+from sslbench.evaluation.prediction import PredictionCounts, export_network
 from sslbench.evaluation.prediction import predict as write_predictions
 from sslbench.evaluation.pretraining import knn_evaluator
 from sslbench.evaluation.suite import SuiteCell, run_cells

@@ -34,6 +34,11 @@ _SIDE = 640  # of the matrix in the picture, in pixels
 _LARGEST_CELL = 40
 _MARGIN = 150  # for the names of the classes
 _BLUE = (8, 48, 107)
+CURVES = ".corruptions.png"
+"""Suffix of the plot beside a record."""
+_PART = re.compile(r"corruption_error\((\w+),(\d)\)")
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")  # Okabe and Ito
+_STYLES = ("-", "--", ":")
 
 
 def write_predicted(result: Result, scores: records.Scores) -> None:
@@ -44,9 +49,6 @@ def write_predicted(result: Result, scores: records.Scores) -> None:
 
     There is no matrix of more than `MOST_CLASSES` classes, and no table of several labels with more than `MOST_CELLS`
     scores; the file of scores has them all.
-
-    Raises:
-        ResultError: a file cannot be written.
     """
     if result.file is None or not scores.scores.size:
         return
@@ -169,14 +171,7 @@ def _png(image: Image.Image) -> bytes:
 def write_sheet(
     result: Result, neighbours: Sequence[Neighbours], data: TrainTest, preprocessing: Preprocessing
 ) -> None:
-    """Write the sheet beside a record; a sheet that cannot be written costs a warning only.
-
-    Args:
-        result: with its `file`.
-        neighbours: of a few queries.
-        data: test has the queries, and test or train the images that were searched.
-        preprocessing: its decoder and limit read the images.
-    """
+    """Write the sheet beside a record; a sheet that cannot be written costs a warning only."""
     path = records.neighbours_path(result)
     if not neighbours or path is None:
         return
@@ -201,13 +196,6 @@ def _thumbnails(source: Source, ids: Sequence[str], reading: Reading) -> Mapping
     return {sample: pictures[0] for sample, pictures in found.items() if pictures}
 
 
-CURVES = ".corruptions.png"
-"""Suffix of the plot beside a record."""
-_PART = re.compile(r"corruption_error\((\w+),(\d)\)")
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")  # Okabe and Ito
-_STYLES = ("-", "--", ":")
-
-
 def errors_by_severity(result: Result) -> dict[str, dict[int, MetricValue]]:
     """Return corruption -> severity -> error of a record; {} of a record without corruptions."""
     found: dict[str, dict[int, MetricValue]] = {}
@@ -218,15 +206,7 @@ def errors_by_severity(result: Result) -> dict[str, dict[int, MetricValue]]:
 
 
 def write_curves(result: Result, out: Path) -> None:
-    """Draw error over severity, a line per corruption with its 95 % interval, beside the record.
-
-    Args:
-        result: a record; of one without corruptions nothing is drawn.
-        out: folder of the records.
-
-    Raises:
-        ResultError: the file cannot be written.
-    """
+    """Draw error over severity, a line per corruption with its 95 % interval, beside the record."""
     found = errors_by_severity(result)
     if not found:
         return

@@ -42,21 +42,13 @@ def cluster(
 ) -> Clustering:
     """Cluster the features of the part 'train' or 'all', and assign those of every part to the nearest centroid.
 
-    Args:
-        parts: name of a part -> features (N, D); rows are scaled to length 1.
-        k: K, number of clusters.
-        iterations: iterations of k-means.
-        seed: seed of the initial centroids.
+    `parts`: name of a part -> features (N, D); rows are scaled to length 1.
 
-    Raises:
-        UsageError: there are fewer images than clusters, or too few iterations.
-
-    Examples:
-        >>> x = np.array([[1, 0.1], [1, 0], [0, 1], [0.1, 1]], dtype=np.float32)
-        >>> found = cluster({"all": x}, 2)
-        >>> a, b, c, d = found.clusters["all"].tolist()
-        >>> a == b, c == d, a == c, found.sizes.tolist()
-        (True, True, False, [2, 2])
+    >>> x = np.array([[1, 0.1], [1, 0], [0, 1], [0.1, 1]], dtype=np.float32)
+    >>> found = cluster({"all": x}, 2)
+    >>> a, b, c, d = found.clusters["all"].tolist()
+    >>> a == b, c == d, a == c, found.sizes.tolist()
+    (True, True, False, [2, 2])
     """
     import faiss
 
@@ -83,16 +75,7 @@ def cluster(
 
 
 def write_assignments(path: Path, extractions: Mapping[str, Extraction], clusters: Mapping[str, IntArray]) -> int:
-    """Write a table of the images' paths and clusters, and their part if there are several; return its number of rows.
-
-    Args:
-        path: CSV file to write, atomically.
-        extractions: part -> features of one layer.
-        clusters: part -> cluster of each image.
-
-    Raises:
-        DataError: the images are no files, so a table cannot name them.
-    """
+    """Write a table of the images' paths, clusters and, if there are several, parts; return its number of rows."""
     several = len(extractions) > 1
     header = ("path", "label", "split") if several else ("path", "label")
     rows: list[tuple[str, ...]] = []

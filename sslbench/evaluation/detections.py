@@ -17,7 +17,7 @@ from sslbench.errors import ResultError
 from sslbench.evaluation.request import RunSettings
 from sslbench.identity import digest, record_id
 from sslbench.metrics.detection import Detections, Truth, keypoint_ap
-from sslbench.metrics.detection.difference import DEFINITIONS, detector_difference
+from sslbench.metrics.detection.average_precision import DEFINITIONS, detector_difference
 from sslbench.metrics.detection.files import TestObjects, read_results, write_objects, write_results
 from sslbench.results import DataPart, MetricValue, Result, percent, records
 

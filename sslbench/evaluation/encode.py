@@ -39,19 +39,7 @@ def extract_only(
     backbone: Backbone | None = None,
     in_memory: InMemoryData | None = None,
 ) -> dict[str, Extraction]:
-    """Extract features of every part of the data, without evaluating them; labels are not needed.
-
-    Args:
-        request: data and layers to encode.
-        run: settings of the run.
-        store: folder of the feature store.
-        progress: receiver of the progress.
-        backbone: takes the place of request.weights when it is in memory already.
-        in_memory: takes the place of locations; see there.
-
-    Returns:
-        Name of the part ('train', 'test', 'all') -> its extraction.
-    """
+    """Extract features of every part of the data, without evaluating them; labels are not needed."""
     backbone, layers = _to_encode(request, run, backbone)
     parts = _parts_to_encode(request, run, in_memory)
     backbone = calibrated(backbone, _first_part(parts), run)
@@ -64,12 +52,6 @@ def extract_several(
     """Yield the weights and the extractions of `extract_only` for several weights on the same data.
 
     In one process, images that are decoded alike are decoded once for as many weights as fit `TOGETHER_BYTES`.
-
-    Args:
-        requests: they differ in the weights only.
-        run: settings of the run.
-        store: folder of the feature store.
-        progress: receiver of the progress.
     """
     parts = _parts_to_encode(requests[0], run, None)
     waiting, size = [], 0
@@ -166,15 +148,6 @@ def encode_parts(
     """Return features of train and test; when both were cut from one source, that source is encoded and then cut.
 
     So `sslbench extract` and evaluations with other seeds or test fractions share one entry of the store.
-
-    Args:
-        backbone: with the preprocessing of the images.
-        data: train and test.
-        layers: of the backbone.
-        run: settings of the run.
-        store: folder of the feature store.
-        progress: receiver of the progress.
-        work: with the floating-point operations of the backbone in the costs.
     """
     whole = data.whole
     parts = [("all", whole)] if whole is not None else [("train", data.train), ("test", data.test)]
@@ -199,15 +172,7 @@ def encode_parts(
 
 
 def stored_test_features(prepared: Prepared, store: Path) -> list[Features]:
-    """Return the features of the test part by each layer, from the store in which `evaluate` has left them.
-
-    Args:
-        prepared: evaluation that is done.
-        store: its feature store.
-
-    Returns:
-        Features in the order of the layers; [] on processes other than the first.
-    """
+    """Return the features of the test part by each layer, from the store in which `evaluate` has left them."""
     split, part = ("test", prepared.data.test) if prepared.data.whole is None else ("all", prepared.data.whole)
     settings = prepared.run.extract_settings()
     images = part.every_image()

@@ -17,7 +17,6 @@ from sslbench.backbones.stem_rule import parse_rule
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest, match_classes
 from sslbench.errors import UsageError
-from sslbench.evaluation.class_names import read_class_names
 from sslbench.evaluation.request import Request, RunSettings
 from sslbench.protocols import FileClassifier, FileClassifierChoice
 from sslbench.results import WeightsUsed
@@ -27,20 +26,25 @@ from sslbench.targets.target import OfClasses
 _ROWS = 8192
 
 
+def read_class_names(path: Path) -> list[str]:
+    """Return the names of classes in a text file, one per line; empty lines at the end do not count.
+
+    A name may occur twice: ImageNet has two classes called crane.
+    """
+    try:
+        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").rstrip().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the class names in {path}: {error}") from error
+    if not names or not all(names):
+        raise UsageError(f"{path}: line {names.index('') + 1 if names else 1} is empty", "Write one name per line.")
+    return names
+
+
 def load_file_classifier(request: Request, run: RunSettings, data: TrainTest) -> FileClassifier | None:
     """Return the classifier of the weights file that the tasks choose; None where they train their own.
 
     Its classes are those that the file or `class_names` names; else the sorted classes of train or, of 1,000 outputs,
     ImageNet's synsets.
-
-    Args:
-        request: weights and tasks.
-        run: its floors are checked.
-        data: its classes name the outputs of a classifier without names.
-
-    Raises:
-        UsageError: another task or layer beside it, an untrained floor, or classes without names.
-        WeightsError: the file has no classifier.
     """
     choices = (task.kind.file_classifier(task.settings) for task in request.tasks)
     chosen = [choice for choice in choices if choice is not None]
@@ -133,11 +137,7 @@ def _logits(head: nn.Module) -> Callable[[Matrix], FloatArray]:
 
 
 def labelled_by(data: TrainTest, classifier: FileClassifier) -> TrainTest:
-    """Return the data with labels among the classes of the classifier, matched by name.
-
-    Raises:
-        DataError: the data have a class that the classifier lacks.
-    """
+    """Return the data with labels among the classes of the classifier, matched by name."""
     return dataclasses.replace(
         data,
         train=_relabelled(data.train, classifier),

@@ -31,6 +31,8 @@ log = logging.getLogger("sslbench")
 PIXELS = "pixels:8"
 _RESAMPLES = 300  # half-samples of metrics without a closed form
 UNTRAINED_SEED = 0  # seed of the untrained backbone: fixed, so that its floor is computed once per data set
+_TESTED = (Classes.name, Triplets.name)
+"""Kinds of targets whose leading metric is compared with that of the untrained backbone."""
 
 
 def guessing(train: Target, test: Target) -> dict[str, dict[str, float | None]]:
@@ -84,12 +86,7 @@ class FloorBackbones:
 
 
 def floor_backbones(backbone: Backbone, *, is_floor: bool) -> FloorBackbones:
-    """Return the backbones whose scores stand beside this one's: pixels, and the same architecture untrained.
-
-    Args:
-        backbone: the one that is evaluated.
-        is_floor: it is itself untrained, or the pixels; then only what it is not is returned.
-    """
+    """Return the backbones whose scores stand beside this one's: pixels, and the same architecture untrained."""
     if backbone.kind.pixels:
         return FloorBackbones({}, {})
     found = {"pixels": _pixels_like(backbone)}
@@ -154,10 +151,7 @@ def pixel_grid(backbone: Backbone, grid: tuple[int, int]) -> Backbone:
 def cached(key: str, data: DataUsed, folder: Path | None = None) -> tuple[Result, records.Scores] | None:
     """Return a floor's or a training's result from an earlier evaluation; one that is damaged or edited is passed over.
 
-    Args:
-        key: `identity.record_id` of it.
-        data: on what; images that could not be read then may be readable now.
-        folder: root of its records; None: the cache of floors.
+    `folder`: root of its records; None: the cache of floors.
     """
     for path in sorted((folder or _folder()).glob(f"*/*-{key}.json")):
         try:
@@ -175,11 +169,7 @@ def cached(key: str, data: DataUsed, folder: Path | None = None) -> tuple[Result
 
 
 def keep(result: Result, scores: records.Scores) -> records.Scores:
-    """Write a floor's result, without groups, into the cache; a cache that cannot be written costs time only.
-
-    Returns:
-        The scores, with the file that they lie in.
-    """
+    """Write a floor's result, without groups, into the cache; a cache that cannot be written costs time only."""
     try:
         return dataclasses.replace(scores, file=records.scores_path(write(result, scores, _folder())))
     except ResultError as error:
@@ -210,10 +200,6 @@ def write(result: Result, scores: records.Scores, folder: Path) -> Result:
     further: dict[str, Any] = {"groups": scores.groups, "draws": scores.draws, "places": scores.places}
     further |= {"means": scores.means, "same_as": scores.file}
     return records.write(result, scores.scores, scores.ids, scores.labels, folder, **further)
-
-
-_TESTED = (Classes.name, Triplets.name)
-"""Kinds of targets whose leading metric is compared with that of the untrained backbone."""
 
 
 def warn_if_below_chance(result: Result) -> str | None:

@@ -9,7 +9,7 @@ from sslbench.errors import DataError
 from sslbench.evaluation.trainings import mean_tables
 from sslbench.features.array import Features
 from sslbench.metrics import groups as group_metrics
-from sslbench.metrics.per_class import per_class
+from sslbench.metrics.groups import per_class
 from sslbench.results import GroupValue, MetricValue, Result, as_recorded, percent, records
 from sslbench.targets import kinds
 from sslbench.targets.numbers import Numbers
@@ -22,13 +22,7 @@ _MOST = 1000
 
 
 def groups_of(source: Source, ids: Sequence[str], columns: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the group of each sample in `ids` by column; an empty cell is a group of its own.
-
-    Args:
-        source: the test part, which has the columns as attributes.
-        ids: of the samples that are scored.
-        columns: that the metrics are to be broken down by.
-    """
+    """Return the group of each sample in `ids` by column; an empty cell is a group of its own."""
     if not columns:
         return {}
     position = {name: i for i, name in enumerate(source.ids)}
@@ -42,11 +36,7 @@ def groups_of_features(features: Features) -> dict[str, tuple[str, ...]]:
 
 
 def check_groups(source: Source | Features, columns: Sequence[str], name: str = "") -> None:
-    """Refuse columns that do not divide the test samples into groups, before any image is decoded.
-
-    Raises:
-        DataError: a column has nearly as many values as there are samples, or more than a thousand.
-    """
+    """Refuse columns that do not divide the test samples into groups, before any image is decoded."""
     for column in columns:
         values = len(set(source.attributes[column]))
         if values > _MOST or values > max(2, len(source) // 2):
@@ -58,13 +48,7 @@ def check_groups(source: Source | Features, columns: Sequence[str], name: str = 
 
 
 def with_details(result: Result, scores: records.Scores, groups: Mapping[str, tuple[str, ...]]) -> Result:
-    """Return the record with the numbers of every class and group, computed from its per-sample scores.
-
-    Args:
-        result: its headline metric is taken per group.
-        scores: of its test samples.
-        groups: column -> the group of each test sample; columns that the record has already are left as they are.
-    """
+    """Return the record with the numbers of every class and group, computed from its per-sample scores."""
     kind = kinds()[result.data.labels]
     if not issubclass(kind, OfClasses | Numbers) or scores.scores.shape[1] != len(scores.classes) or not scores.classes:
         return _without_groups(result, groups)

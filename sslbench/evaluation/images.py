@@ -21,8 +21,17 @@ from sslbench.evaluation import floors
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.groups import with_details
 from sslbench.evaluation.preparation import Prepared, one_part, task_with_noise, with_noise
-from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement, recorded, weights_at
-from sslbench.evaluation.references import compare_references
+from sslbench.evaluation.record import (
+    Encoded,
+    Subject,
+    asked,
+    compare_references,
+    describe,
+    finish,
+    measurement,
+    recorded,
+    weights_at,
+)
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.evaluation.trainings import scores_together, together
 from sslbench.features.array import Features
@@ -43,20 +52,7 @@ _NO_BASELINE = "baseline=true also trains on the untrained backbone, in twice th
 def evaluate_on_images(
     prepared: Prepared, *, out: Path, command: str, progress: Progress | None = None
 ) -> list[Result]:
-    """Run protocols on images and write one record per row of each; every process of a run calls this.
-
-    Args:
-        prepared: from `prepare`.
-        out: folder for the records, and for checkpoints while a protocol runs.
-        command: command line of the user, for the record.
-        progress: called with what, images done and images in all.
-
-    Returns:
-        The results, as they were written; empty on processes other than the first.
-
-    Raises:
-        SslbenchError: as the protocol.
-    """
+    """Run protocols on images and write one record per row of each; every process of a run calls this."""
     if not prepared.image_tasks:
         return []
     check_shared(prepared.backbone)
@@ -273,10 +269,7 @@ class _ImageEvaluation:
     def _described(self, backbone: Backbone, row: str, run: RunSettings | None = None) -> Subject:
         """Return the description of a backbone and the data for the record; the data are hashed once.
 
-        Args:
-            backbone: the evaluated one, or a floor.
-            row: name of the result.
-            run: settings of one of several trainings; None: of all.
+        `run`: settings of one of several trainings; None: of all.
         """
         if id(backbone) not in self._known:
             work = backbone is self.prepared.backbone

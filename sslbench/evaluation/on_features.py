@@ -140,24 +140,7 @@ def measure(  # noqa: PLR0913
     beside: Mapping[str, Rows] | None = None,
     effect: Rounding | None = None,
 ) -> list[tuple[Result, tuple[Neighbours, ...]]]:
-    """Score one protocol on one layer and write its records with the floors.
-
-    Args:
-        subject: subject of the measurement, with the test part.
-        task: the protocol.
-        train: features of train.
-        test: features of test.
-        out: folder of the records.
-        missing: floors that there are not -> the reason.
-        suspected: test images that are in train too.
-        further: further sets of the task.
-        classifier: that of the weights file, where the task chooses it.
-        beside: name of a floor -> its records.
-        effect: difference that int8 makes.
-
-    Returns:
-        Each record with the neighbours to show.
-    """
+    """Score one protocol on one layer and write its records with the floors."""
     written = []
     for row, (result, scores) in score(subject, task, train, test, further, classifier).items():
         if effect is not None:

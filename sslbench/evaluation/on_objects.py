@@ -33,8 +33,7 @@ from sslbench.evaluation.detections import (
     without_comparisons,
 )
 from sslbench.evaluation.preparation import Prepared
-from sslbench.evaluation.record import Subject, measurement, unscored, weights_used
-from sslbench.evaluation.references import compare_references
+from sslbench.evaluation.record import Subject, compare_references, measurement, unscored, weights_used
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.evaluation.trainings import ONE_TRAINING, together
 from sslbench.results import DataUsed, RequestedParts, Result, records

@@ -48,13 +48,7 @@ class SuspectedOverlaps:
 def find(prepared: Prepared, encoded: Encoded, pixels: Encoded | None) -> SuspectedOverlaps | None:
     """Compare both parts by the content of their files and by vectors that describe the images.
 
-    Args:
-        prepared: both parts, and whether this is wanted.
-        encoded: features of both, of the backbone in question.
-        pixels: the same of the pixels; they tell copies better than features that know classes, and are preferred.
-
-    Returns:
-        None if it is not wanted, or every protocol scores a part by itself.
+    Returns None if it is not wanted, or every protocol scores a part by itself.
     """
     if not prepared.run.overlaps or all(task.part for task in prepared.request.tasks):
         return None
@@ -98,15 +92,7 @@ def with_overlaps(
 ) -> Result:
     """Return the record with the suspects and the headline metric without them; write the list of pairs beside it.
 
-    Args:
-        result: its own numbers stay as they are.
-        scores: of its test samples.
-        found: None: nothing was looked for.
-        task: one that scores a part by itself has no overlap.
-        out: folder of the records.
-
-    Raises:
-        ResultError: the list cannot be written.
+    `found`: None: nothing was looked for.
     """
     file = list_of(result, out)
     try:

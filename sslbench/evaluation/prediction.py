@@ -14,7 +14,9 @@ import torch
 from sslbench.arithmetic import arithmetic
 from sslbench.backbones import named
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.classifier import Classifier, find_classifier
+from sslbench.backbones.classifier import Classifier, find_classifier, has_classifier
+from sslbench.backbones.export import ExportReport, export
+from sslbench.backbones.layers import resolve_layers
 from sslbench.backbones.load import load_file, read_weights
 from sslbench.backbones.speed import prepare
 from sslbench.backbones.stem_rule import parse_rule
@@ -25,7 +27,7 @@ from sslbench.data.sharded import by_shard
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation.preparation import for_request
+from sslbench.evaluation.preparation import for_request, load
 from sslbench.evaluation.request import Request, RunSettings
 from sslbench.features.channels import check_first
 from sslbench.runtime.folders import refuse_missing_folder
@@ -41,6 +43,7 @@ from sslbench.weights.target import EXPORTS
 log = logging.getLogger("sslbench")
 
 FloatArray = npt.NDArray[np.float32]
+_IN_WORDS = {"single": "one class per image", "multi": "several labels per image", "value": "numbers"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,17 +72,7 @@ class PredictionCounts:
 def load_with_classifier(
     request: Request, run: RunSettings, classes: Sequence[str] | None = None
 ) -> tuple[Backbone, Classifier]:
-    """Return the backbone and the classifier of a weights file.
-
-    Args:
-        request: weights, backbone, format and preprocessing.
-        run: decoding of the images.
-        classes: names of the classes, for files that do not name them.
-
-    Raises:
-        WeightsError: the file has no classifier.
-        UsageError: there are no weights, or the names do not fit the classifier.
-    """
+    """Return the backbone and the classifier of a weights file."""
     absent = not named.is_named(request.weights) and not Path(request.weights).exists()
     if absent and (request.weights in ("random", "pixels") or ":" in request.weights):
         raise UsageError(f"'{request.weights}' has no classifier", "Give a weights file.")
@@ -95,11 +88,7 @@ def load_with_classifier(
 
 
 def load_with_heads(request: Request, run: RunSettings) -> tuple[files.WeightsFile, Backbone]:
-    """Return a weights file and its backbone with the file's heads.
-
-    Raises:
-        SslbenchError: the weights cannot be read, are not recognised or do not fit.
-    """
+    """Return a weights file and its backbone with the file's heads."""
     file = read_weights(request.weights, trust_pickle=request.trust_pickle)
     loaded = load_file(
         file,
@@ -117,15 +106,7 @@ def load_with_heads(request: Request, run: RunSettings) -> tuple[files.WeightsFi
 def predictions(
     backbone: Backbone, classifier: Classifier, source: Source, run: RunSettings, progress: Progress | None = None
 ) -> Iterator[PredictedBatch]:
-    """Yield the classifier's outputs for every image of a source, batch by batch.
-
-    Args:
-        backbone: from `load_with_classifier`.
-        classifier: likewise.
-        source: N images.
-        run: device, precision, batch size and decoding.
-        progress: called with the name of the source, images done and images in all.
-    """
+    """Yield the classifier's outputs for every image of a source, batch by batch."""
     engine = run.extract_settings()
     encode = prepare(backbone, (classifier.layer,), device=engine.device, precision=engine.precision)
     head = copy.deepcopy(classifier.head).to(engine.device)
@@ -178,18 +159,7 @@ def predict(
     Rows are written as they are computed, so memory does not grow with the number of images; the file appears complete
     or not at all.
 
-    Args:
-        request: weights, backbone and data; all splits are predicted.
-        run: device, precision, batch size and decoding.
-        out: CSV file.
-        classes: names of the classes, for files that do not name them.
-        top_k: number of most probable classes of single labels.
-        threshold: smallest probability of the predicted classes of multiple labels; None: 0.5.
-        progress: see `predictions`.
-
-    Raises:
-        DataError: no image can be read.
-        SslbenchError: weights, data or options are invalid.
+    `threshold`: smallest probability of the predicted classes of multiple labels; None: 0.5.
     """
     refuse_missing_folder(out)
     refuse_label_maps(request.data)
@@ -223,9 +193,6 @@ def predict(
     return counts
 
 
-_IN_WORDS = {"single": "one class per image", "multi": "several labels per image", "value": "numbers"}
-
-
 def _header(names: Sequence[str], labels: str, top_k: int) -> list[str]:
     if labels == Numbers.name:
         return list(names)
@@ -249,3 +216,19 @@ def _cells(row: FloatArray, names: Sequence[str], labels: str, top_k: int, thres
 
 def _number(value: np.float32) -> str:
     return f"{float(value):.6g}"
+
+
+def export_network(request: Request, out: Path, *, overwrite: bool = False) -> ExportReport:
+    """Write the network of a request as .onnx or .pt2; see `sslbench.backbones.export.export`."""
+    run = RunSettings(device="cpu")
+    if len(request.layers) > 1:
+        raise UsageError(f"--layers {','.join(request.layers)}: an exported network has one output", "Name one layer.")
+    if request.layers or not (named.is_named(request.weights) or Path(request.weights).exists()):
+        backbone, _ = for_request(load(request, run), request, run)
+        (layer,) = resolve_layers(backbone, request.layers)
+        return export(backbone, layer, out, overwrite=overwrite)
+    file, backbone = load_with_heads(request, run)
+    if has_classifier(file, backbone):
+        classifier = find_classifier(file, backbone)
+        return export(backbone, classifier.layer, out, classifier=classifier, overwrite=overwrite)
+    return export(backbone, resolve_layers(backbone, ())[0], out, overwrite=overwrite)

@@ -20,17 +20,9 @@ from sslbench.data.images import Files
 from sslbench.data.maps.sizes import unknown_orientation
 from sslbench.data.noise import check_shares, with_label_noise
 from sslbench.data.source import Source
-from sslbench.data.splits import (
-    TrainTest,
-    label_problems,
-    limit,
-    match_classes,
-    name_numbered,
-    unite_classes,
-)
+from sslbench.data.splits import TrainTest, label_problems, limit, match_classes, name_numbered, unite_classes
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation import subset
 from sslbench.evaluation.calibration import calibrated
 from sslbench.evaluation.file_classifier import labelled_by, load_file_classifier
 from sslbench.evaluation.floors import UNTRAINED_SEED
@@ -49,6 +41,8 @@ from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.target import Target
+
+log = logging.getLogger("sslbench")
 
 
 def has_own_classes(tasks: Sequence[Task]) -> bool:
@@ -105,9 +99,6 @@ def _unlabelled(source: Source) -> Source:
     return dataclasses.replace(source, target=Unlabelled(len(source)))
 
 
-log = logging.getLogger("sslbench")
-
-
 @dataclasses.dataclass(frozen=True)
 class Prepared:
     """Evaluation with everything resolved and checked, nothing decoded yet; `--dry-run` prints it.
@@ -157,23 +148,9 @@ class Prepared:
 
 
 def prepare(
-    request: Request,
-    run: RunSettings,
-    *,
-    backbone: Backbone | None = None,
-    in_memory: InMemoryData | None = None,
+    request: Request, run: RunSettings, *, backbone: Backbone | None = None, in_memory: InMemoryData | None = None
 ) -> Prepared:
-    """Open the weights and the data and check them against each other and against the protocols' needs.
-
-    Args:
-        request: evaluation to run.
-        run: settings of the run.
-        backbone: takes the place of request.weights when it is in memory already.
-        in_memory: takes the place of locations; see there.
-
-    Raises:
-        SslbenchError: anything that is wrong; no image has been decoded then, but for the ranges of int8.
-    """
+    """Open the weights and the data and check them against each other and against the protocols' needs."""
     run.extract_settings()
     records.working_folder()  # as it is before the run, for the record
     _check_on_the_fly(request, run)
@@ -250,11 +227,7 @@ def _notes_of_record(request: Request, data: TrainTest) -> tuple[str, ...]:
 
 
 def check_features(pair: FeaturePair, tasks: Sequence[Task]) -> None:
-    """Check the labels of features made elsewhere as those of images.
-
-    Raises:
-        DataError: a protocol cannot use them.
-    """
+    """Check the labels of features made elsewhere as those of images."""
     if not any(task.kind.needs_labels for task in tasks) or not pair.train.target.labelled:
         return  # what needs them is refused by itself
     parts = [
@@ -295,10 +268,19 @@ def _check_tasks(
         if not task.kind.int8:
             run.extract_settings().float_precision()
         task.kind.check(task.settings, fitted_labels(task, data))
-        if request.test_classes == "subset":
-            subset.check(task.protocol)
+        if request.test_classes == "subset" and not task.kind.class_subsets:
+            raise refused_subset(task.protocol)
         task.kind.refuse_parts(task.settings, data.train, data.test)
         task.row_names(backbone, layers, data.train, run.seed)
+
+
+def refused_subset(protocol: str) -> UsageError:
+    """Return the error for a protocol whose metrics cannot be restricted to some classes afterwards."""
+    able = [name for name in names.list_names("protocol") if protocols.find(name).kind.class_subsets]
+    return UsageError(
+        f"{protocol} cannot be scored on test data with a subset of train's classes",
+        f"Protocols that support it: {', '.join(able)}.",
+    )
 
 
 def open_sets(
@@ -306,12 +288,7 @@ def open_sets(
 ) -> Mapping[str, ImageSet]:
     """Return the further sets of images that a protocol scores, by name; {} for most protocols.
 
-    Args:
-        task: the protocol.
-        data: train and test.
-        preprocessing: of the backbone.
-        most: largest number of images of another set; None: all.
-        seed: of the choice among them.
+    `most`: largest number of images of another set; None: all.
     """
 
     def limited(source: Source) -> Source:
@@ -374,11 +351,7 @@ def _trains_on_labels(name: str) -> bool:
 
 
 def check_label_kind(task: Task, kind: type[Target]) -> None:
-    """Refuse labels that are numbers where the protocol predicts classes.
-
-    Raises:
-        DataError: they are numbers, and 'value' is not among the label kinds of the protocol.
-    """
+    """Refuse labels that are numbers where the protocol predicts classes."""
     if not issubclass(kind, Numbers) or Numbers in task.kind.takes:
         return
     able = [name for name in names.list_names("protocol") if _predicts_numbers(name)]
@@ -394,11 +367,7 @@ def _predicts_numbers(protocol: str) -> bool:
 
 
 def load(request: Request, run: RunSettings) -> Backbone:
-    """Load the backbone with its weights and log a summary.
-
-    Raises:
-        SslbenchError: the weights cannot be read, are not recognised or do not fit.
-    """
+    """Load the backbone with its weights and log a summary."""
     backbone = load_backbone(
         request.weights,
         backbone=request.backbone,
@@ -460,9 +429,6 @@ def for_request(backbone: Backbone, request: Request, run: RunSettings) -> tuple
     """Return the backbone with the preprocessing of a request, and the origin of each value of it.
 
     A vision transformer of one image size is built for the size of these images, see `sizes.built_for`.
-
-    Raises:
-        UsageError: see `with_preprocessing` and `sizes.built_for`.
     """
     for task in request.tasks:
         task.kind.refuse_weights(task.settings, backbone, request.weights)
@@ -473,11 +439,7 @@ def for_request(backbone: Backbone, request: Request, run: RunSettings) -> tuple
 
 
 def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[Backbone, dict[str, str]]:
-    """Return the backbone with some values of its preprocessing replaced, and where each value comes from.
-
-    Raises:
-        UsageError: there is no such value or decoder, or it is for another number of channels than the backbone takes.
-    """
+    """Return the backbone with some values of its preprocessing replaced, and where each value comes from."""
     fields = {f.name: f for f in dataclasses.fields(Preprocessing) if f.name not in ("origin", "trained_side")}
     origins = dict.fromkeys(fields, backbone.preprocessing.origin)
     if not values:
@@ -514,22 +476,11 @@ def _on_these(task: Task, data: TrainTest) -> Benchmark | None:
 
 
 def on_data(
-    benchmark: Benchmark | None,
-    counts: Mapping[str, int],
-    classes: int,
-    *,
-    any_classes: bool = False,
+    benchmark: Benchmark | None, counts: Mapping[str, int], classes: int, *, any_classes: bool = False
 ) -> Benchmark | None:
     """Return the benchmark as it is run on data: modified, with a warning, where the data are not as many as its own.
 
-    Args:
-        benchmark: named by the user, or None.
-        counts: number of samples of each split.
-        classes: number of classes.
-        any_classes: a recipe that is trained on any data: another number of classes marks the result as well.
-
-    Raises:
-        DataError: the number of classes is not the benchmark's.
+    `benchmark`: named by the user, or None.
     """
     if benchmark is None:
         return None

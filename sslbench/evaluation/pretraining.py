@@ -45,11 +45,7 @@ class KnnEvaluator:
     def check(self, head_classes: Sequence[str] | None) -> None:
         """Open and check the evaluation data.
 
-        Args:
-            head_classes: classes of the online head; None without one.
-
-        Raises:
-            SslbenchError: as `sslbench eval` would, or the head does not know a class.
+        `head_classes`: classes of the online head; None without one.
         """
         labels = prepare(self.request, self.run).data.test.target
         if head_classes is None:
@@ -66,25 +62,11 @@ class KnnEvaluator:
             )
 
     def scores(
-        self,
-        backbone: Backbone,
-        tensors: Mapping[str, Tensor],
-        out: Path,
-        *,
-        head: OnlineHead | None,
-        command: str,
+        self, backbone: Backbone, tensors: Mapping[str, Tensor], out: Path, *, head: OnlineHead | None, command: str
     ) -> dict[str, float]:
         """Return scores by name ('knn_top1' in percent, 'rankme', ...); {} on processes other than the first.
 
-        Args:
-            backbone: architecture and preprocessing.
-            tensors: weights to evaluate.
-            out: folder for the records.
-            head: online head on the network with these weights; None: there is none.
-            command: command line for the records.
-
-        Raises:
-            SslbenchError: as `sslbench eval` would.
+        `head`: online head on the network with these weights; None: there is none.
         """
         fresh = build(backbone.name, seed=0)
         fresh.module.load_state_dict(dict(tensors))

@@ -24,7 +24,6 @@ from sslbench.evaluation.beside import write_predicted
 from sslbench.evaluation.file_classifier import with_classifier
 from sslbench.evaluation.groups import UNNAMED, groups_of, with_details
 from sslbench.evaluation.preparation import Prepared
-from sslbench.evaluation.references import compare_references
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.evaluation.trainings import ONE_TRAINING, draws
 from sslbench.features.array import Features
@@ -39,9 +38,11 @@ from sslbench.results import (
     DataUsed,
     ExcludedImage,
     Hardware,
+    MetricValue,
     Outcome,
     PresetUsed,
     ProtocolUsed,
+    ReferenceCompared,
     RequestedParts,
     Result,
     Stage,
@@ -58,6 +59,32 @@ from sslbench.train.optimizers.optimizer import code_of
 log = logging.getLogger("sslbench")
 _ROWS = 4096
 """Rows of features in memory at a time."""
+
+
+def compare_references(
+    benchmark: Benchmark | None, weights: WeightsUsed, metrics: Mapping[str, MetricValue]
+) -> tuple[ReferenceCompared, ...]:
+    """Return the published values for these weights on a benchmark beside the measured ones."""
+    if benchmark is None or weights.partial or weights.untrained:
+        return ()
+    found = []
+    for each in benchmark.reference:
+        if weights.name not in each.files and not (each.sha256 and weights.sha256.startswith(each.sha256)):
+            continue
+        value = metrics[each.metric].value if each.metric in metrics else None
+        difference = None if value is None else value - each.value
+        found.append(
+            ReferenceCompared(
+                weights=each.weights,
+                metric=each.metric,
+                published=each.value,
+                source=each.source,
+                tolerance=each.tolerance,
+                difference=difference,
+                within=difference is not None and abs(difference) <= each.tolerance,
+            )
+        )
+    return tuple(found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,17 +208,7 @@ def recorded(
     seconds: float,
     stage: Stage | None = None,
 ) -> tuple[Result, records.Scores]:
-    """Return the record of an outcome, without groups; nothing is written yet.
-
-    Args:
-        subject: subject of the measurement.
-        task: the protocol.
-        outcome: outcome of the measurement.
-        train: their labels and ids are used; a protocol on images has no columns of features.
-        test: test part.
-        seconds: that the protocol took.
-        stage: the same with its memory, where that was measured.
-    """
+    """Return the record of an outcome, without groups; nothing is written yet."""
     outcome = _with_headline(task.benchmark, outcome)
     numbers = [part.n_groups for part in (train, test)]
     if numbers != [None, None]:
@@ -311,15 +328,7 @@ def finish(
     missing: Mapping[str, str],
     out: Path,
 ) -> Result:
-    """Add the floors to a result, warn when it is not above the untrained backbone, and write the record.
-
-    Args:
-        result: without them.
-        scores: of its test samples.
-        floor_results: name of a floor -> its record and scores.
-        missing: name of a floor that there is none of -> the reason.
-        out: folder of the records.
-    """
+    """Add the floors to a result, warn when it is not above the untrained backbone, and write the record."""
     floors_ = dict(result.floors.items())
     floors_ |= {name: {m: v.value for m, v in floor.metrics.items()} for name, (floor, _) in floor_results.items()}
     notes = list(result.notes)
@@ -404,10 +413,7 @@ def weights_at(layer: str, backbone: Backbone, weights: WeightsUsed) -> WeightsU
 def weights_used(backbone: Backbone, given: str, name: str | None = None) -> WeightsUsed:
     """Return the weights of a backbone as a record holds them.
 
-    Args:
-        backbone: with the weights.
-        given: the value of --weights.
-        name: of the weights in tables; None: that of their file, or of the backbone.
+    `name`: of the weights in tables; None: that of their file, or of the backbone.
     """
     trained = not backbone.kind.pixels and given != "random"
     total = len(backbone.module.state_dict())

@@ -2,17 +2,22 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from sslbench.data.source import Source
-from sslbench.evaluation import subset
 from sslbench.evaluation.costs import measured
+from sslbench.evaluation.preparation import refused_subset
 from sslbench.evaluation.record import Subject, recorded
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.features.array import Features
+from sslbench.metrics.summary import summarise
 from sslbench.protocols import FeatureInputs, FileClassifier, ImageSet
 from sslbench.results import DataPart, DataUsed, ExcludedImage, Outcome, Result, records
+from sslbench.targets.classes import Classes
+from sslbench.targets.target import Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,16 +48,7 @@ def score(
     further: FurtherSets = NO_SETS,
     classifier: FileClassifier | None = None,
 ) -> dict[str, tuple[Result, records.Scores]]:
-    """Run one protocol and return its records, without groups: '' for test, and the names of recorded sets.
-
-    Args:
-        subject: subject of the measurement, with the test part.
-        task: the protocol.
-        train: features of train.
-        test: features of test.
-        further: further sets of the task.
-        classifier: that of the weights file, where the task chooses it.
-    """
+    """Run one protocol and return its records, without groups: '' for test, and the names of recorded sets."""
     features = {name: layers[subject.layer] for name, layers in further.features.items()}
     with measured(subject.run.torch_device()) as meter:
         outcomes = _outcomes(task, train, test, features, subject.run, classifier)
@@ -84,10 +80,10 @@ def _outcomes(
     """Return the protocol's outcomes; with a subset of classes in test no other class can be predicted."""
     train, test = (dataclasses.replace(part, attributes={}) for part in (train, test))  # no key holds them
     inputs = FeatureInputs(task.settings, run.seed, train, test, sets, classifier, str(run.torch_device()))
-    if not subset.is_subset(train.target, test.target):
+    if not is_subset(train.target, test.target):
         return task.kind.outcomes(inputs)
-    outcomes = task.kind.outcomes(dataclasses.replace(inputs, test=subset.widened(train.target, test)))
-    return {"": subset.restricted(outcomes[""], task.protocol, train.target, test, seed=run.seed)}
+    outcomes = task.kind.outcomes(dataclasses.replace(inputs, test=widened(train.target, test)))
+    return {"": restricted(outcomes[""], task.protocol, train.target, test, seed=run.seed)}
 
 
 def row_subjects(subject: Subject, task: Task, sets: Mapping[str, ImageSet]) -> dict[str, tuple[Subject, Task]]:
@@ -125,3 +121,59 @@ def rows_of_set(features: Features, source: Source) -> Features:
     readable = set(features.ids)
     labelled = source.select(np.array([i for i, name in enumerate(source.ids) if name in readable], dtype=np.int64))
     return dataclasses.replace(features, target=labelled.target)
+
+
+def is_subset(train: Target, test: Target) -> bool:
+    """Return True if test keeps only its own classes (`match_classes(..., subset=True)`)."""
+    return train.classes != test.classes
+
+
+def widened(train: Target, test: Features) -> Features:
+    """Return the test features with labels numbered as train numbers its classes."""
+    columns = _columns(train, test.target)
+    values: npt.NDArray[np.int64] | npt.NDArray[np.int8]
+    if isinstance(test.target, Classes):
+        values = columns[test.target.values]
+    else:
+        values = np.zeros((len(test), len(train.classes)), dtype=np.int8)
+        values[:, columns] = test.target.values
+    return dataclasses.replace(test, target=test.target.changed(classes=train.classes, values=values))
+
+
+def restricted(outcome: Outcome, protocol: str, train: Target, test: Features, *, seed: int) -> Outcome:
+    """Return an outcome over all of train's classes restricted to the classes of test.
+
+    `outcome`: of the protocol on `widened(train, test)`.
+    """
+    whole = widened(train, test).target
+    value = outcome.metrics[outcome.headline][0]
+    if outcome.scores.shape != (len(test), len(train.classes)) or not np.isclose(
+        value, whole.headline(whole.values, outcome.scores), atol=1e-6, equal_nan=True
+    ):
+        raise refused_subset(protocol)
+    scores = outcome.scores[:, _columns(train, test.target)]
+    # A subset of logits is still logits; a subset of probabilities must be normalised again.
+    probabilities: Literal["softmax"] | None = "softmax" if outcome.probabilities == "softmax" else None
+    target = test.target
+    metrics, name, per_class = summarise(
+        type(target), target.classes, target.values, scores, seed=seed, probabilities=probabilities, groups=test.groups
+    )
+    n = len(test.target.classes)
+    note = f"Only the {n:,} of {len(train.classes):,} classes of train that test contains could be predicted."
+    # The scores of rejected settings exist for all classes only.
+    return dataclasses.replace(
+        outcome,
+        metrics=metrics,
+        headline=name,
+        per_class=per_class,
+        scores=scores,
+        variants={},
+        notes=(*outcome.notes, note),
+        probabilities=probabilities,
+    )
+
+
+def _columns(train: Target, test: Target) -> npt.NDArray[np.int64]:
+    """Return the number in train of each class of test."""
+    number = {name: i for i, name in enumerate(train.classes)}
+    return np.array([number[name] for name in test.classes], dtype=np.int64)

@@ -13,14 +13,7 @@ from sslbench.detection.evaluate import truth_of
 from sslbench.detection.foreign import read_foreign
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation.detections import (
-    CONSTANT_BOX,
-    DetectorResult,
-    compared,
-    data_part,
-    few_objects,
-    scored,
-)
+from sslbench.evaluation.detections import CONSTANT_BOX, DetectorResult, compared, data_part, few_objects, scored
 from sslbench.evaluation.record import unscored
 from sslbench.evaluation.request import RunSettings
 from sslbench.evaluation.trainings import ONE_TRAINING, together
@@ -54,20 +47,7 @@ class ScoreRequest:
 
 
 def score_files(request: ScoreRequest, run: RunSettings, *, out: Path, command: str) -> Result:
-    """Score detections made elsewhere, and write `out/detections/NAME-ID.json` with the detections beside it.
-
-    Args:
-        request: files and data.
-        run: its seed is that of the bootstrap; without floors the constant box is left out.
-        out: folder for the records.
-        command: command line of the user.
-
-    Returns:
-        The record; of several files that of their mean, after one record for each.
-
-    Raises:
-        SslbenchError: files or data cannot be used; nothing is written then.
-    """
+    """Score detections made elsewhere, and write `out/detections/NAME-ID.json` with the detections beside it."""
     parts = parts_to_score(request.data, request.test_data)
     train, test = parts
     read = [read_foreign(path, test) for path in request.files]
@@ -128,10 +108,7 @@ def parts_to_score(data: str, test_data: str | None = None) -> tuple[ObjectSourc
     sources = open_objects(data)
     train: ObjectSource | None = None
     if test_data is not None:
-        train, test = (
-            choose_train(data, sources),
-            choose_test(test_data, open_objects(test_data)),
-        )
+        train, test = (choose_train(data, sources), choose_test(test_data, open_objects(test_data)))
     elif len(sources) == 1:
         test = next(iter(sources.values()))
     else:

@@ -76,19 +76,7 @@ class LayerSimilarity:
 def encode(
     request: Request, run: RunSettings, *, store: Path, progress: Progress | None = None, source: Source | None = None
 ) -> tuple[LayerFeatures, Source]:
-    """Extract features of one backbone at several layers.
-
-    Args:
-        request: weights, layers (by default every named one) and, unless `source` is given, data: of the parts it has,
-            the first of test, val, all, train.
-        run: settings of the run.
-        store: folder of the feature store.
-        progress: called with what, images done and images in all.
-        source: the images.
-
-    Raises:
-        SslbenchError: anything that is wrong with weights or data.
-    """
+    """Extract features of one backbone at several layers."""
     if this_process().world > 1:
         raise UsageError("CKA runs in one process", "Start it without torchrun or srun.")
     backbone, _ = for_request(load(request, run), request, run)
@@ -129,15 +117,7 @@ def part_to_encode(parts: Mapping[str, Source]) -> Source:
 
 
 def read(path: Path, layers: Sequence[str] = ()) -> LayerFeatures:
-    """Read features from a .npy file (one layer), or from a folder of the feature store.
-
-    Args:
-        path: of the file or folder.
-        layers: names of the layers of a folder, as `sslbench inspect` lists them; all when empty.
-
-    Raises:
-        UsageError: there is no such thing, or the folder has no such layer.
-    """
+    """Read features from a .npy file (one layer), or from a folder of the feature store."""
     if (path / "meta.json").is_file():
         entry = StoreEntry(path)
         for layer in layers:
@@ -157,11 +137,7 @@ def read(path: Path, layers: Sequence[str] = ()) -> LayerFeatures:
 
 
 def similarity(a: LayerFeatures, b: LayerFeatures, *, debiased: bool = False) -> LayerSimilarity:
-    """Return the linear CKA of every layer of A with every layer of B.
-
-    Raises:
-        DataError: the two are not of the same samples, are not finite, or are too few.
-    """
+    """Return the linear CKA of every layer of A with every layer of B."""
     counts = [len(next(iter(side.layers.values()))) for side in (a, b)]
     if counts[0] != counts[1] or (a.ids is not None and b.ids is not None and a.ids != b.ids):
         raise DataError(

@@ -26,11 +26,7 @@ ONE_TRAINING = (
 
 
 def check_seeds(run: RunSettings, tasks: Sequence[Task]) -> None:
-    """Refuse several trainings where no protocol trains, or where one repeats its training already.
-
-    Raises:
-        UsageError: a protocol does not train, or repeats its training already.
-    """
+    """Refuse several trainings where no protocol trains, or where one repeats its training already."""
     if run.only_seed is not None and not all(task.kind.trains for task in tasks):
         names = " ".join(task.protocol for task in tasks if not task.kind.trains)
         raise UsageError(f"only_seed={run.only_seed} has no effect on {names}, which trains nothing", "Leave it out.")
@@ -56,15 +52,7 @@ def draws(task: Task) -> int:
 
 
 def together(results: Sequence[Result], *, seeds: int) -> Result:
-    """Return the record of several trainings, not yet written; its references are those of the first.
-
-    Args:
-        results: record of each training, in the order of the seeds, as read or written.
-        seeds: their number.
-
-    Raises:
-        ValueError: not as many records.
-    """
+    """Return the record of several trainings, not yet written; its references are those of the first."""
     if len(results) != seeds:
         raise ValueError(f"{len(results)} records of {seeds} trainings")
     first = results[0]
@@ -95,11 +83,7 @@ def together(results: Sequence[Result], *, seeds: int) -> Result:
 
 
 def scores_together(parts: Sequence[records.Scores]) -> records.Scores:
-    """Return the scores of several trainings: those of the first, and of each as draws.
-
-    Raises:
-        ValueError: they are of different samples.
-    """
+    """Return the scores of several trainings: those of the first, and of each as draws."""
     first = parts[0]
     if any(part.ids != first.ids or part.classes != first.classes for part in parts):
         raise ValueError("the trainings were scored on different samples")
@@ -122,16 +106,12 @@ def _training(result: Result) -> Training:
     return Training(seed=result.seed, record=result.id, record_file=file.name, metrics=values)
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
 def _plain(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    return _plain(known_mean([_number(value) for value in values]))
+    return _plain(known_mean([(math.nan if value is None else value) for value in values]))
 
 
 def _range(values: Sequence[float | None]) -> Range:

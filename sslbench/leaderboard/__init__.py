@@ -1,11 +1,10 @@
 """Tables of result records, in which only comparable results share a column."""
 
 from sslbench.leaderboard.board import table
+from sslbench.leaderboard.html import to_html
 from sslbench.leaderboard.model import Board, Cell, Column, Published, Row
 from sslbench.leaderboard.published import read_published, with_published
-from sslbench.leaderboard.writers.html import to_html
-from sslbench.leaderboard.writers.latex import to_latex
-from sslbench.leaderboard.writers.tables import markdown, to_csv, to_markdown, to_rich
+from sslbench.leaderboard.tables import markdown, to_csv, to_latex, to_markdown, to_rich
 
 __all__ = [
     "Board",

@@ -6,15 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sslbench.errors import UsageError
 from sslbench.identity import row_key
-from sslbench.leaderboard.flags import is_floor, row_flags
-from sslbench.leaderboard.floors import floor_rows
+from sslbench.leaderboard.columns import column_names, natural, precision_text, preprocessing_text, row_names
 from sslbench.leaderboard.grouping import ColumnKey, groups_of, newest_of_each, without_parts
-from sslbench.leaderboard.headings import column_names, natural, precision_text, preprocessing_text, row_names
+from sslbench.leaderboard.marks import mark_best, row_flags
 from sslbench.leaderboard.model import Board, Cell, Column, Row, value
-from sslbench.leaderboard.ties import mark_best
 from sslbench.metrics.catalog import find
 from sslbench.names import did_you_mean
-from sslbench.results import Result, mean_metric
+from sslbench.results import MetricValue, Result, mean_metric
+
+_ORDER = ("chance", "majority", "", "pixels", "untrained")
+_FloorValues = dict[int, dict[str, float]]  # position of the column -> metric -> value
 
 
 def table(
@@ -24,18 +25,6 @@ def table(
 
     Results of one row and one column that differ in their seed only are averaged; the interval is then
     that of `results.mean_metric`. Missing measurements are holes.
-
-    Args:
-        results: records, as `records.read_tree` returns them; with their score files, ties can be found.
-        metric: metric to show; default each result's headline. Results without it are left out, with a note.
-        average: add the mean over the columns in which every row has a value; they must be of one unit and direction.
-        paired_seed: seed of the half-samples of the paired test.
-
-    Returns:
-        The board: rows best first by the first column, then by name; floors last.
-
-    Raises:
-        UsageError: no result has the metric, or the columns of the average have different units or directions.
     """
     notes: list[str] = []
     results = list(results)
@@ -124,7 +113,7 @@ def _row(label: str, members: Sequence[Result], columns: Sequence[Column], group
         preprocessing=preprocessing_text(first.preprocessing),
         precision=precision_text(first),
         flags=row_flags(members, columns, cells),
-        floor=is_floor(first),
+        floor=first.is_floor,
         cells=cells,
     )
 
@@ -199,3 +188,58 @@ def _with_average(board: Board) -> Board:
     names = ", ".join(board.columns[i].name for i in complete)
     note = f"The average is over {len(complete)} of {len(board.columns)} columns: {names}."
     return dataclasses.replace(board, rows=tuple(rows), notes=(*board.notes, note), averaged=len(complete))
+
+
+def floor_rows(
+    measured: Sequence[Row], results: Sequence[Result], columns: Sequence[Column], groups: Mapping[str, ColumnKey]
+) -> list[Row]:
+    """Return the floor rows: floors with a record of their own, and floors that other records state.
+
+    Of different values that the results of one column state for a floor, the best counts: rows should be above it.
+    """
+    measured_cells = {
+        (*_kind(row.weights, row.backbone), i) for row in measured for i, cell in enumerate(row.cells) if cell
+    }
+    named: dict[tuple[str, str], _FloorValues] = defaultdict(lambda: defaultdict(dict))
+    positions = {column.group: i for i, column in enumerate(columns)}
+    for result in results:
+        position = positions[groups[result.id]]
+        for floor, values in result.floors.items():
+            kind = _kind(floor, result.weights.backbone)
+            if (*kind, position) in measured_cells:
+                continue
+            cell = named[kind][position]
+            for name, number in values.items():
+                if number is not None:
+                    better = min if find(name).sign < 0 else max
+                    cell[name] = better(number, cell.get(name, number))
+    rows = [_floor_row(kind, values, len(columns)) for kind, values in named.items() if any(values.values())]
+    return sorted([*measured, *rows], key=_place)
+
+
+def _kind(name: str, backbone: str) -> tuple[str, str]:
+    """Return the floor and, for an untrained one, the backbone."""
+    if name.partition(":")[0] == "pixels":
+        return "pixels", ""
+    return ("untrained", backbone) if name.endswith("untrained") else (name, "")
+
+
+def _place(row: Row) -> tuple[int, str, str]:
+    """Return the place of a floor among the others: those that only some protocols state stand in the middle."""
+    floor = _kind(row.weights, "")[0]
+    return _ORDER.index(floor if floor in _ORDER else ""), row.label, row.layer
+
+
+def _floor_row(kind: tuple[str, str], cells: _FloorValues, n_columns: int) -> Row:
+    floor, backbone = kind
+    return Row(
+        label=f"{backbone} untrained" if backbone else floor,
+        weights=floor,
+        backbone=backbone,
+        flags=("floor",),
+        floor=True,
+        cells=tuple(
+            Cell({name: MetricValue(value=number) for name, number in cells[i].items()}) if cells.get(i) else None
+            for i in range(n_columns)
+        ),
+    )

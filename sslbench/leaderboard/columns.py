@@ -1,17 +1,26 @@
-"""Columns of a board on request: the score on train, and costs. A new column is one more `OptionalColumn`."""
+"""Names of rows and columns of a board, and columns on request: the score on train, costs."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from sslbench.errors import UsageError
+from sslbench.identity import digest
+from sslbench.leaderboard.grouping import ColumnKey, differences, short_text
 from sslbench.leaderboard.model import Board, Cell, Extra, Row
 from sslbench.names import did_you_mean
+from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from sslbench.results import Costs, Result, Stage
 from sslbench.text import table_cell
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+_FIRST = ("backbone", "precision", "resize", "squash", "crop", "mean", "std")
+"""Parts of a label, in the order in which they stand; others follow by name."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,7 +29,7 @@ class OptionalColumn:
 
     Attributes:
         name: heading in long CSV files.
-        heading: heading elsewhere; default the name. One per cell stands behind the name of the board's column.
+        heading: heading elsewhere; one per cell stands behind the name of the board's column.
         option: word of `--columns` that shows it.
         of: the records of a row (all its cells), or of each cell (one per seed), that the value is computed from.
         value: function from these records to the number; None where it is not known.
@@ -28,7 +37,7 @@ class OptionalColumn:
     """
 
     name: str
-    heading: str = ""
+    heading: str
     option: Literal["train", "costs"]
     of: Literal["row", "cell"]
     value: Callable[[Sequence[Result]], float | None]
@@ -73,61 +82,25 @@ def _protocol_cost(value: Callable[[Stage], float | None]) -> Callable[[Sequence
     return of_first
 
 
+def _cost(
+    name: str, heading: str, of: Literal["row", "cell"], value: Callable[[Sequence[Result]], float | None]
+) -> OptionalColumn:
+    return OptionalColumn(name=name, heading=heading, option="costs", of=of, value=value)
+
+
 COLUMNS = (
     OptionalColumn(
         name="train_value", heading="train", option="train", of="cell", value=mean_train, headline_only=True
     ),
-    OptionalColumn(name="parameters", option="costs", of="row", value=_backbone_cost(lambda costs: costs.parameters)),
-    OptionalColumn(
-        name="gflops",
-        heading="GFLOPs per image",
-        option="costs",
-        of="row",
-        value=_backbone_cost(lambda costs: costs.gflops),
-    ),
-    OptionalColumn(
-        name="images_per_second",
-        heading="images per second",
-        option="costs",
-        of="row",
-        value=_backbone_cost(lambda costs: costs.images_per_second),
-    ),
-    OptionalColumn(
-        name="extract_seconds",
-        heading="extraction seconds",
-        option="costs",
-        of="row",
-        value=_extraction_cost(lambda stage: stage.seconds),
-    ),
-    OptionalColumn(
-        name="extract_peak_mib",
-        heading="extraction peak MiB",
-        option="costs",
-        of="row",
-        value=_extraction_cost(lambda stage: stage.ram_mib),
-    ),
-    OptionalColumn(
-        name="extract_peak_gpu_mib",
-        heading="extraction peak MiB of the GPU",
-        option="costs",
-        of="row",
-        value=_extraction_cost(lambda stage: stage.gpu_mib),
-    ),
-    OptionalColumn(name="seconds", option="costs", of="cell", value=_protocol_cost(lambda stage: stage.seconds)),
-    OptionalColumn(
-        name="peak_mib",
-        heading="peak MiB",
-        option="costs",
-        of="cell",
-        value=_protocol_cost(lambda stage: stage.ram_mib),
-    ),
-    OptionalColumn(
-        name="peak_gpu_mib",
-        heading="peak MiB of the GPU",
-        option="costs",
-        of="cell",
-        value=_protocol_cost(lambda stage: stage.gpu_mib),
-    ),
+    _cost("parameters", "parameters", "row", _backbone_cost(lambda costs: costs.parameters)),
+    _cost("gflops", "GFLOPs per image", "row", _backbone_cost(lambda costs: costs.gflops)),
+    _cost("images_per_second", "images per second", "row", _backbone_cost(lambda costs: costs.images_per_second)),
+    _cost("extract_seconds", "extraction seconds", "row", _extraction_cost(lambda stage: stage.seconds)),
+    _cost("extract_peak_mib", "extraction peak MiB", "row", _extraction_cost(lambda stage: stage.ram_mib)),
+    _cost("extract_peak_gpu_mib", "extraction peak MiB of the GPU", "row", _extraction_cost(lambda s: s.gpu_mib)),
+    _cost("seconds", "seconds", "cell", _protocol_cost(lambda stage: stage.seconds)),
+    _cost("peak_mib", "peak MiB", "cell", _protocol_cost(lambda stage: stage.ram_mib)),
+    _cost("peak_gpu_mib", "peak MiB of the GPU", "cell", _protocol_cost(lambda stage: stage.gpu_mib)),
 )
 OPTIONS = tuple(dict.fromkeys(column.option for column in COLUMNS))
 
@@ -135,13 +108,8 @@ OPTIONS = tuple(dict.fromkeys(column.option for column in COLUMNS))
 def with_extras(board: Board, options: Sequence[str]) -> Board:
     """Return the board with columns on request, which writers show after its own.
 
-    Args:
-        board: board with all its rows.
-        options: 'train': the headline metric on train, per column; 'costs': parameters, operations and images per
-            second of the backbone, seconds and peak memory of extraction, and of the protocol per column.
-
-    Raises:
-        UsageError: there is no such option.
+    `options`: 'train': the headline metric on train, per column; 'costs': parameters, operations and images per second
+    of the backbone, seconds and peak memory of extraction, and of the protocol per column.
     """
     for option in options:
         if option not in OPTIONS:
@@ -150,19 +118,15 @@ def with_extras(board: Board, options: Sequence[str]) -> Board:
     for option in OPTIONS:
         columns = [column for column in COLUMNS if option in options and column.option == option]
         of_rows = [column for column in columns if column.of == "row"]
-        found += [Extra(_heading(c), tuple(c.value(row_records(row)) for row in board.rows)) for c in of_rows]
+        found += [Extra(c.heading, tuple(c.value(row_records(row)) for row in board.rows)) for c in of_rows]
         found += [
-            Extra(f"{column.name} {_heading(c)}", tuple(c.value(cell_records(row.cells[i])) for row in board.rows))
+            Extra(f"{column.name} {c.heading}", tuple(c.value(cell_records(row.cells[i])) for row in board.rows))
             for i, column in enumerate(board.columns)
             for c in columns
             if c.of == "cell"
         ]
     shown = tuple(extra for extra in found if any(value is not None for value in extra.values))
     return dataclasses.replace(board, extras=shown)
-
-
-def _heading(column: OptionalColumn) -> str:
-    return column.heading or column.name
 
 
 def row_records(row: Row) -> list[Result]:
@@ -208,3 +172,124 @@ def to_rich(board: Board) -> "Table":
     for extra in board.extras:
         table.add_row(table_cell(extra.name), *(table_cell(extra_text(extra.values[i])) for i in shown))
     return table
+
+
+def column_names(groups: Mapping[ColumnKey, Sequence[Result]]) -> dict[ColumnKey, str]:
+    """Return a name for each group: its benchmark, else protocol/data; in brackets its difference from namesakes."""
+    namesakes: dict[str, list[ColumnKey]] = defaultdict(list)
+    for group, members in groups.items():
+        namesakes[_plain_name(group, members[0])].append(group)
+    names = {}
+    for name, alike in namesakes.items():
+        headings = [[each.heading for each in values] for values in differences(alike).values()]
+        headings = [texts for texts in headings if len(set(texts)) > 1]
+        for i, group in enumerate(alike):
+            own = ", ".join(dict.fromkeys(texts[i] for texts in headings))
+            names[group] = f"{name} [{own}]" if own else name
+    return _unique(names)
+
+
+def _plain_name(group: ColumnKey, record: Result) -> str:
+    noise = record.data.noise_text
+    if group.benchmark:
+        return group.benchmark.rsplit(" v", 1)[0] + noise
+    return f"{record.protocol.name}/{data_name(record.data.test.name)}{noise}"
+
+
+def data_name(name: str) -> str:
+    """Return the name of data without split and folder.
+
+    >>> data_name("pictures/photos/ (train)")
+    'photos'
+    """
+    base = name.rsplit(" (", 1)[0] if name.endswith(")") else name
+    base = base.rstrip("/\\")
+    return base if ":" in base else base.replace("\\", "/").rsplit("/", 1)[-1] or name
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return a sort key with numbers in numerical order.
+
+    >>> sorted(["k=200", "k=20"], key=natural)
+    ['k=20', 'k=200']
+    """
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]
+
+
+def _unique(names: dict[ColumnKey, str]) -> dict[ColumnKey, str]:
+    """Return the names, with a digest appended to those that shortening made equal."""
+    headings = list(names.values())
+    return {group: name if headings.count(name) == 1 else f"{name} #{_digits(group)}" for group, name in names.items()}
+
+
+def _digits(group: ColumnKey) -> str:
+    return hashlib.sha256(repr(dataclasses.astuple(group)).encode()).hexdigest()[:8]
+
+
+def row_names(rows: Mapping[str, Result]) -> dict[str, str]:
+    """Return a label for each row: the weights' name; in brackets its difference from namesakes with the same layer."""
+    namesakes: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for key, record in rows.items():
+        namesakes[record.weights.name, record.feature].append(key)
+    labels = {}
+    for (name, _), keys in namesakes.items():
+        described = {key: _row_parts(rows[key]) for key in keys}
+        every = {part for parts in described.values() for part in parts}
+        ordered = [*(part for part in _FIRST if part in every), *sorted(every.difference(_FIRST))]
+        differing = [part for part in ordered if len({parts.get(part) for parts in described.values()}) > 1]
+        for key in keys:
+            parts = [described[key].get(part, _absent(part)) for part in differing]
+            labels[key] = f"{name} [{', '.join(parts)}]" if parts else name
+    return labels
+
+
+def _absent(part: str) -> str:
+    """Return the words for a part that a row does not state."""
+    return f"no {part}" if part in ("resize", "squash", "crop") else f"usual {part}"
+
+
+def _row_parts(record: Result) -> dict[str, str]:
+    """Return the parts that may tell two rows apart: name -> text."""
+    weights = record.weights
+    pixels = _preprocessing_words(record.preprocessing)
+    network = {"backbone": weights.backbone, "precision": precision_text(record)}
+    return {**network, **pixels, "sha256": weights.sha256[:8], "code": code_text(weights.code)}
+
+
+def precision_text(record: Result) -> str:
+    """Return the precision of the forward pass, and that of the stored features unless it is float32."""
+    stored = "" if record.feature_dtype == "float32" else f", stored as {record.feature_dtype}"
+    return f"{record.precision}{stored}"
+
+
+def code_text(code: Mapping[str, str]) -> str:
+    """Return the identity of the forward pass besides tensors: 'timm 1.0.15', 'code 3f2a9c'."""
+    own = {name: value for name, value in code.items() if name in ("source", "structure", "probe", "unknown")}
+    words = [f"{name} {version}" for name, version in code.items() if name not in own]
+    words += [f"code {digest(own)[:6]}"] if own else []
+    return " ".join(words) or "code not recorded"
+
+
+def preprocessing_text(values: Mapping[str, Any]) -> str:
+    """Return the preprocessing in a few words ('resize 256 bilinear, crop 224'), mean and std unless ImageNet's."""
+    return ", ".join(_preprocessing_words(values).values())
+
+
+def _preprocessing_words(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the words of `preprocessing_text`, each under the name of its value."""
+    words = {key: f"{key} {_size(values[key])}" for key in ("resize", "squash", "crop") if values.get(key) is not None}
+    if "resize" in words and "interpolation" in values:
+        words["resize"] += f" {values['interpolation']}"
+    for key, usual in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
+        if isinstance(values.get(key), list | tuple) and tuple(values[key]) != usual:
+            numbers = [(f"{value:g}" if isinstance(value, float) else short_text(value)) for value in values[key]]
+            words[key] = f"{key} {'/'.join(numbers[:1] if len(set(numbers)) == 1 else numbers)}"
+    parameters = ("resize", "squash", "crop", "interpolation", "mean", "std", "origin")
+    others = {key: item for key, item in values.items() if key not in parameters and (key, item) != ("space", "RGB")}
+    return words | {key: f"{key} {short_text(item)}" for key, item in others.items()}
+
+
+def _size(size: Any) -> str:
+    pair = list(size) if isinstance(size, list | tuple) else [size]
+    sides = [short_text(side) for side in pair]
+    return "x".join(sides[:1] if len(set(sides)) == 1 else sides)

@@ -11,11 +11,10 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
 from sslbench.errors import ResultError
-from sslbench.leaderboard.flags import is_floor
 from sslbench.leaderboard.grouping import column_keys, differences, groups_of, newest_of_each, without_parts
 from sslbench.metrics.catalog import find, known
 from sslbench.metrics.detection import Detections
-from sslbench.metrics.detection.difference import DEFINITIONS, detector_difference
+from sslbench.metrics.detection.average_precision import DEFINITIONS, detector_difference
 from sslbench.metrics.detection.files import read_objects, read_results
 from sslbench.metrics.differences import TOP_K, PairedDifference, Predictions, difference, difference_of_means, holm
 from sslbench.names import did_you_mean
@@ -23,15 +22,18 @@ from sslbench.results import Result, tables
 from sslbench.results.records import Scores, predictions_paths, read_scores, scores_path
 from sslbench.targets import kinds
 
+RESAMPLES = 1000
+_LISTED = 20
+"""Largest number of differences in a message; those of 75 corrupted sets say no more."""
+_ROUNDING = 1e-4
+"""Largest difference, as a share, between a recorded rate and the same from scores in single precision."""
+_REGIONS = ("", "mask_", "boundary_", "keypoint_", "uniform_keypoint_")
+"""Beginnings of the metrics of detections."""
+Scored = tuple[Result, Scores]
+
 
 def differing(a: Result, b: Result, metric: str | None = None) -> list[tuple[str, str, str]]:
-    """Return (key, value of a, value of b) for each difference that forbids a comparison.
-
-    Args:
-        a: one result.
-        b: the other one.
-        metric: metric of the comparison; default the headline of each, which must then be the same.
-    """
+    """Return (key, value of a, value of b) for each difference that forbids a comparison."""
     found = differences(column_keys([a, b], metric))
     # Settings of two protocols always differ, and one measurement may be made with and without a benchmark's name.
     own = ["setting ", "protocol version", "code of"] if "protocol" in found else []
@@ -44,13 +46,6 @@ def differing(a: Result, b: Result, metric: str | None = None) -> list[tuple[str
         if not title.startswith(tuple(own))
         for first, second in [names.get(title, ["", ""])]
     ]
-
-
-RESAMPLES = 1000
-_LISTED = 20
-"""Largest number of differences in a message; those of 75 corrupted sets say no more."""
-_ROUNDING = 1e-4
-"""Largest difference, as a share, between a recorded rate and the same from scores in single precision."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -122,18 +117,7 @@ class Comparison:
 def compare(
     a: Result, b: Result, *, metric: str | None = None, seed: int = 0, resamples: int = RESAMPLES
 ) -> Comparison:
-    """Compare two results that were measured in the same way on the same test samples.
-
-    Args:
-        a: one result, as read from its file, with the scores beside it.
-        b: the other one.
-        metric: default the headline of a.
-        seed: seed of the half-samples.
-        resamples: number of half-samples.
-
-    Raises:
-        ResultError: they may not be compared (with all that differs), one has no per-sample scores, or no such metric.
-    """
+    """Compare two results that were measured in the same way on the same test samples."""
     name = metric or a.headline
     different = differing(a, b, metric)
     if different:
@@ -158,25 +142,10 @@ def _remedy(a: Result, b: Result, keys: Sequence[str]) -> str:
     return f"{usual} Detectors that were trained differently: sslbench score {files} --data ... for both, then compare."
 
 
-_REGIONS = ("", "mask_", "boundary_", "keypoint_", "uniform_keypoint_")
-"""Beginnings of the metrics of detections."""
-
-
 def compare_detectors(
     a: Sequence[Result], b: Sequence[Result], metric: str, *, seed: int = 0, resamples: int = RESAMPLES
 ) -> Comparison:
-    """Compare one or several records (one per seed) of two detectors by the detections beside them.
-
-    Args:
-        a: records of one detector.
-        b: those of the other one, on the same test images.
-        metric: AP, AP50 or AP75; of masks mask_AP or boundary_AP, of keypoints keypoint_AP, of one class AP(cat).
-        seed: seed of the bootstrap.
-        resamples: number of its resamples.
-
-    Raises:
-        ResultError: files are missing or of other data, or the metric cannot be computed from them.
-    """
+    """Compare one or several records (one per seed) of two detectors by the detections beside them."""
     first = a[0]
     objects = read_objects(_objects_path(first))
     for other in (*a[1:], *b):
@@ -201,20 +170,38 @@ def compare_detectors(
         raise ResultError(
             f"{_called(first)}: '{metric}' cannot be compared for detections", did_you_mean(metric, able)
         ) from error
+    groups = objects.truth.groups
+    return _comparison(a, b, metric, found, n=objects.truth.n_images, groups=groups)
+
+
+def _comparison(
+    a: Sequence[Result],
+    b: Sequence[Result],
+    metric: str,
+    found: PairedDifference,
+    *,
+    n: int,
+    groups: npt.NDArray[np.int64] | None,
+    half: bool = False,
+) -> Comparison:
+    """Return a difference in the units of records; records that their scores contradict are refused."""
     factor = find(metric).scale
-    _check_recorded(a, metric, factor * found.value_a)
-    _check_recorded(b, metric, factor * found.value_b)
+    if not half:  # scores in half precision need not give the recorded value
+        _check_recorded(a, metric, factor * found.value_a)
+        _check_recorded(b, metric, factor * found.value_b)
     return Comparison(
-        a=first,
+        a=a[0],
         b=b[0],
         metric=metric,
-        n=objects.truth.n_images,
-        groups=None if objects.truth.groups is None else len(np.unique(objects.truth.groups)),
+        n=n,
+        groups=None if groups is None else len(np.unique(groups)),
         value_a=factor * found.value_a,
         value_b=factor * found.value_b,
         difference=factor * found.difference,
         low=factor * found.low,
         high=factor * found.high,
+        p_mcnemar=found.p,
+        half=half,
         verdict=_verdict(metric, found.low, found.high),
         trainings=_trainings(a, b),
     )
@@ -239,17 +226,10 @@ def _detections(results: Sequence[Result]) -> dict[str, Detections]:
     return found
 
 
-Scored = tuple[Result, Scores]
-
-
 def compare_all(
     a: Sequence[Scored], b: Sequence[Scored], metric: str, *, seed: int = 0, resamples: int = RESAMPLES
 ) -> Comparison:
-    """Compare one or several results (one per seed) of two models, whose scores have been read already.
-
-    Raises:
-        ResultError: the scores are not of the same samples, or the metric cannot be computed from them.
-    """
+    """Compare one or several results (one per seed) of two models, whose scores have been read already."""
     (first, scores), others = a[0], [*a[1:], *b]
     for result, each in others:
         if not same_samples(scores, each):
@@ -265,27 +245,10 @@ def compare_all(
             found = _difference_of_scores(a, b, metric, seed, resamples)
     except (KeyError, ValueError) as error:
         raise _not_computable(first, scores, metric) from error
-    factor = find(metric).scale
     half = metric not in TOP_K and any(each.half for _, each in (*a, *b))
-    if not half:
-        _check_recorded([result for result, _ in a], metric, factor * found.value_a)
-        _check_recorded([result for result, _ in b], metric, factor * found.value_b)
-    return Comparison(
-        a=first,
-        b=b[0][0],
-        metric=metric,
-        n=first.metrics[metric].n or len(scores.ids) if metric in first.metrics else len(scores.ids),
-        groups=None if scores.groups is None else len(np.unique(scores.groups)),
-        value_a=factor * found.value_a,
-        value_b=factor * found.value_b,
-        difference=factor * found.difference,
-        low=factor * found.low,
-        high=factor * found.high,
-        p_mcnemar=found.p,
-        half=half,
-        verdict=_verdict(metric, found.low, found.high),
-        trainings=_trainings([result for result, _ in a], [result for result, _ in b]),
-    )
+    n = first.metrics[metric].n if metric in first.metrics else None
+    results_a, results_b = [result for result, _ in a], [result for result, _ in b]
+    return _comparison(results_a, results_b, metric, found, n=n or len(scores.ids), groups=scores.groups, half=half)
 
 
 class ChangedRecordError(ResultError):
@@ -429,5 +392,5 @@ def pairs(first: Sequence[Result], second: Sequence[Result], metric: str | None 
 
 
 def _without_floors(results: Sequence[Result]) -> list[Result]:
-    others = [result for result in results if not is_floor(result)]
+    others = [result for result in results if not result.is_floor]
     return others or list(results)

@@ -8,8 +8,8 @@ from pathlib import Path
 from sslbench.errors import ResultError
 from sslbench.identity import comparability_key
 from sslbench.leaderboard.compare import Comparison, compare
-from sslbench.leaderboard.writers.panels import COLOURS, MARKERS, finish_panel, panels, write_png
-from sslbench.leaderboard.writers.tables import number, write_text
+from sslbench.leaderboard.plots import finish_panel, panels, plot_intervals, write_png
+from sslbench.leaderboard.tables import number, write_text
 from sslbench.metrics.catalog import find
 from sslbench.results import MetricValue, Result
 from sslbench.results.records import slug
@@ -60,11 +60,7 @@ class TrainingCurve:
 
 
 def training_curves(results: Sequence[tuple[Position, Sequence[Result]]]) -> list[TrainingCurve]:
-    """Return a curve for each protocol, layer and test part.
-
-    Args:
-        results: position in training -> results of the checkpoint, in any order.
-    """
+    """Return a curve for each protocol, layer and test part."""
     found: dict[tuple[object, ...], list[TrainingPoint]] = {}
     for at, own in sorted(results, key=lambda entry: entry[0].step):
         for result in own:
@@ -84,19 +80,7 @@ def _gain(points: Sequence[TrainingPoint]) -> Comparison | None:
 
 
 def write_training_curves(curves: Sequence[TrainingCurve], run: str, out: Path) -> tuple[Path, Path]:
-    """Write a CSV and a PNG beside the records.
-
-    Args:
-        curves: curves of one run, at least one.
-        run: name of the run.
-        out: folder of the records.
-
-    Returns:
-        training-RUN-PROTOCOLS.csv and the .png of the same name.
-
-    Raises:
-        ResultError: a file cannot be written.
-    """
+    """Write a CSV and a PNG beside the records."""
     protocols = "+".join(dict.fromkeys(curve.first.protocol.name for curve in curves))
     table = out / f"training-{slug(run)}-{slug(protocols.replace('+', '-'))}.csv"
     write_text(table, csv_text(_rows(curves)))
@@ -119,16 +103,7 @@ def _rows(curves: Sequence[TrainingCurve]) -> list[list[object]]:
 
 
 def draw_training(curves: Sequence[TrainingCurve], run: str, path: Path) -> None:
-    """Draw the scores over the epochs, a panel per curve, with 95 % intervals and the floors as grey lines.
-
-    Args:
-        curves: curves of one run, at least one.
-        run: name of the run, for the titles.
-        path: the PNG, replaced whole or not at all.
-
-    Raises:
-        ResultError: no checkpoint has a score, or the file cannot be written.
-    """
+    """Draw the scores over the epochs, a panel per curve, with 95 % intervals and the floors as grey lines."""
     drawn = [(curve, points) for curve in curves if (points := [p for p in curve.points if p.score.value is not None])]
     if not drawn:
         raise ResultError(f"no checkpoint of {run} has a score to draw")
@@ -136,14 +111,7 @@ def draw_training(curves: Sequence[TrainingCurve], run: str, path: Path) -> None
     figure, axes = panels(len(drawn))
     for i, (axis, (curve, points)) in enumerate(zip(axes, drawn, strict=True)):
         x = [point.at.epoch if epochs and point.at.epoch is not None else point.at.step for point in points]
-        y = [point.score.value or 0.0 for point in points]
-        ends = [(point.score.low, point.score.high) for point in points]
-        below = [v - (low if low is not None else v) for v, (low, _) in zip(y, ends, strict=True)]
-        above = [(high if high is not None else v) - v for v, (_, high) in zip(y, ends, strict=True)]
-        axis.errorbar(
-            x, y, yerr=[below, above], color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)],
-            label=run, markersize=4, linewidth=1.6, capsize=2,
-        )  # fmt: skip
+        plot_intervals(axis, x, [point.score for point in points], run, i)
         metric = curve.first.headline
         floors = {name: values[metric] for name, values in points[-1].result.floors.items() if metric in values}
         for position, (name, value) in enumerate(floors.items()):

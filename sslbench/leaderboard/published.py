@@ -1,34 +1,32 @@
-"""Published rows, shown beside measured ones as their sources report them and never compared."""
+"""Published numbers: rows beside measured ones, never compared, and runs that `reproduce` can measure again."""
 
 import csv
 import dataclasses
 import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from sslbench import paths
+from sslbench import names, paths
+from sslbench.config import build, read_yaml
 from sslbench.errors import UsageError
 from sslbench.leaderboard.model import Board, Cell, Published, Row, value
+from sslbench.library.benchmarks import load_benchmark
+from sslbench.library.presets import family_of
 from sslbench.metrics.catalog import find
-from sslbench.results import MetricValue
+from sslbench.results import MetricValue, Result
+
+_PROTOCOLS = "published/_protocols.yaml"
 
 
 def read_published() -> list[Published]:
-    """Return all published rows: those below the folders of $SSLBENCH_PATH, then the shipped ones.
-
-    Raises:
-        UsageError: a file does not have the columns of `Published`, or a value is no number; it names the line.
-    """
+    """Return all published rows: those below the folders of $SSLBENCH_PATH, then the shipped ones."""
     files = [f for root in paths.search_path("benchmarks") for f in sorted((root / "published").glob("*.csv"))]
     return [row for file in files for row in read_file(file)]
 
 
 def read_file(file: Path) -> list[Published]:
-    """Return the rows of one file.
-
-    Raises:
-        UsageError: see `read_published`.
-    """
+    """Return the rows of one file."""
     columns = [field.name for field in dataclasses.fields(Published)]
     try:
         with file.open(encoding="utf-8", newline="") as opened:
@@ -106,3 +104,136 @@ def _best_first(row: Row, board: Board) -> tuple[int, float, str]:
     position = next(i for i, cell in enumerate(row.cells) if cell is not None)
     sign = find(board.columns[position].metric).sign
     return position, -sign * (value(row, position, board.columns) or 0.0), row.label
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedValue:
+    """Value of one metric in a publication, and the largest difference of a correct run, both in records' units."""
+
+    metric: str
+    value: float
+    tolerance: float
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedRun:
+    """Published numbers of one network on one benchmark.
+
+    Attributes:
+        name: BENCHMARK/PRESET/WEIGHTS, as `--published` takes it.
+        benchmark: that measures the same.
+        preset: that runs the source's protocol; '': the benchmark itself does.
+        weights: name of the weights in the source.
+        backbone: name of the network in the source; '' where the benchmark fixes it.
+        values: published values.
+        source: paper or file.
+        best_of_layers: True if the source reports the best of several layers.
+    """
+
+    name: str
+    benchmark: str
+    preset: str
+    weights: str
+    backbone: str
+    values: tuple[PublishedValue, ...]
+    source: str
+    best_of_layers: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Measured value beside the published one; `measured` is None where nothing was measured."""
+
+    published: PublishedValue
+    measured: float | None
+
+    @property
+    def agrees(self) -> bool:
+        """True if the difference is within the tolerance."""
+        return self.measured is not None and abs(self.measured - self.published.value) <= self.published.tolerance
+
+
+@dataclasses.dataclass(frozen=True)
+class _Protocol:
+    protocol: str
+    preset: str
+    tolerance: float
+    best_of_layers: bool = False
+
+
+def published_runs() -> dict[str, PublishedRun]:
+    """Return name -> published run, of all rows whose protocol has a preset, and of all references of benchmarks."""
+    found: dict[str, PublishedRun] = {}
+    protocols = {(one.protocol, family_of(one.preset)): one for one in _protocols()}
+    for row in read_published():
+        protocol = protocols.get((row.protocol, family_of(row.benchmark)))
+        if protocol is not None:
+            _add(found, _of_row(row, protocol))
+    for benchmark in names.list_names("benchmark"):
+        for reference in load_benchmark(benchmark).reference:
+            value = PublishedValue(reference.metric, reference.value, reference.tolerance)
+            name = f"{benchmark}/{_slug(reference.weights)}"
+            _add(found, PublishedRun(name, benchmark, "", reference.weights, "", (value,), reference.source))
+    return found
+
+
+def find_published(name: str) -> PublishedRun:
+    """Return the published run of a name."""
+    runs = published_runs()
+    if name not in runs:
+        near = names.did_you_mean(name, runs)
+        raise UsageError(f"there is no published number called '{name}'", f"{near} All: sslbench list published")
+    return runs[name]
+
+
+def closest_layer(run: PublishedRun, results: Iterable[Result]) -> Result:
+    """Return the result to compare: of several layers, the best by the first metric."""
+    found = list(results)
+    if len(found) > 1 and not run.best_of_layers:
+        raise UsageError(f"{run.name}: several layers were measured ({', '.join(r.layer for r in found)})")
+    metric = run.values[0].metric
+    sign = find(metric).sign
+    return max(
+        found, key=lambda result: sign * ((result.metrics[metric].value or 0.0) if metric in result.metrics else 0)
+    )
+
+
+def verdicts(run: PublishedRun, result: Result) -> list[Verdict]:
+    """Return the published values beside those of a result."""
+    return [
+        Verdict(each, result.metrics[each.metric].value if each.metric in result.metrics else None)
+        for each in run.values
+    ]
+
+
+def _protocols() -> list[_Protocol]:
+    files = [root / _PROTOCOLS for root in paths.search_path("benchmarks")]
+    return [one for file in reversed(files) if file.is_file() for one in _read(file)]
+
+
+def _read(file: Path) -> list[_Protocol]:
+    return [build(_Protocol, {**row, "preset": preset}, f"{file}: {preset}") for preset, row in read_yaml(file).items()]
+
+
+def _of_row(row: Published, protocol: _Protocol) -> PublishedRun:
+    value = PublishedValue(row.metric, row.value, protocol.tolerance)
+    name = f"{row.benchmark}/{Path(protocol.preset).name}/{_slug(f'{row.weights} {row.backbone}')}"
+    return PublishedRun(
+        *(name, row.benchmark, protocol.preset, row.weights, row.backbone, (value,), row.source),
+        best_of_layers=protocol.best_of_layers,
+    )
+
+
+def _add(found: dict[str, PublishedRun], run: PublishedRun) -> None:
+    """Add a run, or its value to the run of the same name."""
+    if run.name not in found:
+        found[run.name] = run
+        return
+    before = found[run.name]
+    if any(value.metric == run.values[0].metric for value in before.values):
+        raise UsageError(f"benchmarks/published: {run.weights}, {run.backbone}: {run.benchmark} has two values")
+    found[run.name] = dataclasses.replace(before, values=(*before.values, *run.values))
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9_+.]+", "-", text.lower()).strip("-")

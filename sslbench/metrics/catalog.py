@@ -11,12 +11,10 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 
 from sslbench.metrics import (
-    calibration,
     classification,
     clustering,
     comparisons,
     dense,
-    geolocation,
     ranking,
     regression,
     retrieval,
@@ -28,21 +26,8 @@ from sslbench.metrics.metric import ANY, Metric
 from sslbench.names import installed
 
 FAMILIES = (
-    *(
-        classification,
-        ranking,
-        calibration,
-        regression,
-        geolocation,
-        clustering,
-        spectrum,
-        retrieval,
-        robustness,
-        comparisons,
-        objects,
-    ),
-    dense,
-)
+    classification, ranking, regression, clustering, spectrum, retrieval, robustness, comparisons, objects, dense
+)  # fmt: skip
 
 
 def _records(family: ModuleType) -> Iterator[Metric]:
@@ -98,4 +83,4 @@ def find(name: str) -> Metric:
     metric = known(name)
     if metric is not None:
         return metric
-    return Metric(name=name, title=name, unit=f"unit of {name}", direction=0, bounds=ANY, needs="scores")
+    return Metric(name, name, f"unit of {name}", 0, ANY, needs="scores")

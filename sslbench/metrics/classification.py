@@ -11,7 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
-from sslbench.metrics.metric import RATE, Chance, ClassFrequencies, Metric
+from sslbench.metrics.metric import LOSS, RATE, Chance, ClassFrequencies, Metric
+
+MACRO_F1 = Metric("macro_f1", "F1, mean over classes", "%", 1, RATE, needs="scores", labels=("single", "multi"))
+MICRO_F1 = dataclasses.replace(MACRO_F1, name="micro_f1", title="F1 over all labels at once", labels=("multi",))
+BINS = 15
+# The error is a mean of absolute values, so that its bias falls with the square root of the number of samples.
+ECE = Metric(
+    "ece", "Expected calibration error", "%", -1, RATE, needs="probabilities", labels=("single",), bias_decay=1 / 2
+)
+ECE_ADAPTIVE = dataclasses.replace(ECE, name="ece_adaptive", title="Expected calibration error, equally filled bins")
+NLL = Metric("nll", "Log loss", "nats", -1, LOSS, needs="probabilities", labels=("single",))
+BRIER = Metric("brier", "Brier score", "Brier score, 0 to 2", -1, (0.0, 2.0), needs="probabilities", labels=("single",))
 
 
 def _one_of(k: int) -> Chance:
@@ -24,39 +35,16 @@ def _one_of(k: int) -> Chance:
     return chance
 
 
-TOP1 = Metric(
-    name="top1",
-    title="Top-1 accuracy",
-    unit="%",
-    direction=1,
-    bounds=RATE,
-    needs="scores",
-    labels=("single",),
-    chance=_one_of(1),
-    floor=True,
-)
+TOP1 = Metric("top1", "Top-1 accuracy", "%", 1, RATE, needs="scores", labels=("single",), chance=_one_of(1), floor=True)
 TOP5 = dataclasses.replace(TOP1, name="top5", title="Top-5 accuracy", chance=_one_of(5))
 # Guesses that do not depend on the sample find the same share of every class, and the shares sum to 1.
 BALANCED_ACCURACY = dataclasses.replace(TOP1, name="balanced_accuracy", title="Balanced accuracy")
-MACRO_F1 = Metric(
-    name="macro_f1",
-    title="F1, mean over classes",
-    unit="%",
-    direction=1,
-    bounds=RATE,
-    needs="scores",
-    labels=("single", "multi"),
-)
-MICRO_F1 = dataclasses.replace(MACRO_F1, name="micro_f1", title="F1 over all labels at once", labels=("multi",))
 
 
 def top_k_correct(classes: IntArray, scores: npt.NDArray[np.floating], k: int) -> npt.NDArray[np.bool_]:
     """Return for each sample whether its class is among its k best scored ones, (N,) booleans.
 
-    Args:
-        classes: (N,), the true class of each sample.
-        scores: (N, C), higher means more likely.
-        k: number of classes that count; at most C.
+    `classes`: (N,), the true class of each sample; `scores`: (N, C), higher means more likely.
 
     >>> top_k_correct(np.array([0, 1]), np.array([[0.9, 0.1], [0.8, 0.2]]), k=1).tolist()
     [True, False]
@@ -67,9 +55,8 @@ def top_k_correct(classes: IntArray, scores: npt.NDArray[np.floating], k: int) -
 def places(classes: IntArray, scores: npt.NDArray[np.floating]) -> IntArray:
     """Return the number of classes ranked before each sample's own (N,): 0 where it is predicted.
 
-    Args:
-        classes: (N,), the true class of each sample.
-        scores: (N, C), higher means more likely; classes with equal scores are ranked before the own one.
+    `classes`: (N,), the true class of each sample; `scores`: (N, C), higher means more likely; classes with equal
+    scores are ranked before the own one.
 
     >>> places(np.array([2, 0]), np.array([[0.1, 0.7, 0.2], [0.5, 0.5, 0.0]])).tolist()
     [1, 1]
@@ -81,8 +68,7 @@ def places(classes: IntArray, scores: npt.NDArray[np.floating]) -> IntArray:
 def predicted_classes(scores: npt.NDArray[np.floating]) -> IntArray:
     """Return the class with the highest score of each sample (N,); -1 where several have it.
 
-    Args:
-        scores: (N, C), higher means more likely.
+    `scores`: (N, C), higher means more likely.
 
     >>> predicted_classes(np.array([[0.1, 0.7, 0.2], [0.5, 0.5, 0.0]])).tolist()
     [1, -1]
@@ -94,10 +80,7 @@ def predicted_classes(scores: npt.NDArray[np.floating]) -> IntArray:
 def top_k_accuracy(classes: IntArray, scores: npt.NDArray[np.floating], k: int = 1) -> float:
     """Return the share of samples whose class is among the k best scored ones; NaN for fewer than k classes.
 
-    Args:
-        classes: (N,), the true class of each sample.
-        scores: (N, C), higher means more likely.
-        k: number of classes that count.
+    `classes`: (N,), the true class of each sample; `scores`: (N, C), higher means more likely.
 
     >>> top_k_accuracy(np.array([0, 1]), np.array([[0.9, 0.1], [0.8, 0.2]]))
     0.5
@@ -152,10 +135,7 @@ class LabelCounts:
     ) -> None:
         """Compare labels and predictions.
 
-        Args:
-            labels: (N, C), 1 present, 0 absent, -1 ignore.
-            scores: (N, C), higher means more likely.
-            threshold: that a score must exceed: 0 for decision values, 0.5 for probabilities.
+        `labels`: (N, C), 1 present, 0 absent, -1 ignore; `scores`: (N, C), higher means more likely.
         """
         scored = ~np.isnan(scores).any(axis=0)
         known = (labels >= 0) & scored
@@ -200,10 +180,8 @@ class _Grouped:
 def per_class_recall(classes: IntArray, predicted: IntArray, n_classes: int) -> FloatArray:
     """Return the share of each class's samples that were predicted as that class (C,); NaN for a class without samples.
 
-    Args:
-        classes: (N,), the true class of each sample.
-        predicted: (N,), the predicted class of each sample, see `predicted_classes`.
-        n_classes: C.
+    `classes`: (N,), the true class of each sample; `predicted`: (N,), the predicted class of each sample, see
+    `predicted_classes`.
 
     >>> per_class_recall(np.array([0, 0, 1]), np.array([0, 1, 1]), n_classes=2).tolist()
     [0.5, 1.0]
@@ -229,3 +207,88 @@ def macro_f1(classes: IntArray, predicted: IntArray, n_classes: int) -> float:
     0.667
     """
     return float(ClassCounts(classes, predicted, n_classes).macro_f1(np.ones((1, len(classes))))[0])
+
+
+def softmax(scores: npt.NDArray[np.floating]) -> FloatArray:
+    """Return the softmax of logits (N, C): probabilities (N, C).
+
+    >>> softmax(np.array([[0.0, 0.0]])).tolist()
+    [[0.5, 0.5]]
+    """
+    shifted = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
+
+
+def log_losses(classes: IntArray, probabilities: FloatArray) -> FloatArray:
+    """Return the negative log probability of each sample's class, in nats (N,); their mean is the log loss.
+
+    A probability of 0 counts as 2.2e-16 (a loss of 36), as in scikit-learn's `log_loss`.
+
+    `classes`: (N,), the true class of each sample; `probabilities`: (N, C), each row summing to 1.
+
+    >>> log_losses(np.array([0, 1]), np.array([[1.0, 0.0], [0.5, 0.5]])).round(3).tolist()
+    [0.0, 0.693]
+    """
+    smallest = np.finfo(np.float64).eps
+    own = np.take_along_axis(probabilities, classes[:, None], axis=1)[:, 0]
+    return np.asarray(-np.log(np.clip(own, smallest, 1 - smallest)))
+
+
+def brier_scores(classes: IntArray, probabilities: FloatArray) -> FloatArray:
+    """Return the squared distance of each sample's probabilities from its class, 0 to 2 (N,); their mean is the score.
+
+    The sum over all classes of (probability - truth)^2, as Brier defined it (1950, eq. 2).
+
+    `classes`: (N,), the true class of each sample; `probabilities`: (N, C), each row summing to 1.
+
+    >>> brier_scores(np.array([0, 1]), np.array([[1.0, 0.0], [1.0, 0.0]])).tolist()
+    [0.0, 2.0]
+    """
+    own = np.take_along_axis(probabilities, classes[:, None], axis=1)[:, 0]
+    return np.asarray(np.sum(probabilities**2, axis=1) - own**2 + (1 - own) ** 2)
+
+
+class CalibrationError:
+    """Expected calibration error for many weightings of the samples, in the bins of the unweighted samples."""
+
+    def __init__(
+        self, classes: IntArray, probabilities: FloatArray, *, bins: int = BINS, adaptive: bool = False
+    ) -> None:
+        """Sort the samples into bins.
+
+        `classes`: (N,), the true class of each sample; `probabilities`: (N, C), each row summing to 1; a sample with
+        several highest ones is wrong.
+        """
+        confidence = probabilities.max(axis=1)
+        right = predicted_classes(probabilities) == classes
+        self._gap = confidence - right
+        if adaptive:
+            ordered = np.sort(confidence)
+            below = np.searchsorted(ordered, confidence, side="left")
+            above = np.searchsorted(ordered, confidence, side="right")
+            place = (below + above - 1) // 2 * bins // len(confidence)
+        else:
+            place = np.searchsorted(np.arange(1, bins) / bins, confidence, side="left")
+        order = np.argsort(place, kind="stable")
+        self._order = order
+        self._starts = np.unique(place[order], return_index=True)[1]
+        self._variance = confidence * (1 - confidence)
+
+    @property
+    def bias(self) -> float:
+        """Excess of the error on these samples over that on very many: chance makes the gap of a bin larger.
+
+        Gaps are sums of independent answers, taken as normal; the part of a gap that chance alone gives is left out.
+        """
+        from scipy.special import erf
+
+        gap, variance = (np.add.reduceat(part[self._order], self._starts) for part in (self._gap, self._variance))
+        spread, true = np.sqrt(np.maximum(variance, 1e-12)), np.sqrt(np.maximum(gap**2 - variance, 0))
+        ratio = true / spread
+        mean = spread * np.sqrt(2 / np.pi) * np.exp(-(ratio**2) / 2) + true * erf(ratio / np.sqrt(2))
+        return float((mean - true).sum() / len(self._gap))
+
+    def value(self, weights: FloatArray) -> FloatArray:
+        """Return the errors (R,) for R weightings (R, N): 0 is perfect, 1 is worst."""
+        gaps = np.add.reduceat((weights * self._gap)[:, self._order], self._starts, axis=1)
+        return np.asarray(np.abs(gaps).sum(axis=1) / weights.sum(axis=1))

@@ -16,44 +16,20 @@ from sslbench.metrics.metric import CORRELATION, RATE, Metric
 from sslbench.metrics.summary import with_intervals
 
 AGREEMENT = (
+    Metric("nmi", "Normalised mutual information", "%", 1, RATE, needs="clusters", labels=("single",)),
+    Metric("ari", "Adjusted Rand index", "%", 1, CORRELATION, needs="clusters", labels=("single",), chance=0.0),
     Metric(
-        name="nmi",
-        title="Normalised mutual information",
-        unit="%",
-        direction=1,
-        bounds=RATE,
-        needs="clusters",
-        labels=("single",),
-    ),
-    Metric(
-        name="ari",
-        title="Adjusted Rand index",
-        unit="%",
-        direction=1,
-        bounds=CORRELATION,
-        needs="clusters",
-        labels=("single",),
-        chance=0.0,
-    ),
-    Metric(
-        name="accuracy",
-        title="Accuracy under the best matching of clusters with classes",
-        unit="%",
-        direction=1,
-        bounds=RATE,
+        "accuracy",
+        "Accuracy under the best matching of clusters with classes",
+        "%",
+        1,
+        RATE,
         needs="clusters",
         labels=("single",),
     ),
 )
 NAMES = tuple(metric.name for metric in AGREEMENT)
-SILHOUETTE = Metric(
-    name="silhouette",
-    title="Silhouette",
-    unit="silhouette, -1 to 1",
-    direction=1,
-    bounds=CORRELATION,
-    needs="clusters",
-)
+SILHOUETTE = Metric("silhouette", "Silhouette", "silhouette, -1 to 1", 1, CORRELATION, needs="clusters")
 
 
 _PARTS = 20  # of the samples, each of which is left out once for the interval of the silhouette
@@ -126,10 +102,8 @@ class ContingencyTable:
 def agreement(classes: IntArray, clusters: IntArray, matching: dict[int, int] | None = None) -> dict[str, float]:
     """Return NMI (0 to 1), ARI (-1 to 1) and accuracy (0 to 1) by name.
 
-    Args:
-        classes: (N,) class numbers.
-        clusters: (N,) cluster numbers.
-        matching: cluster -> class, for the accuracy; the best one for these samples when None.
+    `classes`: (N,) class numbers; `clusters`: (N,) cluster numbers; `matching`: cluster -> class, for the accuracy; the
+    best one for these samples when None.
 
     >>> found = agreement(np.array([0, 0, 1, 1]), np.array([1, 1, 0, 0]))
     >>> {name: round(value, 6) for name, value in found.items()}
@@ -153,13 +127,8 @@ def agreement_with_intervals(
 ) -> Values:
     """Return NMI, ARI and accuracy with their 95 % intervals, see `intervals`.
 
-    Args:
-        classes: (N,) class numbers.
-        clusters: (N,) cluster numbers.
-        matching: cluster -> class, the same for every resample.
-        seed: of the half-samples.
-        resamples: number of half-samples.
-        groups: (N,) the group of each sample; None: each stands for itself.
+    `classes`: (N,) class numbers; `clusters`: (N,) cluster numbers; `groups`: (N,) the group of each sample; None: each
+    stands for itself.
     """
     table = ContingencyTable(classes, clusters)
 
@@ -184,15 +153,8 @@ def silhouette(
     Rousseeuw 1987, section 2. Every silhouette depends on all samples, so that the standard error is that of the mean
     without a twentieth of the units, for each of 20 random parts (delete-a-group jackknife).
 
-    Args:
-        x: (N, D).
-        clusters: (N,) cluster numbers.
-        most: number of samples that are drawn from more and used.
-        seed: of that draw.
-        groups: (N,) the group of each sample; None: each stands for itself.
-
-    Returns:
-        Value, low, high; NaN with a single cluster, or when every sample is a cluster of its own.
+    `x`: (N, D); `clusters`: (N,) cluster numbers; `groups`: (N,) the group of each sample; None: each stands for
+    itself; returns value, low, high; NaN with a single cluster, or when every sample is a cluster of its own.
 
     >>> x = np.array([[0.0], [0.1], [9.0], [9.1]])
     >>> round(silhouette(x, np.array([0, 0, 1, 1]), most=100, seed=0)[0], 3)
@@ -228,10 +190,8 @@ def silhouette(
 def _mean_silhouette(total: FloatArray, sizes: IntArray, own: IntArray) -> float:
     """Return the mean silhouette from the sums of the distances (K, N) of each sample to the members of each cluster.
 
-    Args:
-        total: (K, N).
-        sizes: (K,), members of each cluster.
-        own: (N,), cluster of each sample; one that is alone in it has 0.
+    `total`: (K, N); `sizes`: (K,), members of each cluster; `own`: (N,), cluster of each sample; one that is alone in
+    it has 0.
     """
     every = np.arange(len(own))
     inside = total[own, every] / np.maximum(sizes[own] - 1, 1)

@@ -11,11 +11,11 @@ CHOICE_COLUMNS = ("similarity to the right candidate minus similarity to the lef
 """Score of a triplet."""
 
 CHOICE_ACCURACY = Metric(
-    name="choice_accuracy",
-    title="Share of triplets with the choice of persons",
-    unit="%",
-    direction=1,
-    bounds=RATE,
+    "choice_accuracy",
+    "Share of triplets with the choice of persons",
+    "%",
+    1,
+    RATE,
     needs="choices",
     labels=("triplets",),
     chance=0.5,
@@ -25,12 +25,10 @@ CHOICE_ACCURACY = Metric(
 def agreement(preferences: FloatArray, choices: npt.NDArray[np.integer]) -> FloatArray:
     """Return 1 for triplets with the right choice, 0 for the others and one half where both candidates are equal, (N,).
 
+    `preferences`: (N,), above 0 for the right candidate, below 0 for the left one; `choices`: (N,), 0: left; 1: right.
+
     >>> agreement(np.array([0.2, -0.1, 0.0]), np.array([1, 1, 0])).tolist()
     [1.0, 0.0, 0.5]
-
-    Args:
-        preferences: (N,), above 0 for the right candidate, below 0 for the left one.
-        choices: (N,), 0: left; 1: right.
     """
     return np.asarray(0.5 + 0.5 * np.sign(preferences) * np.where(choices == 1, 1, -1))
 
@@ -38,9 +36,7 @@ def agreement(preferences: FloatArray, choices: npt.NDArray[np.integer]) -> Floa
 def choice_measure(scores: npt.NDArray[np.floating], choices: npt.NDArray[np.integer]) -> Measure:
     """Return the accuracy of N triplets as a function of their weights.
 
-    Args:
-        scores: (N, 1), see `CHOICE_COLUMNS`.
-        choices: (N,), 0: left; 1: right.
+    `scores`: (N, 1), see `CHOICE_COLUMNS`; `choices`: (N,), 0: left; 1: right.
     """
     each = agreement(scores[:, 0].astype(np.float64), choices)[:, None]
     return Measure(

@@ -54,13 +54,7 @@ class Predictions:
     ) -> "Predictions":
         """Return the predictions of one record.
 
-        Args:
-            seed: seed of the run; it and the number of the draw name a training.
-            scores: (N, C), of the first draw.
-            draws: (N, C) of every draw, if there are several and they were kept.
-            places: as in `Predictions`, if there are several draws or the scores are rounded.
-            probabilities: as in `Predictions`.
-            seeds: number of trainings, with the seeds from `seed` on; with more than one each has one draw.
+        `scores`: (N, C), of the first draw; `draws`: (N, C) of every draw, if there are several and they were kept.
         """
         kept = tuple(draws) or ((scores,) if places is None or len(places) == 1 else ())
         number = len(kept) or len(places if places is not None else ())
@@ -119,18 +113,7 @@ def difference(
     With several trainings the interval also covers the variance between trainings: the half widths of the two are
     added as squares. Trainings on the same samples (draws with the same seed) are compared pair by pair.
 
-    Args:
-        metric: name of a metric that `summarise` computes.
-        kind: `Classes`, `MultiLabel` or `Numbers`.
-        labels: labels of the N samples, as for `summarise`.
-        a: one model's predictions.
-        b: the other model's, for the same samples in the same order.
-        groups: (N,) the group of each sample; None: each stands for itself.
-        seed: seed of the half-samples.
-        resamples: number of half-samples, where they are needed.
-
-    Raises:
-        KeyError: there is no such metric, or the scores that it needs were not kept.
+    `groups`: (N,) the group of each sample; None: each stands for itself.
 
     >>> from sslbench.targets.classes import Classes
     >>> right, wrong = np.array([[1.0, 0.0]] * 20), np.array([[0.0, 1.0]] * 20)
@@ -160,10 +143,8 @@ def difference_of_means(
 ) -> PairedDifference:
     """Compare two models by a metric that is a mean over the samples; several trainings as in `difference`.
 
-    Args:
-        a: name of each training of one model -> value (N,) of each sample.
-        b: the same of the other model, for the same samples in the same order.
-        groups: (N,) the group of each sample; None: each stands for itself.
+    `a`: name of each training of one model -> value (N,) of each sample; `groups`: (N,) the group of each sample; None:
+    each stands for itself.
 
     >>> errors, fewer = np.ones(20), np.zeros(20)
     >>> found = difference_of_means({"seed 0": errors}, {"seed 0": fewer})
@@ -223,9 +204,6 @@ def sign_flip(sums: FloatArray) -> float:
 
     If two models are equally good, the difference of a unit has either sign with equal chance. For single samples that
     are right or wrong this is McNemar's exact test (McNemar 1947).
-
-    Args:
-        sums: (number of units,), whole numbers: right answers of one model less those of the other, per unit.
 
     >>> sign_flip(np.array([1.0, 1.0, 1.0]))
     0.25

@@ -1,18 +1,25 @@
 """Metrics per group of the test samples, the worst group first (Sagawa et al. 2020; Koh et al. 2021, WILDS)."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
+from sslbench.metrics import classification, ranking
 from sslbench.metrics.catalog import find
 from sslbench.metrics.intervals import Units, mean_of_rows, over_trainings
 from sslbench.metrics.measure import Kind, Probabilities
+from sslbench.metrics.ranking import OneVsRest
 from sslbench.metrics.summary import one_measure, with_intervals
 
 _FEW = 20  # samples, below which a group is reported as small
+_RANKED = {
+    "average_precision": ranking.voc_all_points,
+    "average_precision_noninterpolated": ranking.non_interpolated,
+    "auroc": ranking.auroc,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,20 +50,8 @@ def by_group(  # noqa: PLR0913  the parts of an evaluation, and two kinds of gro
     The interval of a group is that of its own samples, and of other draws of train if there are several; it is not
     corrected for the choice of the worst group.
 
-    Args:
-        metric: name of a metric that `summarise` computes; its direction decides what is worst.
-        kind: `Classes`, `MultiLabel` or `Numbers`.
-        values: labels of the N samples, as for `summarise`.
-        draws: scores (N, C) of each draw of train, of which the metric is the mean; usually one.
-        groups: the group of each of the N samples.
-        seed: seed of the half-samples.
-        probabilities: as for `summarise`.
-        resamples: number of half-samples.
-        together: (N,) numbers; samples with the same one are kept together by the intervals (`groups` of
-            `summarise`).
-
-    Raises:
-        KeyError: there is no such metric.
+    `draws`: scores (N, C) of each draw of train, of which the metric is the mean; usually one; `together`: (N,)
+    numbers; samples with the same one are kept together by the intervals (`groups` of `summarise`).
 
     >>> from sslbench.targets.classes import Classes
     >>> scores = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.7, 0.3]])
@@ -82,11 +77,7 @@ def means_by_group(
 ) -> list[GroupScore]:
     """Return a metric that is a mean over samples on every group, in the order of `by_group`.
 
-    Args:
-        metric: its name.
-        values: (N,), one per sample.
-        groups: the group of each of the N samples.
-        together: as for `by_group`.
+    `values`: (N,), one per sample.
 
     >>> errors = means_by_group("corruption_error", np.array([0.0, 0.2, 1.0]), ["a", "a", "b"])
     >>> [(group.name, group.n, round(group.value, 2)) for group in errors]
@@ -106,3 +97,67 @@ def warning(column: str, worst: GroupScore) -> str | None:
     if worst.n >= _FEW:
         return None
     return f"The worst group of {column}, '{worst.name}', has only {worst.n} test sample{'s' if worst.n > 1 else ''}."
+
+
+def per_class(
+    kind: Kind,
+    classes: Sequence[str],
+    values: npt.NDArray[np.integer],
+    scores: npt.NDArray[np.floating],
+    *,
+    threshold: float = 0.0,
+) -> dict[str, dict[str, float]]:
+    """Return the metrics of every class.
+
+    `values`: single: (N,) true classes; multi: (N, C), 1 present, 0 absent, -1 ignore; `scores`: (N, C), higher means
+    more likely; a class without a classifier has NaN; returns metric -> class -> value, NaN where it is not computable:
+    `n` (samples that have the class), `recall`, `precision`, `f1`, `average_precision` (interpolated, all points),
+    `average_precision_noninterpolated`, `auroc`. With single labels the ranking metrics are of the class against all
+    others.
+
+    >>> from sslbench.targets.classes import Classes
+    >>> scores = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
+    >>> found = per_class(Classes, ("cat", "dog"), np.array([0, 1, 1]), scores)
+    >>> found["recall"], found["precision"]
+    ({'cat': 1.0, 'dog': 0.5}, {'cat': 0.5, 'dog': 1.0})
+    """
+    found = (
+        _single(values.astype(np.int64), scores)
+        if kind.metric == classification.TOP1.name
+        else _multi(values, scores, threshold)
+    )
+    return {name: dict(zip(classes, map(float, column), strict=True)) for name, column in found.items()}
+
+
+def _single(values: npt.NDArray[np.int64], scores: npt.NDArray[np.floating]) -> dict[str, FloatArray]:
+    n_classes = scores.shape[1]
+    predicted = classification.predicted_classes(scores)
+    present = np.bincount(values, minlength=n_classes).astype(np.float64)
+    chosen = np.bincount(predicted[predicted >= 0], minlength=n_classes).astype(np.float64)
+    right = np.bincount(values[values == predicted], minlength=n_classes).astype(np.float64)
+    ranked = OneVsRest(values, scores).per_class(list(_RANKED.values()))
+    return _rates(present, chosen, right) | {name: ranked[:, i] for i, name in enumerate(_RANKED)}
+
+
+def _multi(
+    labels: npt.NDArray[np.integer], scores: npt.NDArray[np.floating], threshold: float
+) -> dict[str, FloatArray]:
+    counts = classification.LabelCounts(labels, scores, threshold)
+    present, chosen, right = (column[0] for column in counts.sums(np.ones((1, len(labels)))))
+    rates: Mapping[str, FloatArray] = _rates(present, chosen, right)
+    unscored = np.isnan(scores).any(axis=0)
+    rates = {name: np.where(unscored & (name != "n"), np.nan, column) for name, column in rates.items()}
+    return {**rates, **{name: ranking.per_class(metric, labels, scores) for name, metric in _RANKED.items()}}
+
+
+def _rates(present: FloatArray, chosen: FloatArray, right: FloatArray) -> dict[str, FloatArray]:
+    return {
+        "n": present,
+        "recall": _ratio(right, present),
+        "precision": _ratio(right, chosen),
+        "f1": _ratio(2 * right, present + chosen),
+    }
+
+
+def _ratio(part: FloatArray, whole: FloatArray) -> FloatArray:
+    return np.asarray(np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0))

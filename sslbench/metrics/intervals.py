@@ -38,6 +38,7 @@ Values = dict[str, Interval]
 
 _BLOCK = 4_000_000  # number of weights in memory at a time
 _CONFIDENCE = 0.975
+_ROUNDING = 1e-9  # spread of resamples that show no variance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,11 +119,8 @@ def standard_errors(values: FloatArray, units: Units) -> FloatArray:
 def biases(value: FloatArray, values: FloatArray, units: Units, decay: FloatArray) -> FloatArray:
     """Return the biases (M,) of statistics, positive where they are too high.
 
-    Args:
-        value: (M,), on all samples.
-        values: (n, M), on half-samples.
-        units: units of the samples.
-        decay: (M,), power of the number of samples with which the bias falls: 1 for smooth statistics.
+    `value`: (M,), on all samples; `values`: (n, M), on half-samples; `decay`: (M,), power of the number of samples with
+    which the bias falls: 1 for smooth statistics.
     """
     shift = np.zeros(len(value))
     known = (~np.isnan(values)).any(axis=0) & ~np.isnan(value)
@@ -154,14 +152,8 @@ def ends(
     varies: three of three right are 29 to 100 %. With one bound: value and standard error of the logarithm of the
     distance from it. Without: value -+ quantile x error.
 
-    Args:
-        value: on all samples.
-        error: its standard error; NaN or 0 where nothing varies.
-        size: number of units that a share without variance is known from.
-        bounds: bounds of the metric; infinite where there is none.
-        bias: bias of the value, positive where it is too high. The interval covers those of the value and of the value
-            less its bias: it is meant for very many samples and for other test sets of the same size.
-        quantile: factor of the error; that of Student's t with size - 1 degrees of freedom when None.
+    `error`: its standard error; NaN or 0 where nothing varies; `quantile`: factor of the error; that of Student's t
+    with size - 1 degrees of freedom when None.
 
     >>> [round(end, 3) for end in ends(0.9, 0.03, size=100, quantile=1.96)]
     [0.826, 0.945]
@@ -225,10 +217,6 @@ def over_trainings(values: Sequence[Interval], bounds: Bounds = RATE) -> Interva
     test set, the mean of the half widths of the single trainings. The latter is never too small: a mean does not vary
     more than its parts do on average. With one training the former is unknown and left out.
 
-    Args:
-        values: value, low and high end over test sets of each training, on the same test samples.
-        bounds: bounds of the metric.
-
     >>> [round(end, 3) for end in over_trainings([(0.8, 0.7, 0.9), (0.8, 0.7, 0.9), (0.83, 0.73, 0.93)])]
     [0.81, 0.701, 0.919]
     """
@@ -244,11 +232,6 @@ def over_other_trainings(difference: Interval, a: Mapping[str, float], b: Mappin
 
     Student's t interval of the paired differences where both have the same trainings, else of two samples of one
     variance; the half widths are added as in `over_trainings`. With one training of either it is left out.
-
-    Args:
-        difference: of the means over the trainings, with its interval over test sets.
-        a: name of each training of one model -> its value; two models' trainings on the same samples share a name.
-        b: the same of the other model.
     """
     value, low, high = difference
     if len(a) == len(b) == 1:
@@ -296,14 +279,7 @@ class BootstrapResult:
 
 
 def bootstrap(statistic: Statistic, units: Units, *, n: int = 1000, seed: int) -> BootstrapResult:
-    """Return the points and the standard errors of statistics from bootstrap resamples (Efron 1979).
-
-    Args:
-        statistic: see `Statistic`.
-        units: units of the samples.
-        n: number of resamples.
-        seed: seed of the resamples.
-    """
+    """Return the points and the standard errors of statistics from bootstrap resamples (Efron 1979)."""
     values = np.concatenate([statistic(counts) for counts in resample_counts(units, n, seed)])
     low, high, errors = (np.full(values.shape[1], np.nan) for _ in range(3))
     some = ~np.all(np.isnan(values), axis=0)
@@ -311,9 +287,6 @@ def bootstrap(statistic: Statistic, units: Units, *, n: int = 1000, seed: int) -
         low[some], high[some] = np.nanquantile(values[:, some], [1 - _CONFIDENCE, _CONFIDENCE], axis=0)
         errors[some] = np.nanstd(values[:, some], axis=0)
     return BootstrapResult(low, high, errors)
-
-
-_ROUNDING = 1e-9  # spread of resamples that show no variance
 
 
 def bootstrapped(
@@ -353,11 +326,8 @@ def mean_of_rows(
 ) -> Interval:
     """Return a metric that is a mean over samples, of some of them only, with its 95 % interval.
 
-    Args:
-        metric: its name and bounds.
-        values: (N,), one per sample.
-        rows: numbers of the samples that count.
-        groups: (N,) group of each sample, which the interval keeps together; None: every sample stands for itself.
+    `values`: (N,), one per sample; `groups`: (N,) group of each sample, which the interval keeps together; None: every
+    sample stands for itself.
     """
     chosen = np.asarray(rows, dtype=np.int64)
     units = Units.of(len(chosen), None if groups is None else groups[chosen])
@@ -374,16 +344,9 @@ def paired_difference(
     Two pseudo-units are added to the sums of the differences over each unit: as large as the units that differ are on
     average, one in favour of either model. Two models that agree on every sample differ by 0.
 
-    Args:
-        a: (N,), one value per sample (for top-1: 1 where right, 0 where wrong).
-        b: (N,), the same of the other model, in the same order.
-        units: units of the samples; every sample by itself when None.
-
-    Returns:
-        Difference, low and high end. The two are tied when the interval covers 0. NaN ends if there is one unit only.
-
-    Raises:
-        ValueError: the two do not have the same length, or there are no samples.
+    `a`: (N,), one value per sample (for top-1: 1 where right, 0 where wrong); `b`: (N,), the same of the other model,
+    in the same order; `units`: units of the samples; every sample by itself when None; returns difference, low and high
+    end. The two are tied when the interval covers 0. NaN ends if there is one unit only.
 
     >>> paired_difference(np.array([1, 1, 1]), np.array([0, 0, 0]))[1] < 0
     True
@@ -407,14 +370,7 @@ def paired_difference(
 
 
 def shrunk(value: float, error: float, size: float, *, most: float = math.inf) -> Interval:
-    """Return a difference with the interval of `paired_difference`, from its standard error.
-
-    Args:
-        value: the difference.
-        error: its standard error.
-        size: number of units.
-        most: largest difference that two models can have.
-    """
+    """Return a difference with the interval of `paired_difference`, from its standard error."""
     if math.isnan(value) or math.isnan(error):
         return value, math.nan, math.nan
     if value == 0 and error == 0:

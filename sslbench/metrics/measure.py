@@ -83,11 +83,7 @@ class SampleMeans:
     outcomes: BoolArray
 
     def values(self, metric: str) -> FloatArray:
-        """Return the value (N,) of each sample, whose mean is the metric.
-
-        Raises:
-            KeyError: it is none of the metrics.
-        """
+        """Return the value (N,) of each sample, whose mean is the metric."""
         if metric not in self.metrics:
             raise KeyError(metric)
         return np.asarray(self.outcomes @ self.weights[self.metrics.index(metric)], dtype=np.float64)
@@ -107,12 +103,7 @@ class Kind(Protocol):
         ...
 
     def measures(
-        self,
-        values: npt.NDArray[Any],
-        scores: npt.NDArray[Any],
-        units: Units,
-        how: Probabilities | None = None,
-        /,
+        self, values: npt.NDArray[Any], scores: npt.NDArray[Any], units: Units, how: Probabilities | None = None, /
     ) -> list[Measure]:
         """Return the metrics as functions of the weights of the samples."""
         ...

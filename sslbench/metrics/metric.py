@@ -68,7 +68,7 @@ Chance = Callable[[ClassFrequencies], Fraction | float | None]
 """Function from class frequencies to the expected value of random guessing; None where the metric is undefined."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Metric:
     """A metric: all facts about it but its formula.
 

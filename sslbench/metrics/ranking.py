@@ -6,14 +6,28 @@ the non-interpolated one and for AUROC it is scikit-learn's rule.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import FloatArray
+from sslbench.arrays import FloatArray, IntArray
 from sslbench.metrics.metric import RATE, ClassFrequencies, Metric
+
+MACRO_AUROC = Metric(
+    "macro_auroc",
+    "Area under the ROC curve, mean over classes",
+    "%",
+    1,
+    RATE,
+    needs="scores",
+    labels=("single", "multi"),
+    chance=0.5,
+)
+_RANKED = 16_000_000  # ranked samples of several classes in memory at a time
+_SUMS = 32_000_000  # sums of weights in memory at a time
+_SMALL = 2**24  # weights times classes up to which sorted passes take less than scipy's import
 
 
 def _positive_rate(frequencies: ClassFrequencies) -> Fraction | float:
@@ -31,11 +45,11 @@ def _positive_rate(frequencies: ClassFrequencies) -> Fraction | float:
 
 # The monotone precision-recall curve is too high as monotone estimates are, by n^(-2/3) (Grenander 1956).
 MAP = Metric(
-    name="mAP",
-    title="Mean average precision, interpolated at all points",
-    unit="%",
-    direction=1,
-    bounds=RATE,
+    "mAP",
+    "Mean average precision, interpolated at all points",
+    "%",
+    1,
+    RATE,
     needs="scores",
     labels=("single", "multi"),
     chance=_positive_rate,
@@ -43,35 +57,25 @@ MAP = Metric(
     bias_decay=2 / 3,
 )
 MAP_11PT = Metric(
-    name="mAP_11pt",
-    title="Mean average precision at 11 recalls",
-    unit="%",
-    direction=1,
-    bounds=RATE,
+    "mAP_11pt",
+    "Mean average precision at 11 recalls",
+    "%",
+    1,
+    RATE,
     needs="scores",
     labels=("single", "multi"),
     chance=_positive_rate,
     bias_decay=2 / 3,
 )
 MAP_NONINTERPOLATED = Metric(
-    name="mAP_noninterpolated",
-    title="Mean average precision, not interpolated",
-    unit="%",
-    direction=1,
-    bounds=RATE,
+    "mAP_noninterpolated",
+    "Mean average precision, not interpolated",
+    "%",
+    1,
+    RATE,
     needs="scores",
     labels=("single", "multi"),
     chance=_positive_rate,
-)
-MACRO_AUROC = Metric(
-    name="macro_auroc",
-    title="Area under the ROC curve, mean over classes",
-    unit="%",
-    direction=1,
-    bounds=RATE,
-    needs="scores",
-    labels=("single", "multi"),
-    chance=0.5,
 )
 
 
@@ -105,9 +109,7 @@ class Ranked:
     def __init__(self, targets: npt.NDArray[np.integer], scores: npt.NDArray[np.floating]) -> None:
         """Sort the samples.
 
-        Args:
-            targets: (N,), positive where > 0.
-            scores: (N,), higher means more likely.
+        `targets`: (N,), positive where > 0; `scores`: (N,), higher means more likely.
         """
         self._order = np.argsort(-scores.astype(np.float64), kind="stable")
         positive = targets[self._order] > 0
@@ -201,11 +203,8 @@ def single_class(
 ) -> float:
     """Return a ranking metric of one class, 0 to 1; NaN without positives or where a score is NaN.
 
-    Args:
-        metric: `voc_all_points`, `voc_11_point`, `non_interpolated` or `auroc`.
-        targets: (N,), positive where > 0, negative otherwise.
-        scores: (N,), higher means more likely.
-        weights: (N,), weight of each sample; 0 leaves it out.
+    `targets`: (N,), positive where > 0, negative otherwise; `scores`: (N,), higher means more likely; `weights`: (N,),
+    weight of each sample; 0 leaves it out.
 
     >>> targets, scores = np.array([1, 0, 1]), np.array([0.9, 0.8, 0.1])
     >>> round(single_class(non_interpolated, targets, scores), 3), single_class(auroc, targets, scores)
@@ -221,10 +220,7 @@ def single_class(
 def per_class(metric: RankingFunction, labels: npt.NDArray[np.integer], scores: npt.NDArray[np.floating]) -> FloatArray:
     """Return a ranking metric of each class (C,); a sample marked -1 is left out for that class.
 
-    Args:
-        metric: as for `single_class`.
-        labels: (N, C), 1 present, 0 absent, -1 ignore.
-        scores: (N, C), higher means more likely.
+    `labels`: (N, C), 1 present, 0 absent, -1 ignore; `scores`: (N, C), higher means more likely.
 
     >>> per_class(auroc, np.array([[1, 0], [0, 1], [0, -1]]), np.array([[0.9, 0.2], [0.3, 0.1], [0.2, 0.0]])).tolist()
     [1.0, 0.0]
@@ -241,11 +237,114 @@ def mean_over_classes(values: FloatArray) -> float:
 def mean_average_precision(labels: npt.NDArray[np.integer], scores: npt.NDArray[np.floating]) -> float:
     """Return the mean over the classes with positives of the interpolated average precision at all points, 0 to 1.
 
-    Args:
-        labels: (N, C), 1 present, 0 absent, -1 ignore.
-        scores: (N, C), higher means more likely.
+    `labels`: (N, C), 1 present, 0 absent, -1 ignore; `scores`: (N, C), higher means more likely.
 
     >>> mean_average_precision(np.array([[1], [0]]), np.array([[0.2], [0.9]]))
     0.5
     """
     return mean_over_classes(per_class(voc_all_points, labels, scores))
+
+
+class OneVsRest:
+    """Ranking metrics of N samples with scores for C classes."""
+
+    def __init__(self, classes: IntArray, scores: npt.NDArray[np.floating]) -> None:
+        """Group the samples by class.
+
+        `classes`: (N,), the true class of each sample; `scores`: (N, C), higher means more likely; finite.
+        """
+        self._classes, self._scores = classes, scores
+        order = np.argsort(classes, kind="stable")
+        found, first = np.unique(classes[order], return_index=True)
+        self.present: tuple[int, ...] = tuple(found.tolist())
+        """Classes that have samples; the others have no value."""
+        self._rows: list[IntArray] = np.split(order, first[1:]) if len(found) else []
+
+    def means(self, metrics: Sequence[RankingFunction], weights: FloatArray) -> FloatArray:
+        """Return the mean of each metric over the classes that have a value (R, M), for R whole weightings (R, N).
+
+        NaN where no class has one.
+        """
+        total, number = np.zeros((2, len(weights), len(metrics)))
+        for _, counts in self._counts(weights):
+            values = np.column_stack([metric(counts) for metric in metrics])
+            number += ~np.isnan(values)
+            total += np.nan_to_num(values)
+        return np.divide(total, number, out=np.full_like(total, np.nan), where=number > 0)
+
+    def per_class(self, metrics: Sequence[RankingFunction]) -> FloatArray:
+        """Return the metrics of every class (C, M); NaN for one without samples or without others."""
+        values = np.full((self._scores.shape[1], len(metrics)), np.nan)
+        for c, counts in self._counts(np.ones((1, len(self._classes)))):
+            values[c] = [float(metric(counts)[0]) for metric in metrics]
+        return values
+
+    def _counts(self, weights: FloatArray) -> Iterator[tuple[int, RankingCounts]]:
+        if len(weights) == 1 or weights.size * len(self.present) <= _SMALL:
+            for c in self.present:
+                yield c, Ranked(self._classes == c, self._scores[:, c]).counts(weights)
+            return
+        by_sample = np.ascontiguousarray(weights.T, dtype=np.float32)
+        total = weights.sum(axis=1)
+        chunk: list[_Steps] = []
+        for c, rows in zip(self.present, self._rows, strict=True):
+            chunk.append(_Steps(c, rows, self._scores[:, c]))
+            places = sum(steps.places for steps in chunk)
+            if sum(len(steps.ranked) for steps in chunk) >= _RANKED or places * len(weights) >= _SUMS:
+                yield from _count(chunk, by_sample, total)
+                chunk = []
+        yield from _count(chunk, by_sample, total)
+
+
+class _Steps:
+    """One class's samples down to its lowest positive, by their place among the steps.
+
+    Attributes:
+        number: of the class.
+        places: twice the number of steps G, the distinct scores of its positives, falling.
+        ranked: samples, in order of their places.
+        below: the last place has the samples below the last step instead of those at it.
+        starts: (2 G,) first of `ranked` at each place: 2 i between the steps i - 1 and i, 2 i + 1 at step i.
+        own: (N_c,) the positives in order of their steps.
+        own_starts: (G,) first of `own` at each step.
+    """
+
+    def __init__(self, number: int, rows: IntArray, scores: npt.NDArray[np.floating]) -> None:
+        self.number = number
+        falling = -scores
+        self.own = rows[np.argsort(falling[rows], kind="stable")]
+        steps, self.own_starts = np.unique(falling[self.own], return_index=True)
+        self.places = 2 * len(steps)
+        above, at = falling < steps[-1], falling == steps[-1]
+        self.below = bool(2 * at.sum() + above.sum() > len(falling))
+        inside = np.flatnonzero(~at if self.below else above | at)
+        place = np.searchsorted(steps, falling[inside], side="left")
+        place += np.searchsorted(steps, falling[inside], side="right")
+        place = np.minimum(place, self.places - 1)
+        self.ranked = inside[np.argsort(place, kind="stable")].astype(np.int32)
+        self.starts = np.r_[0, np.cumsum(np.bincount(place, minlength=self.places))[:-1]]
+
+
+def _count(
+    chunk: Sequence[_Steps], by_sample: npt.NDArray[np.float32], total: FloatArray
+) -> Iterator[tuple[int, RankingCounts]]:
+    """Yield the counts of some classes, given the weights (N, R) and their sums (R,)."""
+    from scipy.sparse import csr_array
+
+    if not chunk:
+        return
+    ranked = np.concatenate([steps.ranked for steps in chunk])
+    offsets = np.cumsum([0, *(len(steps.ranked) for steps in chunk)])
+    starts = np.concatenate([steps.starts + offset for steps, offset in zip(chunk, offsets[:-1], strict=True)])
+    members = np.ones(len(ranked), np.float32), ranked, np.r_[starts, len(ranked)]
+    sums = csr_array(members, shape=(len(starts), len(by_sample))) @ by_sample
+    start = 0
+    for steps in chunk:
+        reached = np.cumsum(sums[start : start + steps.places], axis=0, dtype=np.float64)
+        if steps.below:
+            reached[-1] = total - sums[start + steps.places - 1]
+        hits = np.cumsum(np.add.reduceat(by_sample[steps.own], steps.own_starts, axis=0), axis=0, dtype=np.float64)
+        # Rows of weightings in one piece: the order of later sums, and so their rounding, is that of sorted passes.
+        hits, seen, before = (np.ascontiguousarray(part.T) for part in (hits, reached[1::2], reached[::2]))
+        yield steps.number, RankingCounts(hits, seen, before, total)
+        start += steps.places

@@ -11,58 +11,59 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
 from sslbench.metrics.measure import Measure
-from sslbench.metrics.metric import CORRELATION, LOSS, Metric
+from sslbench.metrics.metric import CORRELATION, LOSS, RATE, Metric
 
-R2 = Metric(
-    name="r2",
-    title="Share of explained variance (R2)",
-    unit="%",
-    direction=1,
-    bounds=(-math.inf, 1.0),
-    needs="scores",
-    labels=("value",),
-)
+R2 = Metric("r2", "Share of explained variance (R2)", "%", 1, (-math.inf, 1.0), needs="scores", labels=("value",))
 MAE = Metric(
-    name="mae",
-    title="Mean absolute error",
-    unit="units of the labels",
-    direction=-1,
-    bounds=LOSS,
-    needs="scores",
-    labels=("value",),
-    label_units=True,
+    "mae", "Mean absolute error", "units of the labels", -1, LOSS, needs="scores", labels=("value",), label_units=True
 )
 RMSE = Metric(
-    name="rmse",
-    title="Root mean square error",
-    unit="units of the labels",
-    direction=-1,
-    bounds=LOSS,
+    "rmse",
+    "Root mean square error",
+    "units of the labels",
+    -1,
+    LOSS,
     needs="scores",
     labels=("value",),
     label_units=True,
 )
 SPEARMAN = Metric(
-    name="spearman",
-    title="Spearman's rank correlation",
-    unit="%",
-    direction=1,
-    bounds=CORRELATION,
-    needs="scores",
-    labels=("value",),
-    chance=0.0,
+    "spearman", "Spearman's rank correlation", "%", 1, CORRELATION, needs="scores", labels=("value",), chance=0.0
 )
+EARTH_RADIUS = 6371.0
+"""Mean radius of the earth in km."""
+DISTANCES = {"street": 1, "city": 25, "region": 200, "country": 750, "continent": 2500}
+"""Scale -> distance in km within which an image counts as located."""
+ACCURACY = tuple(
+    Metric(
+        f"accuracy@{km}km",
+        f"Share of images located within {km:,} km ({scale})",
+        "%",
+        1,
+        RATE,
+        needs="places",
+        labels=("value",),
+    )
+    for scale, km in DISTANCES.items()
+)
+"""Share of images located within each of `DISTANCES`."""
+REGION = ACCURACY[tuple(DISTANCES).index("region")]
+"""The leading metric: im2gps is reported at 200 km since its first publication."""
+MEDIAN_ERROR = Metric(
+    "median_error_km", "Median distance to the true place", "km", -1, LOSS, needs="places", labels=("value",)
+)
+MEAN_ERROR = Metric(
+    "mean_error_km", "Mean distance to the true place", "km", -1, LOSS, needs="places", labels=("value",)
+)
+PLACES = (*ACCURACY, MEDIAN_ERROR, MEAN_ERROR)
+"""All metrics of predicted places."""
 
 
 def r2(values: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     """Return R2, the share of explained variance: 1 at best, 0 for the mean of the samples, negative below that.
 
-    Args:
-        values: (N,) or (N, C), true numbers.
-        predicted: predictions, of the same shape.
-
-    Returns:
-        The mean over the C numbers; NaN where one of them does not vary (scikit-learn's `r2_score`).
+    `values`: (N,) or (N, C), true numbers; returns the mean over the C numbers; NaN where one of them does not vary
+    (scikit-learn's `r2_score`).
 
     >>> r2([1.0, 2.0, 3.0], [1.0, 2.0, 2.0])
     0.5
@@ -101,9 +102,7 @@ class Errors:
     def __init__(self, values: npt.ArrayLike, predicted: npt.ArrayLike) -> None:
         """Subtract the predictions.
 
-        Args:
-            values: (N,) or (N, C), true numbers.
-            predicted: predictions, of the same shape.
+        `values`: (N,) or (N, C), true numbers.
         """
         true = _columns(values)
         difference = true - _columns(predicted)
@@ -178,3 +177,54 @@ def _correlation(a: FloatArray, b: FloatArray, counts: FloatArray) -> FloatArray
 def _columns(values: npt.ArrayLike) -> FloatArray:
     found = np.asarray(values, dtype=np.float64)
     return found[:, None] if found.ndim == 1 else found
+
+
+def unit_vectors(places: npt.ArrayLike) -> FloatArray:
+    """Return points on the unit sphere (N, 3) of latitudes and longitudes (N, 2) in degrees.
+
+    >>> unit_vectors([[0.0, 90.0], [90.0, 0.0]]).round(6).tolist()
+    [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    latitude, longitude = np.radians(np.asarray(places, np.float64)).T
+    flat = np.cos(latitude)
+    return np.stack([flat * np.cos(longitude), flat * np.sin(longitude), np.sin(latitude)], axis=1)
+
+
+def great_circle_distances(places: npt.ArrayLike, others: npt.ArrayLike) -> FloatArray:
+    """Return the distances (N,) in km between places, by the haversine formula.
+
+    `places`: (N, 2), latitude and longitude in degrees; `others`: (N, 2), or (2,) for one place.
+
+    >>> paris, london = [[48.8566, 2.3522]], [[51.5074, -0.1278]]
+    >>> great_circle_distances(paris, london).round().tolist()
+    [344.0]
+    """
+    one, other = (np.radians(np.asarray(each, np.float64)) for each in (places, others))
+    half = np.sin((one - other) / 2) ** 2
+    chord = half[..., 0] + np.cos(one[..., 0]) * np.cos(other[..., 0]) * half[..., 1]
+    # Rounding can bring opposite places above 1.
+    return np.asarray(2 * EARTH_RADIUS * np.arcsin(np.sqrt(np.clip(chord, 0.0, 1.0))))
+
+
+def located_within(distances: FloatArray) -> FloatArray:
+    """Return 1 where a distance (N,) in km is within that of a column of `ACCURACY`, else 0 (N, 5).
+
+    >>> located_within(np.array([0.4, 30.0, 9000.0])).tolist()
+    [[1.0, 1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0, 0.0]]
+    """
+    return np.asarray(distances[:, None] <= np.array(list(DISTANCES.values())), np.float64)
+
+
+def weighted_medians(values: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return the medians (R,) of values (N,) for weights (R, N); between two middle values their mean.
+
+    >>> weighted_medians(np.array([5.0, 1.0, 2.0]), np.array([[1.0, 1.0, 1.0], [1.0, 0.0, 1.0]])).tolist()
+    [2.0, 3.5]
+    """
+    order = np.argsort(values, kind="stable")
+    total = np.cumsum(weights[:, order], axis=1)
+    half = total[:, -1:] / 2
+    last = len(values) - 1
+    low = np.minimum((total < half).sum(axis=1), last)
+    high = np.minimum((total <= half).sum(axis=1), last)
+    return np.asarray((values[order][low] + values[order][high]) / 2)

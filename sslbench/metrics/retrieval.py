@@ -19,14 +19,7 @@ _FEW = 16  # positives up to which one comparison with all scores each is faster
 _RECALLED = (1, 5, 10)
 
 RECALL = tuple(
-    Metric(
-        name=f"recall@{k}",
-        title=f"Share of queries with a positive among the first {k}",
-        unit="%",
-        direction=1,
-        bounds=RATE,
-        needs="rankings",
-    )
+    Metric(f"recall@{k}", f"Share of queries with a positive among the first {k}", "%", 1, RATE, needs="rankings")
     for k in _RECALLED
 )
 R_PRECISION = dataclasses.replace(RECALL[0], name="r_precision", title="R-precision, mean over queries")
@@ -69,9 +62,7 @@ def ranks_of_positives(scores: npt.NDArray[np.floating], truth: GroundTruth) -> 
 
     Takes O(N log P) time for a database of N items: the negatives are counted, never sorted.
 
-    Args:
-        scores: (N,) similarity of the query to every item of the database, higher is nearer.
-        truth: the answers to this query.
+    `scores`: (N,) similarity of the query to every item of the database, higher is nearer.
 
     >>> ranks_of_positives(np.array([0.9, 0.8, 0.7, 0.1]), GroundTruth(np.array([1, 3]), np.array([0]))).tolist()
     [0, 2]
@@ -99,10 +90,7 @@ def average_precision(
     `trapezoid` is the area under the precision-recall curve by trapezoids, as Oxford5k's own program and the revisited
     protocol compute it (Radenovic et al., CVPR 2018); `step` is the mean of the precisions at the positives.
 
-    Args:
-        ranks: (F,) 0-based ranks of the positives that were found, ascending; F <= n_positives.
-        n_positives: all positives; those that were not found add nothing.
-        interpolation: `trapezoid` or `step`.
+    `ranks`: (F,) 0-based ranks of the positives that were found, ascending; F <= n_positives.
 
     >>> average_precision(np.array([0, 2]), 2)
     0.7916666666666666
@@ -168,8 +156,7 @@ def map_at_r(ranks: IntArray) -> float:
 def ranking_values(ranks: IntArray) -> FloatArray:
     """Return the metrics `RANKING` of one query, (6,) fractions; NaN without positives.
 
-    Args:
-        ranks: (P,) 0-based ranks of all its positives, ascending.
+    `ranks`: (P,) 0-based ranks of all its positives, ascending.
 
     >>> ranking_values(np.array([0, 2])).round(3).tolist()
     [1.0, 1.0, 1.0, 0.5, 0.833, 0.5]
@@ -184,10 +171,6 @@ def random_order_values(n_positives: int, n_candidates: int) -> FloatArray:
 
     Exact. A given place holds a positive with probability R / M; if it does, each earlier place does with probability
     (R - 1) / (M - 1).
-
-    Args:
-        n_positives: R, at least 1.
-        n_candidates: M, all ranked items, R <= M.
 
     >>> random_order_values(1, 2).tolist()
     [0.5, 1.0, 1.0, 0.5, 0.75, 0.5]
@@ -204,8 +187,7 @@ def random_order_values(n_positives: int, n_candidates: int) -> FloatArray:
 def landmark_values(ranks: IntArray) -> FloatArray:
     """Return the metrics `LANDMARK` of one query, (4,) fractions; NaN without positives.
 
-    Args:
-        ranks: (P,) 0-based ranks of all its positives, ascending.
+    `ranks`: (P,) 0-based ranks of all its positives, ascending.
 
     >>> landmark_values(np.array([0, 2])).round(3).tolist()
     [0.792, 1.0, 0.667, 0.667]
@@ -218,10 +200,6 @@ def random_order_landmark_values(n_positives: int, n_candidates: int) -> FloatAr
 
     Exact, see `random_order_values`. The precision just before a positive is 1 at the first place, and elsewhere
     (R - 1) / (M - 1) on average; the last positive is at place l with probability C(l, R - 1) / C(M, R).
-
-    Args:
-        n_positives: R, at least 1.
-        n_candidates: M, all ranked items, R <= M.
 
     >>> random_order_landmark_values(1, 2).tolist()
     [0.625, 0.5, 0.75, 0.75]
@@ -251,12 +229,9 @@ def micro_values(
     They are micro AP (Perronnin et al., CVPR 2009), the area by steps under the precision-recall curve of all
     predictions in one list, and the largest recall at a precision of at least 0.9.
 
-    Args:
-        weights: (R, Q) weights of the queries.
-        scores: (M,) of the predicted pairs, higher is surer.
-        correct: (M,) the pair is true.
-        queries: (M,) row of the query of each pair, 0 to Q - 1.
-        pairs: (Q,) number of true pairs of each query.
+    `weights`: (R, Q) weights of the queries; `scores`: (M,) of the predicted pairs, higher is surer; `correct`: (M,)
+    the pair is true; `queries`: (M,) row of the query of each pair, 0 to Q - 1; `pairs`: (Q,) number of true pairs of
+    each query.
 
     >>> scores, correct = np.array([0.9, 0.8, 0.3]), np.array([True, False, True])
     >>> micro_values(np.ones((1, 2)), scores, correct, np.array([0, 1, 1]), np.array([1.0, 1.0])).round(3).tolist()
@@ -274,32 +249,3 @@ def micro_values(
         sure = precisions >= 0.9 - 1e-12
         found[row] = (precisions * each * hit).sum() / total, hits[sure].max(initial=0.0) / total
     return found
-
-
-def share_found(
-    scores: npt.NDArray[np.floating],
-    correct: npt.NDArray[np.bool_],
-    queries: npt.NDArray[np.integer],
-    k: int,
-    n_pairs: int,
-) -> float:
-    """Return the share of all true pairs that are predicted among the first k of their query, from 0 to 1.
-
-    Equal scores count against a pair: its rank is the number of the query's predictions that score at least as much.
-
-    Args:
-        scores: (M,) of the predicted pairs, higher is surer.
-        correct: (M,) the pair is true.
-        queries: (M,) number of the query of each pair.
-        k: length of each query's list.
-        n_pairs: all true pairs.
-
-    >>> share_found(np.array([0.9, 0.8, 0.3]), np.array([False, True, True]), np.array([0, 0, 1]), 1, 4)
-    0.25
-    """
-    found = 0
-    for query in np.unique(queries[correct]):
-        own = queries == query
-        ranks = (scores[own][:, None] >= scores[own & correct][None, :]).sum(axis=0)
-        found += int((ranks <= k).sum())
-    return found / n_pairs if n_pairs else float("nan")

@@ -22,108 +22,74 @@ Number = TypeVar("Number", np.int64, np.float64)
 
 
 CORRUPTION_ERROR = Metric(
-    name="corruption_error",
-    title="mean error over corruptions and severities",
-    unit="%",
-    direction=-1,
-    bounds=RATE,
-    needs="versions",
+    "corruption_error", "mean error over corruptions and severities", "%", -1, RATE, needs="versions"
 )
 ERROR_INCREASE = Metric(
-    name="error_increase",
-    title="mean error over corruptions and severities, less the error on clean images",
-    unit="%",
-    direction=-1,
-    bounds=CORRELATION,
+    "error_increase",
+    "mean error over corruptions and severities, less the error on clean images",
+    "%",
+    -1,
+    CORRELATION,
     needs="versions",
 )
-MCE = Metric(
-    name="mce",
-    title="mean corruption error, relative to a reference classifier",
-    unit="%",
-    direction=-1,
-    bounds=LOSS,
-    needs="versions",
-)
+MCE = Metric("mce", "mean corruption error, relative to a reference classifier", "%", -1, LOSS, needs="versions")
 RELATIVE_MCE = Metric(
-    name="relative_mce",
-    title="mean increase of the error by corruption, relative to a reference classifier",
-    unit="%",
-    direction=-1,
-    bounds=ANY,
+    "relative_mce",
+    "mean increase of the error by corruption, relative to a reference classifier",
+    "%",
+    -1,
+    ANY,
     needs="versions",
 )
 EFFECTIVE_ROBUSTNESS = Metric(
-    name="effective_robustness",
-    title="accuracy beyond what the accuracy on test predicts",
-    unit="%",
-    direction=1,
-    bounds=CORRELATION,
-    needs="versions",
+    "effective_robustness", "accuracy beyond what the accuracy on test predicts", "%", 1, CORRELATION, needs="versions"
 )
 AURRA = Metric(
-    name="aurra",
-    title="mean accuracy of the most confident samples over all response rates",
-    unit="%",
-    direction=1,
-    bounds=RATE,
-    needs="confidence",
+    "aurra", "mean accuracy of the most confident samples over all response rates", "%", 1, RATE, needs="confidence"
 )
 COSINE = Metric(
-    name="cosine",
-    title="cosine similarity of the features of changed and unchanged images",
-    unit="cosine",
-    direction=0,
-    bounds=CORRELATION,
+    "cosine",
+    "cosine similarity of the features of changed and unchanged images",
+    "cosine",
+    0,
+    CORRELATION,
     needs="versions",
 )
 FLIP_PROBABILITY = Metric(
-    name="flip_probability",
-    title="probability that the predicted class changes between frames of a perturbed image",
-    unit="%",
-    direction=-1,
-    bounds=RATE,
+    "flip_probability",
+    "probability that the predicted class changes between frames of a perturbed image",
+    "%",
+    -1,
+    RATE,
     needs="videos",
 )
-FLIP_RATE = Metric(
-    name="flip_rate",
-    title="flip probability, relative to a reference classifier",
-    unit="%",
-    direction=-1,
-    bounds=LOSS,
-    needs="videos",
-)
+FLIP_RATE = Metric("flip_rate", "flip probability, relative to a reference classifier", "%", -1, LOSS, needs="videos")
 TOP5_DISTANCE = Metric(
-    name="top5_distance",
-    title="places by which the five first classes fall below the fifth between frames of a perturbed image",
-    unit="places",
-    direction=-1,
-    bounds=(0.0, 15.0),
+    "top5_distance",
+    "places by which the five first classes fall below the fifth between frames of a perturbed image",
+    "places",
+    -1,
+    (0.0, 15.0),
     needs="videos",
 )
 UNKNOWN_AUROC = Metric(
-    name="unknown_auroc",
-    title="area under the ROC curve of the detection of unknown classes",
-    unit="%",
-    direction=1,
-    bounds=RATE,
+    "unknown_auroc",
+    "area under the ROC curve of the detection of unknown classes",
+    "%",
+    1,
+    RATE,
     needs="novelty",
     chance=0.5,
 )
 UNKNOWN_AUPR = Metric(
-    name="unknown_aupr",
-    title="average precision of the detection of unknown classes",
-    unit="%",
-    direction=1,
-    bounds=RATE,
-    needs="novelty",
+    "unknown_aupr", "average precision of the detection of unknown classes", "%", 1, RATE, needs="novelty"
 )
 UNKNOWN_FPR95 = Metric(
-    name="unknown_fpr95",
-    title="false-positive rate at 95 % recall of the detection of unknown classes",
-    unit="%",
-    direction=-1,
-    bounds=RATE,
+    "unknown_fpr95",
+    "false-positive rate at 95 % recall of the detection of unknown classes",
+    "%",
+    -1,
+    RATE,
     needs="novelty",
 )
 UNKNOWN = (UNKNOWN_AUROC, UNKNOWN_AUPR, UNKNOWN_FPR95)
@@ -143,26 +109,10 @@ def corruption_error(errors: Sequence[float], reference: Sequence[float]) -> flo
 
     Hendrycks and Dietterich, ICLR 2019, eq. in section 4. The mean over the 15 corruptions is mCE.
 
-    Args:
-        errors: of the classifier, one per severity.
-        reference: of the reference, of the same severities.
-
     >>> corruption_error([0.2, 0.3], [0.4, 0.6])
     0.5
     """
     return float(np.sum(errors) / np.sum(reference))
-
-
-def relative_corruption_error(
-    errors: Sequence[float], clean: float, reference: Sequence[float], reference_clean: float
-) -> float:
-    """Return relative CE: the growth of the error over the clean error, as a share of the reference's growth.
-
-    >>> relative_corruption_error([0.2, 0.3], 0.1, [0.5, 0.7], 0.3)
-    0.5
-    """
-    growth = np.sum(np.asarray(errors) - clean)
-    return float(growth / np.sum(np.asarray(reference) - reference_clean))
 
 
 def corruption_means(
@@ -177,13 +127,9 @@ def corruption_means(
 
     mCE is such a mean too: each of its errors is one, and the errors of the reference are constants.
 
-    Args:
-        wrong: (N, C, S), True where an image is misclassified under a corruption and severity.
-        clean: (N,), True where it is misclassified without.
-        named: names of the C corruptions.
-        severities: the S severities.
-        reference: (C, S) errors of the reference classifier; None: no mCE.
-        reference_clean: its error on clean images; None: no relative mCE.
+    `wrong`: (N, C, S), True where an image is misclassified under a corruption and severity; `clean`: (N,), True where
+    it is misclassified without; `reference`: (C, S) errors of the reference classifier; None: no mCE;
+    `reference_clean`: its error on clean images; None: no relative mCE.
 
     >>> wrong, clean = np.array([[[True, False]]]), np.array([False])
     >>> found = corruption_means(wrong, clean, ["fog"], [1, 2], np.array([[0.5, 0.5]]))
@@ -212,11 +158,7 @@ def corruption_means(
 def cosine_of_others(unit: FloatArray, units: Units, *, seed: int, resamples: int = 1000) -> Interval:
     """Return the mean cosine similarity of two different images, with its 95 % interval.
 
-    Args:
-        unit: (N, D), features of unit length.
-        units: of the N images.
-        seed: of the half-samples.
-        resamples: number of half-samples.
+    `unit`: (N, D), features of unit length.
 
     >>> cosine_of_others(np.eye(2), Units.of(2, None), seed=0)[0]
     0.0
@@ -235,10 +177,7 @@ def cosine_of_others(unit: FloatArray, units: Units, *, seed: int, resamples: in
 def flip_probability(predictions: IntArray, *, noise: bool, step: int = 1) -> float:
     """Return the probability that the predicted class changes from frame to frame (ImageNet-P), mean over videos.
 
-    Args:
-        predictions: (V, T) predicted class of every frame, -1 for none.
-        noise: every frame is compared with the first one: frames of noise sequences do not follow one another.
-        step: distance of the frames compared, where they do.
+    `predictions`: (V, T) predicted class of every frame, -1 for none.
 
     >>> flip_probability(np.array([[1, 1, 2, 2]]), noise=False)
     0.3333333333333333
@@ -253,10 +192,7 @@ def ranking_distances(logits: npt.NDArray[np.floating], *, noise: bool, step: in
     Hendrycks and Dietterich, ICLR 2019, section 4.2 and appendix F. Top-5: how far the five first classes fall below
     the fifth place, in places counted up to 5; Zipf: changes of 1 / rank, weighted by 1 / rank.
 
-    Args:
-        logits: (V, T, C).
-        noise: every frame is compared with the first one.
-        step: distance of the frames compared, where they follow one another.
+    `logits`: (V, T, C).
     """
     from scipy.stats import rankdata
 
@@ -276,25 +212,7 @@ def _compared(
     return values[:, :-step], values[:, step:]
 
 
-def unknown_detection(known: npt.NDArray[np.floating], unknown: npt.NDArray[np.floating]) -> tuple[float, float, float]:
-    """Return AUROC, AUPR and FPR at 95 % recall of the detection of samples of unknown classes.
-
-    The unknown are the positives. FPR95 is taken at the lowest threshold whose recall is nearest to 0.95, as in the
-    code of Hendrycks and Gimpel (ICLR 2017): of equal recalls the largest false-positive rate, but the smallest where
-    all are found.
-
-    Args:
-        known: (N,) novelty of samples of known classes, higher is less familiar.
-        unknown: (M,) of samples of other classes.
-
-    >>> unknown_detection(np.array([0.1, 0.2]), np.array([0.7, 0.9]))
-    (1.0, 1.0, 0.0)
-    """
-    auroc, aupr, fpr95 = _detection(known, unknown)(np.ones((1, len(known) + len(unknown))))[0].tolist()
-    return auroc, aupr, fpr95
-
-
-def unknown_detection_with_intervals(
+def unknown_detection(
     known: npt.NDArray[np.floating],
     unknown: npt.NDArray[np.floating],
     units: Units,
@@ -304,17 +222,12 @@ def unknown_detection_with_intervals(
 ) -> dict[str, Interval]:
     """Return the metrics `UNKNOWN` with their 95 % intervals.
 
-    Args:
-        known: (N,) novelty of samples of known classes.
-        unknown: (M,) of samples of other classes.
-        units: of the N + M samples, the known ones first.
-        seed: of the half-samples.
-        resamples: number of half-samples.
+    `known`: (N,) novelty of samples of known classes; `unknown`: (M,) of samples of other classes.
     """
-    return with_intervals(Measure(UNKNOWN, _detection(known, unknown)), units, seed, resamples)
+    return with_intervals(Measure(UNKNOWN, detection_statistic(known, unknown)), units, seed, resamples)
 
 
-def _detection(known: npt.NDArray[np.floating], unknown: npt.NDArray[np.floating]) -> Statistic:
+def detection_statistic(known: npt.NDArray[np.floating], unknown: npt.NDArray[np.floating]) -> Statistic:
     """Return the function from weights (R, N + M) of the samples to AUROC, AUPR and FPR95 (R, 3)."""
     truth = np.r_[np.zeros(len(known)), np.ones(len(unknown))]
     scores = np.r_[known, unknown].astype(np.float64)
@@ -343,76 +256,19 @@ def _detection(known: npt.NDArray[np.floating], unknown: npt.NDArray[np.floating
     return statistic
 
 
-@dataclasses.dataclass(frozen=True)
-class ConfidenceBins:
-    """Samples by rising confidence, in bins of equal numbers.
-
-    Attributes:
-        share: (B,) of all samples in the bin.
-        gap: (B,) distance of mean confidence and accuracy of the bin.
-    """
-
-    share: FloatArray
-    gap: FloatArray
-
-    @property
-    def rms(self) -> float:
-        """RMS calibration error (Hendrycks et al., ICLR 2019, "Deep anomaly detection with outlier exposure")."""
-        return float(np.sqrt((self.share * self.gap**2).sum()))
-
-    @property
-    def mad(self) -> float:
-        """Mean absolute calibration error."""
-        return float((self.share * self.gap).sum())
-
-    @property
-    def largest(self) -> float:
-        """Largest gap of a bin."""
-        return float(self.gap.max())
-
-
-def confidence_bins(confidence: FloatArray, correct: BoolArray, size: int = 100) -> ConfidenceBins:
-    """Return bins of `size` samples by rising confidence; the remainder joins the last bin.
-
-    Equally confident samples count with their mean, so that their order does not matter. The code published with
-    ImageNet-A and -R leaves the last bin, the most confident one, out of the sums; here all count.
-    """
-    order = np.argsort(confidence, kind="stable")
-    starts = np.arange(0, max(len(order) // size, 1)) * size
-    counts = np.diff(np.r_[starts, len(order)])
-    ordered = confidence[order]
-    right = _means_of_equals(ordered, correct[order].astype(np.float64)[None], np.ones((1, len(order))))[0]
-    means = [np.add.reduceat(each, starts) / counts for each in (ordered, right)]
-    return ConfidenceBins(counts / len(order), np.abs(means[0] - means[1]))
-
-
-def response_rate_accuracy(confidence: FloatArray, correct: BoolArray) -> float:
-    """Return AURRA: the mean over n of the accuracy of the n most confident samples (ImageNet-A, Hendrycks 2021).
-
-    The expectation over the orders of equally confident samples.
-
-    >>> response_rate_accuracy(np.array([0.9, 0.1]), np.array([True, False]))
-    0.75
-    """
-    return float(_response_rates(confidence, correct)(np.ones((1, len(confidence))))[0, 0])
-
-
-def response_rate_accuracy_with_interval(
+def response_rate_accuracy(
     confidence: FloatArray, correct: BoolArray, units: Units, *, seed: int, resamples: int = 1000
 ) -> Interval:
     """Return AURRA with its 95 % interval.
 
-    Args:
-        confidence: (N,) largest probability of each sample.
-        correct: (N,) True where it is right.
-        units: of the samples.
-        seed: of the half-samples.
-        resamples: number of half-samples.
+    `confidence`: (N,) largest probability of each sample; `correct`: (N,) True where it is right.
     """
-    return with_intervals(Measure((AURRA,), _response_rates(confidence, correct)), units, seed, resamples)[AURRA.name]
+    return with_intervals(Measure((AURRA,), response_rate_statistic(confidence, correct)), units, seed, resamples)[
+        AURRA.name
+    ]
 
 
-def _response_rates(confidence: FloatArray, correct: BoolArray) -> Statistic:
+def response_rate_statistic(confidence: FloatArray, correct: BoolArray) -> Statistic:
     """Return the function from weights (R, N) of the samples to AURRA (R, 1)."""
     order = np.argsort(confidence, kind="stable")[::-1]
     right, ordered = correct[order].astype(np.float64), confidence[order]
@@ -430,10 +286,7 @@ def _response_rates(confidence: FloatArray, correct: BoolArray) -> Statistic:
 def _means_of_equals(ordered: FloatArray, values: FloatArray, weights: FloatArray) -> FloatArray:
     """Return the mean (R, N) of the values over the samples with an equal score, for R weightings.
 
-    Args:
-        ordered: (N,), scores in order.
-        values: (1, N), in that order.
-        weights: (R, N), in that order.
+    `ordered`: (N,), scores in order; `values`: (1, N), in that order; `weights`: (R, N), in that order.
     """
     first = np.flatnonzero(np.r_[True, np.diff(ordered) != 0])
     sums, number = (np.add.reduceat(part, first, axis=1) for part in (weights * values, weights))
@@ -447,11 +300,6 @@ def effective_robustness(accuracy: float, standard: float, line: tuple[float, fl
     Taori et al., "Measuring robustness to natural distribution shifts in image classification", NeurIPS 2020, eq. 1;
     the line is fitted on logits of accuracies.
 
-    Args:
-        accuracy: on the shifted set.
-        standard: on the standard set.
-        line: slope and intercept.
-
     >>> round(effective_robustness(0.5, 0.5, (1.0, 0.0)), 6)
     0.0
     """
@@ -464,12 +312,7 @@ def effective_robustness_with_interval(
 ) -> Interval:
     """Return effective robustness with its 95 % interval, by the delta method; NaN where an accuracy is 0 or 100 %.
 
-    Args:
-        right: (N,) True for the samples of the shifted set that are right.
-        units: of them.
-        standard: (M,) the same of the standard set.
-        standard_units: of them.
-        line: see `effective_robustness`.
+    `right`: (N,) True for the samples of the shifted set that are right; `standard`: (M,) the same of the standard set.
     """
     accuracy, usual = float(right.mean()), float(standard.mean())
     if usual in (0.0, 1.0):

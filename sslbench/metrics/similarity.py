@@ -13,31 +13,10 @@ from sslbench.arrays import FloatArray, Matrix
 _ROWS = 4096  # rows per block, so that memory-mapped features are never copied whole
 
 
-def linear_cka(x: Matrix, y: Matrix, *, debiased: bool = False) -> float:
-    """Return linear CKA of features (N, D1) and (N, D2) of the same samples in the same order (eq. 4).
-
-    Args:
-        x: (N, D1).
-        y: (N, D2).
-        debiased: with the unbiased estimator of HSIC (Song et al. 2012, eq. 5; Nguyen et al. 2021, eq. 3), which is 0
-            on average for unrelated features; the usual one grows towards 1 when N is not much larger than D. At least
-            four samples; may be slightly negative.
-
-    Returns:
-        At most 1; 1 for features that agree up to rotation and scale; NaN where one side is constant.
-
-    Raises:
-        ValueError: the numbers of samples differ, or are too few.
-
-    >>> x = np.array([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]])
-    >>> round(linear_cka(x, 3 * x[:, ::-1]), 6)
-    1.0
-    """
-    return float(cka_matrix([x], [y], debiased=debiased)[0, 0])
-
-
 def cka_matrix(xs: Sequence[Matrix], ys: Sequence[Matrix], *, debiased: bool = False) -> FloatArray:
-    """Return linear CKA of every pair (len(xs), len(ys)); arguments and errors as for `linear_cka`.
+    """Return linear CKA (eq. 4) of every pair of features (N, D) of the same samples, (len(xs), len(ys)).
+
+    At most 1; 1 for features that agree up to rotation and scale; NaN where one side is constant.
 
     >>> x = np.array([[1.0], [2.0], [4.0]])
     >>> cka_matrix([x], [x, x**0]).round(6).tolist()

@@ -15,53 +15,25 @@ from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.metrics.intervals import Interval, Units, ends, mean_errors
 from sslbench.metrics.metric import ANY, LOSS, Metric
 
-RANKME = Metric(
-    name="rankme",
-    title="RankMe",
-    unit="RankMe, in directions",
-    direction=0,
-    bounds=LOSS,
-    needs="features",
-)
-EFFECTIVE_RANK = Metric(
-    name="effective_rank",
-    title="Effective rank",
-    unit="effective rank, in directions",
-    direction=0,
-    bounds=LOSS,
-    needs="features",
-)
-ALPHA_REQ = Metric(
-    name="alpha_req",
-    title="Decay exponent of the eigenvalues (alpha-ReQ)",
-    unit="exponent",
-    direction=0,
-    bounds=ANY,
-    needs="features",
-)
-UNIFORMITY = Metric(
-    name="uniformity",
-    title="Uniformity on the sphere",
-    unit="log potential",
-    direction=0,
-    bounds=(-math.inf, 0.0),
-    needs="features",
-)
+RANKME = Metric("rankme", "RankMe", "RankMe, in directions", 0, LOSS, needs="features")
+EFFECTIVE_RANK = Metric("effective_rank", "Effective rank", "effective rank, in directions", 0, LOSS, needs="features")
+ALPHA_REQ = Metric("alpha_req", "Decay exponent of the eigenvalues (alpha-ReQ)", "exponent", 0, ANY, needs="features")
+UNIFORMITY = Metric("uniformity", "Uniformity on the sphere", "log potential", 0, (-math.inf, 0.0), needs="features")
 ALIGNMENT = Metric(
-    name="alignment",
-    title="Alignment of the samples of one class",
-    unit="squared distance",
-    direction=0,
-    bounds=(0.0, 4.0),
+    "alignment",
+    "Alignment of the samples of one class",
+    "squared distance",
+    0,
+    (0.0, 4.0),
     needs="features",
     labels=("single",),
 )
 FEATURE_STD = Metric(
-    name="feature_std",
-    title="Standard deviation of unit features",
-    unit="standard deviation x sqrt(D)",
-    direction=0,
-    bounds=(0.0, 1.0),
+    "feature_std",
+    "Standard deviation of unit features",
+    "standard deviation x sqrt(D)",
+    0,
+    (0.0, 1.0),
     needs="features",
 )
 
@@ -187,10 +159,7 @@ def uniformity(unit: Matrix, t: float = 2.0, groups: IntArray | None = None) -> 
 
     0 for collapsed features; the lower, the more evenly they are spread. NaN for fewer than two samples.
 
-    Args:
-        unit: (N, D) features of length 1.
-        t: inverse width of the kernel; 2 as in their experiments.
-        groups: (N,) the group of each sample; None: each stands for itself.
+    `unit`: (N, D) features of length 1; `groups`: (N,) the group of each sample; None: each stands for itself.
 
     >>> round(uniformity(np.array([[1.0, 0.0], [-1.0, 0.0]]))[0], 4)
     -8.0
@@ -216,10 +185,8 @@ def alignment(unit: Matrix, classes: IntArray, groups: IntArray | None = None) -
     Wang & Isola 2020, eq. 1 with exponent 2; their pairs are two views of one image, these are two images of one class.
     NaN where no class has two samples.
 
-    Args:
-        unit: (N, D) features of length 1.
-        classes: (N,) class numbers.
-        groups: (N,) the group of each sample; None: each stands for itself.
+    `unit`: (N, D) features of length 1; `classes`: (N,) class numbers; `groups`: (N,) the group of each sample; None:
+    each stands for itself.
 
     >>> round(alignment(np.array([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]), np.array([0, 0, 1]))[0], 4)
     2.0
@@ -245,9 +212,7 @@ def feature_std(unit: Matrix, groups: IntArray | None = None) -> Interval:
 
     Chen & He 2021, section 4.1.
 
-    Args:
-        unit: (N, D) features of length 1.
-        groups: (N,) the group of each sample; None: each stands for itself.
+    `unit`: (N, D) features of length 1; `groups`: (N,) the group of each sample; None: each stands for itself.
 
     >>> round(feature_std(np.array([[1.0, 0.0], [-1.0, 0.0]]))[0], 4)
     0.7071

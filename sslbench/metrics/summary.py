@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
-from sslbench.metrics import calibration, classification, geolocation, ranking
+from sslbench.metrics import classification, ranking, regression
 from sslbench.metrics.intervals import Statistic, Units, Values, biases, ends, mean_errors, on_halves, standard_errors
 from sslbench.metrics.measure import Kind, Measure, Probabilities
 from sslbench.metrics.metric import Metric
-from sslbench.metrics.one_vs_rest import OneVsRest
+from sslbench.metrics.ranking import OneVsRest
 
 _RANKING: dict[Metric, ranking.RankingFunction] = {
     ranking.MAP: ranking.voc_all_points,
@@ -101,12 +101,12 @@ def label_measures(
 
 def place_measures(values: npt.ArrayLike, predicted: npt.ArrayLike) -> list[Measure]:
     """Return the metrics of predicted places; both are latitude and longitude (N, 2) in degrees."""
-    distances = geolocation.great_circle_distances(values, predicted)
-    within = geolocation.located_within(distances)
+    distances = regression.great_circle_distances(values, predicted)
+    within = regression.located_within(distances)
     return [
-        dataclasses.replace(_means(geolocation.ACCURACY, list(within.T)), binary=True),
-        _means((geolocation.MEAN_ERROR,), [distances]),
-        Measure((geolocation.MEDIAN_ERROR,), lambda weights: geolocation.weighted_medians(distances, weights)[:, None]),
+        dataclasses.replace(_means(regression.ACCURACY, list(within.T)), binary=True),
+        _means((regression.MEAN_ERROR,), [distances]),
+        Measure((regression.MEDIAN_ERROR,), lambda weights: regression.weighted_medians(distances, weights)[:, None]),
     ]
 
 
@@ -120,12 +120,7 @@ def summarise_places(
 ) -> Values:
     """Return the metrics of predicted places with their 95 % intervals: name -> value, low and high end.
 
-    Args:
-        values: (N, 2), latitude and longitude in degrees.
-        predicted: predictions, of the same shape.
-        seed: seed of the half-samples.
-        resamples: number of half-samples.
-        groups: as for `summarise`.
+    `values`: (N, 2), latitude and longitude in degrees.
 
     >>> true = np.array([[48.86, 2.35], [51.51, -0.13]])
     >>> found = summarise_places(true, np.array([[48.86, 2.35], [48.86, 2.35]]), seed=0)
@@ -136,14 +131,11 @@ def summarise_places(
     found: Values = {}
     for measure in place_measures(values, predicted):
         found |= with_intervals(measure, units, seed, resamples)
-    return {metric.name: found[metric.name] for metric in geolocation.PLACES}
+    return {metric.name: found[metric.name] for metric in regression.PLACES}
 
 
 def class_measures(
-    values: npt.NDArray[np.int64],
-    scores: npt.NDArray[np.floating],
-    units: Units,
-    probabilities: Probabilities | None,
+    values: npt.NDArray[np.int64], scores: npt.NDArray[np.floating], units: Units, probabilities: Probabilities | None
 ) -> list[Measure]:
     """Return the metrics of one class per sample, with probabilities those of calibration too."""
     n_classes = scores.shape[1]
@@ -172,16 +164,16 @@ def class_measures(
 
 
 def _calibration(values: npt.NDArray[np.int64], scores: npt.NDArray[np.floating], how: Probabilities) -> list[Measure]:
-    probabilities = calibration.softmax(scores) if how == "softmax" else scores.astype(np.float64)
-    errors = [calibration.CalibrationError(values, probabilities, adaptive=adaptive) for adaptive in (False, True)]
+    probabilities = classification.softmax(scores) if how == "softmax" else scores.astype(np.float64)
+    errors = [classification.CalibrationError(values, probabilities, adaptive=adaptive) for adaptive in (False, True)]
     return [
         Measure(
-            (calibration.ECE, calibration.ECE_ADAPTIVE),
+            (classification.ECE, classification.ECE_ADAPTIVE),
             lambda weights: np.column_stack([error.value(weights) for error in errors]),
             bias=np.array([error.bias for error in errors]),
         ),
-        _means((calibration.NLL,), [calibration.log_losses(values, probabilities)]),
-        _means((calibration.BRIER,), [calibration.brier_scores(values, probabilities)]),
+        _means((classification.NLL,), [classification.log_losses(values, probabilities)]),
+        _means((classification.BRIER,), [classification.brier_scores(values, probabilities)]),
     ]
 
 
@@ -219,11 +211,8 @@ def one_measure(
     """Return the measure of a metric; arguments as for `measures`.
 
     A metric of places takes two numbers per sample for latitude and longitude.
-
-    Raises:
-        KeyError: there is no such metric for these labels and scores.
     """
-    of_places = values.shape[1:] == (2,) and metric in {m.name for m in geolocation.PLACES}
+    of_places = values.shape[1:] == (2,) and metric in {m.name for m in regression.PLACES}
     for measure in place_measures(values, scores) if of_places else kind.measures(values, scores, units, probabilities):
         if metric in measure.names:
             return measure
@@ -235,12 +224,6 @@ def with_intervals(measure: Measure, units: Units, seed: int, resamples: int) ->
 
     The standard error of a share of single samples is known and not estimated: with the quantile of the normal
     distribution that makes Wilson's interval.
-
-    Args:
-        measure: metrics to compute.
-        units: units of the samples.
-        seed: seed of the half-samples.
-        resamples: number of half-samples.
     """
     value = measure.statistic(np.ones((1, units.samples)))[0]
     shift, quantile = np.zeros(len(value)), None

@@ -21,7 +21,7 @@ from sslbench.config import setting
 from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
-from sslbench.metrics.dense import boundary, panoptic, segmentation
+from sslbench.metrics.dense import contours, panoptic, segmentation
 from sslbench.metrics.intervals import Units, Values
 from sslbench.metrics.summary import summarise, with_intervals
 from sslbench.preprocessing import Preprocessing
@@ -178,8 +178,8 @@ class Segmentation(DenseTask[Settings]):
             segmentation.class_areas(predicted, label, n_classes, ignore=(IGNORED,)).ravel()
         ]
         if tolerance := self.settings.boundary:
-            pixels = boundary.tolerance_pixels(label.shape[0], label.shape[1], tolerance)
-            counts = boundary.boundary_counts(predicted, label, n_classes, ignore=(IGNORED,), tolerance=pixels)
+            pixels = contours.tolerance_pixels(label.shape[0], label.shape[1], tolerance)
+            counts = contours.boundary_counts(predicted, label, n_classes, ignore=(IGNORED,), tolerance=pixels)
             found.append(counts.ravel())
         if self.things is not None:
             own = panoptic.segments_of(predicted, regions(predicted, self.things), self.things)
@@ -214,7 +214,7 @@ class Segmentation(DenseTask[Settings]):
         )
         units, parts = Units.of(len(rows), groups), self._parts(rows)
         if "boundary" in parts:
-            measure = boundary.boundary_measure(parts["boundary"].astype(np.int64), units)
+            measure = contours.boundary_measure(parts["boundary"].astype(np.int64), units)
             metrics |= with_intervals(measure, units, seed, _RESAMPLES)
         if "panoptic" in parts:
             metrics |= with_intervals(panoptic.panoptic_measure(parts["panoptic"], units), units, seed, _RESAMPLES)
@@ -226,7 +226,7 @@ class Segmentation(DenseTask[Settings]):
         values = segmentation.segmentation_values(parts["areas"]).tolist()
         found = dict(zip((metric.name for metric in segmentation.SEGMENTATION), values, strict=True))
         if "boundary" in parts:
-            found[boundary.BOUNDARY_F.name] = float(np.nanmean(boundary.boundary_f(parts["boundary"])))
+            found[contours.BOUNDARY_F.name] = float(np.nanmean(contours.boundary_f(parts["boundary"])))
         if "panoptic" in parts:
             quality = panoptic.panoptic_values(parts["panoptic"]).tolist()
             found |= dict(zip((metric.name for metric in panoptic.PANOPTIC), quality, strict=True))

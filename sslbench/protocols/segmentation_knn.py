@@ -30,7 +30,7 @@ from sslbench.config import setting
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.metrics.dense import matching, segmentation
+from sslbench.metrics.dense import segmentation
 from sslbench.metrics.intervals import Units, Values
 from sslbench.metrics.summary import summarise, with_intervals
 from sslbench.protocols._parts.dense.classes import check_classes, class_cells, notes_on_classes, read_classes
@@ -226,8 +226,8 @@ def patch_memory(train: Features, most: int, seed: int) -> PatchMemory:
 
 def _matched(tables: IntArray, by: Literal["iou", "pixels"], test: Features, seed: int) -> Values:
     """Return the metrics after the assignment that is best for all images together, from tables (N, C, C)."""
-    assigned = matching.one_to_one(tables.sum(axis=0, dtype=np.int64), by)
-    measure = matching.matched_measure(matching.assigned_areas(tables, assigned))
+    assigned = segmentation.one_to_one(tables.sum(axis=0, dtype=np.int64), by)
+    measure = segmentation.matched_measure(segmentation.assigned_areas(tables, assigned))
     return with_intervals(measure, Units.of(len(tables), test.groups), seed, _RESAMPLES)
 
 

@@ -167,6 +167,11 @@ class Result:
         object.__setattr__(self, "metrics", Metrics(self.metrics))
 
     @property
+    def is_floor(self) -> bool:
+        """True if the backbone is untrained, or stands for the images' own pixels."""
+        return self.weights.untrained or self.weights.backbone.partition(":")[0] == "pixels"
+
+    @property
     def feature(self) -> str:
         """Layer without the part of train that the network was finetuned on."""
         return self.layer.partition(", ")[0] if self.data.train_part else self.layer
@@ -252,11 +257,7 @@ class Results(list[Result]):
 
     @property
     def metrics(self) -> dict[str, MetricValue]:
-        """Metrics of the only result.
-
-        Raises:
-            AttributeError: there are several results, or none.
-        """
+        """Metrics of the only result."""
         if len(self) != 1:
             raise AttributeError(
                 f"{len(self)} results have no metrics in common: take those of one, results[0].metrics"

@@ -28,13 +28,7 @@ class Hole:
 def write(folder: Path, cells: Sequence[tuple[str, str]], holes: Sequence[Hole]) -> None:
     """Write the holes of the evaluated cells; holes of other cells stay in the file.
 
-    Args:
-        folder: folder of the records. Without any hole there is no file.
-        cells: (weights, benchmark) of every evaluated cell.
-        holes: the missing ones among them.
-
-    Raises:
-        ResultError: the file cannot be written.
+    `cells`: (weights, benchmark) of every evaluated cell.
     """
     if not holes and not (folder / HOLES).is_file():
         return
@@ -58,11 +52,7 @@ def _write(folder: Path, cells: Sequence[tuple[str, str]], holes: Sequence[Hole]
 
 
 def read(folder: Path) -> list[Hole]:
-    """Return the holes in a folder of results; none if it has no `holes.csv`.
-
-    Raises:
-        ResultError: the file is damaged.
-    """
+    """Return the holes in a folder of results; none if it has no `holes.csv`."""
     path = folder / HOLES
     if not path.is_file():
         return []

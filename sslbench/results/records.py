@@ -116,28 +116,12 @@ def write(  # noqa: PLR0913  the parts of a file of scores
     The JSON file is written last, so that a visible record has its scores. A record of the same measurement under the
     same name is replaced. Scores of more than 100 classes are stored in half precision, with `places`.
 
-    Args:
-        result: the record.
-        scores: (N, C), columns in the order of `result.data.test.classes`; (N, 0) where classes have no scores. Of
-            label maps and videos (N, K * C): the K counts of each class in `summary.CLASS_COLUMNS`. Of other labels
-            without classes the columns of `summary.ROW_COLUMNS`.
-        ids: ids of the N test samples.
-        labels: int64 (N,), or int8 (N, C).
-        folder: root of the results; created if missing.
-        groups: int64 (N,), or None.
-        draws: scores (N, C) of every draw; of more than 256 MB only `places` are written.
-        places: uint16 (R, N), see `Scores`.
-        means: see `Scores`.
-        same_as: file with these scores; on the same disk they are not stored a second time, but as a hard link to it.
-
-    Returns:
-        The record with its `file` and `scores_file`, as `read` returns it.
-
-    Raises:
-        ValueError: the arrays do not fit each other.
-        ResultError: the folder cannot be written.
+    `scores`: (N, C), columns in the order of `result.data.test.classes`; (N, 0) where classes have no scores. Of label
+    maps and videos (N, K * C): the K counts of each class in `summary.CLASS_COLUMNS`. Of other labels without classes
+    the columns of `summary.ROW_COLUMNS`; `labels`: int64 (N,), or int8 (N, C); `groups`: int64 (N,), or None; `draws`:
+    scores (N, C) of every draw; of more than 256 MB only `places` are written; `places`: uint16 (R, N), see `Scores`.
     """
-    classes = _columns(result) if scores.shape[1] else ()
+    classes = kinds()[result.data.labels].columns(result.data.test.classes) if scores.shape[1] else ()
     if scores.shape != (len(ids), len(classes)) or len(labels) != len(ids):
         raise ValueError(f"scores {scores.shape}, {len(ids)} ids, {len(labels)} labels, {len(classes)} classes")
     if {draw.shape for draw in draws} - {scores.shape} or (groups is not None and groups.shape != (len(ids),)):
@@ -188,11 +172,6 @@ def _halved(scores: npt.NDArray[np.floating], exponent: int, *, one_class: bool)
     return half
 
 
-def _columns(result: Result) -> tuple[str, ...]:
-    """Return the names of the columns of scores."""
-    return kinds()[result.data.labels].columns(result.data.test.classes)
-
-
 def _packed(means: SampleMeans) -> dict[str, Any]:
     """Return the arrays of a file of scores that hold metrics that are means."""
     return {
@@ -216,11 +195,7 @@ def _unpacked(arrays: np.lib.npyio.NpzFile, n: int) -> SampleMeans | None:
 
 
 def write_without_scores(result: Result, folder: Path) -> Result:
-    """Write the record of a measurement without per-sample scores, such as detection; return it with its `file`.
-
-    Raises:
-        ResultError: the folder cannot be written.
-    """
+    """Write the record of a measurement without per-sample scores, such as detection; return it with its `file`."""
     return _write(dataclasses.replace(result, scores_file=None), folder, None)
 
 
@@ -278,15 +253,7 @@ def slug(name: str) -> str:
 
 
 def replace_file(path: Path, content: bytes | Callable[[IO[bytes]], object]) -> None:
-    """Write a file atomically: beside its place under a hidden name, then renamed.
-
-    Args:
-        path: file to replace; its folder is created if missing.
-        content: content of the file, or a function that writes it.
-
-    Raises:
-        OSError: it cannot be written; nothing half-written is left.
-    """
+    """Write a file atomically: beside its place under a hidden name, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary_beside(path) as temporary:
         with temporary.open("wb") as file:
@@ -307,11 +274,7 @@ def is_record(path: Path) -> bool:
 
 
 def read(path: Path) -> Result:
-    """Read one record.
-
-    Raises:
-        ResultError: the file cannot be read, is no record, or was written by a newer sslbench; it names the file.
-    """
+    """Read one record."""
     path = Path(path)
     with _errors_name(path):
         # JSON has no NaN: where another program wrote it, the number is not computable.
@@ -338,11 +301,7 @@ def read(path: Path) -> Result:
 
 
 def read_intact(path: Path) -> Result:
-    """Read one record that is to stand for a measurement, so that this is not made again.
-
-    Raises:
-        ResultError: as for `read`, or its metrics were edited.
-    """
+    """Read one record that is to stand for a measurement, so that this is not made again."""
     result = read(path)
     if is_edited(result):
         raise ResultError(f"{path}: its metrics are not those that were written; the record was edited")
@@ -372,11 +331,7 @@ def _errors_name(path: Path) -> Iterator[None]:
 
 
 def read_tree(folder: Path) -> list[Result]:
-    """Return all records below a folder, in order of their paths, without hidden files and folders and predictions.
-
-    Raises:
-        ResultError: the folder does not exist, or a file in it is broken; it names the file.
-    """
+    """Return all records below a folder, in order of their paths, without hidden files and folders and predictions."""
     found, broken = read_readable(folder)
     if broken:
         raise broken[0]
@@ -387,9 +342,6 @@ def read_readable(folder: Path) -> tuple[list[Result], list[ResultError]]:
     """Return all records below a folder as `read_tree` does, and the errors of those that cannot be read.
 
     These are never left out in silence: a table would lack a row.
-
-    Raises:
-        ResultError: the folder does not exist or cannot be read.
     """
     folder = Path(folder)
     if folder.is_file():
@@ -436,11 +388,7 @@ def picture_path(result: Result) -> Path | None:
 
 
 def write_picture(result: Result, picture: bytes) -> None:
-    """Write a PNG beside a record, unless it is empty.
-
-    Raises:
-        ResultError: the picture cannot be written.
-    """
+    """Write a PNG beside a record, unless it is empty."""
     path = picture_path(result)
     if not picture or path is None:
         return
@@ -459,11 +407,7 @@ def scores_path(result: Result) -> Path | None:
 
 
 def read_scores(path: Path) -> Scores:
-    """Read per-sample scores, from their own path or that of their record; nothing pickled is loaded.
-
-    Raises:
-        ResultError: the file cannot be read; it names the file.
-    """
+    """Read per-sample scores, from their own path or that of their record; nothing pickled is loaded."""
     path = Path(path)
     if path.suffix == ".json":
         path = path.with_suffix(_SCORES)

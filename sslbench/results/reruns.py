@@ -69,13 +69,7 @@ class Rerun:
 
 
 def compare_rerun(before: Result, after: Result, tolerance: float = TOLERANCE) -> Rerun:
-    """Compare a record with a second run.
-
-    Args:
-        before: the record.
-        after: the second run.
-        tolerance: largest difference of a rate in percentage points; of other metrics, in percent of the value.
-    """
+    """Compare a record with a second run."""
     names = dict.fromkeys([before.headline, *before.metrics])
     metrics = tuple(_metric(name, before, after, tolerance) for name in names)
     return Rerun(before, after, metrics, _changes(before, after, _INPUTS), _changes(before, after, _SURROUNDINGS))

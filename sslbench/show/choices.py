@@ -27,9 +27,6 @@ def parse_point(text: str) -> Point:
 
     >>> parse_point("cats/1.jpg:20,31.5")
     Point(image='cats/1.jpg', x=20.0, y=31.5)
-
-    Raises:
-        UsageError: it is not of this form.
     """
     image, colon, place = text.rpartition(":")
     x, comma, y = place.partition(",")
@@ -44,11 +41,7 @@ def parse_point(text: str) -> Point:
 
 
 def parse_views(text: str | None) -> tuple[View, ...] | None:
-    """Return the views in a list with commas; None for all that a network has.
-
-    Raises:
-        UsageError: there is no such view.
-    """
+    """Return the views in a list with commas; None for all that a network has."""
     if text is None:
         return None
     named = text.split(",")
@@ -59,11 +52,7 @@ def parse_views(text: str | None) -> tuple[View, ...] | None:
 
 
 def check_projection(projection: Projection) -> None:
-    """Refuse UMAP without its package, before anything is computed.
-
-    Raises:
-        UsageError: umap-learn is not installed.
-    """
+    """Refuse UMAP without its package, before anything is computed."""
     if projection == "umap" and importlib.util.find_spec("umap") is None:
         raise UsageError(
             "--projection umap needs the package umap-learn", "pip install 'sslbench[umap]', or --projection tsne."

@@ -6,26 +6,80 @@ from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 
 from sslbench.arrays import Matrix
-from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.dense import DenseEncoder, layer_inputs
+from sslbench.backbones.backbone import Backbone, copied
+from sslbench.backbones.dense import DenseEncoder, DenseInput, layer_inputs
 from sslbench.backbones.layers import Layer
 from sslbench.data.decode.handlers import picture_decoder
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
-from sslbench.errors import DataError, UsageError
+from sslbench.errors import BackboneError, DataError, UsageError
 from sslbench.evaluation.request import RunSettings
 from sslbench.features.channels import check_first
 from sslbench.runtime.progress import StageProgress
-from sslbench.show.attention import attention_input, of_class_token, unfused
 from sslbench.show.pictures import picture_of
 
+_WEIGHTS = "attn.attn_drop"  # gets the weights of all heads, in networks of timm and of DINO
 log = logging.getLogger("sslbench")
-
 _TOGETHER = 4
 """Images per forward pass; the weights of the attention of one with 3,600 patches and 12 heads take 620 MB."""
+
+
+def has_attention(backbone: Backbone) -> bool:
+    """Return whether a backbone has a class token whose attention can be shown."""
+    return bool(_attention_blocks(backbone)) and _has_class_token(backbone)
+
+
+def attention_blocks(backbone: Backbone, layers: Sequence[Layer]) -> tuple[str, ...]:
+    """Return the blocks that layers belong to, 'blocks.11'; the last block for those outside."""
+    blocks = _attention_blocks(backbone)
+    if not blocks or not _has_class_token(backbone):
+        reason = "has no class token" if blocks else "is no vision transformer with modules blocks.0.attn, ..."
+        raise BackboneError(f"{backbone.name} {reason}, so there is no attention to show", "Leave out attention.")
+    paths = [part.path for layer in layers for part in layer.parts or (layer,)]
+    named = [next((b for b in blocks if path == b or path.startswith(f"{b}.")), blocks[-1]) for path in paths]
+    return tuple(block for block in blocks if block in named)
+
+
+def unfused(backbone: Backbone) -> Backbone:
+    """Return a copy of a backbone that computes the weights of its attention one after the other."""
+    module = copied(backbone.module)
+    for part in module.modules():
+        if "fused_attn" in vars(part):
+            part.fused_attn = False  # type: ignore[assignment]
+    return dataclasses.replace(backbone, module=module)
+
+
+def attention_input(block: str) -> DenseInput:
+    """Return the weights of a block of an `unfused` network, (B, heads, N, N), as an input of a `DenseEncoder`."""
+    path = f"{block}.{_WEIGHTS}"
+    return DenseInput(f"attention {block}", (Layer(path, path),))
+
+
+def of_class_token(weights: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return the class token's attention to the patches, (B, heads, h, w); the rest of its sum of 1 is on other tokens.
+
+    `weights`: (B, heads, N, N); the class token is the first, the patches are the last h * w.
+    """
+    cells = size[0] * size[1]
+    if weights.shape[-1] <= cells:
+        raise BackboneError(
+            f"the attention is of {weights.shape[-1]} tokens, which are not {cells} patches and a class"
+        )
+    return weights[:, :, 0, -cells:].reshape(*weights.shape[:2], *size)
+
+
+def _attention_blocks(backbone: Backbone) -> list[str]:
+    """Return the paths of the blocks with weights of attention, in their order."""
+    found = [path for path, _ in backbone.module.named_modules() if path.endswith(f".{_WEIGHTS}")]
+    return [path.removesuffix(f".{_WEIGHTS}") for path in found]
+
+
+def _has_class_token(backbone: Backbone) -> bool:
+    return any(name.rpartition(".")[2] == "cls_token" for name, _ in backbone.module.named_parameters())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,16 +103,7 @@ class EncodedImage:
     attention: dict[str, Matrix]
 
     def cell(self, layer: str, point: tuple[float, float], full: tuple[int, int]) -> tuple[int, int]:
-        """Return the row and column of the patch at a point.
-
-        Args:
-            layer: of the patches.
-            point: x and y in pixels of the image in its file.
-            full: height and width of that image.
-
-        Raises:
-            UsageError: the point is outside the image.
-        """
+        """Return the row and column of the patch at a point."""
         x, y = point
         height, width = full
         if not (0 <= x < width and 0 <= y < height):
@@ -85,20 +130,7 @@ def encode_images(
     run: RunSettings,
     progress: StageProgress | None = None,
 ) -> list[EncodedImage]:
-    """Return the images of a source with the maps of layers and the attention of blocks, from one pass.
-
-    Args:
-        backbone: with the preprocessing of the images.
-        source: of few images: all maps are kept.
-        layers: of the backbone, without pools.
-        blocks: of which attention is taken, see `show.attention`; may be empty.
-        run: device, precision and decoding.
-        progress: called with images done and images in all.
-
-    Raises:
-        DataError: images cannot be read, or are smaller than a patch.
-        BackboneError: a layer has no map.
-    """
+    """Return the images of a source with the maps of layers and the attention of blocks, from one pass."""
     settings = run.extract_settings()
     inputs = [*layer_inputs(backbone, layers), *(attention_input(block) for block in blocks)]
     encoder = DenseEncoder(
@@ -168,8 +200,7 @@ def _report(source: Source, unreadable: Sequence[loader.Unreadable], on_error: s
     listed = "\n".join(f"{path}: {reason}" for _, path, reason in unreadable)
     if on_error == "stop" or len(unreadable) == len(source):
         raise DataError(
-            f"{len(unreadable)} of {len(source)} images cannot be read:\n{listed}",
-            "--on-error skip leaves them out.",
+            f"{len(unreadable)} of {len(source)} images cannot be read:\n{listed}", "--on-error skip leaves them out."
         )
     log.warning(f"{len(unreadable)} of {len(source)} images cannot be read and are left out:\n{listed}")
 

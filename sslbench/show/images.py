@@ -24,14 +24,19 @@ from sslbench.evaluation.similarity import part_to_encode
 from sslbench.names import did_you_mean
 from sslbench.results import records
 from sslbench.runtime.progress import Progress, stage_progress
-from sslbench.show.attention import attention_blocks, has_attention
 from sslbench.show.choices import VIEWS, Point, View
-from sslbench.show.colours import PatchColours, fit_colours, foreground
-from sslbench.show.encoded import EncodedImage, encode_images, full_size
-from sslbench.show.folder import open_folder
-from sslbench.show.nearest import grid_points, nearest_patches, similarities, unit_patches
-from sslbench.show.page import Section, page
-from sslbench.show.pictures import Panel, PanelRow, blend, fitted, heat, jpeg_url, marked, sheet
+from sslbench.show.encoded import EncodedImage, attention_blocks, encode_images, full_size, has_attention
+from sslbench.show.page import Section, open_folder, page
+from sslbench.show.patches import (
+    PatchColours,
+    fit_colours,
+    foreground,
+    grid_points,
+    nearest_patches,
+    similarities,
+    unit_patches,
+)
+from sslbench.show.pictures import Panel, blend, data_url, fitted, heat, marked, sheet
 
 log = logging.getLogger("sslbench")
 
@@ -58,11 +63,7 @@ class Pictures:
 
 
 def images_of(request: Request, run: RunSettings) -> Source:
-    """Return a sample of the images of a location: of the parts it has, the first of test, val, all, train.
-
-    Raises:
-        SslbenchError: the location cannot be opened.
-    """
+    """Return a sample of the images of a location: of the parts it has, the first of test, val, all, train."""
     if are_label_maps(request.data):
         parts = open_label_maps(request.data)
     else:
@@ -74,23 +75,7 @@ def images_of(request: Request, run: RunSettings) -> Source:
 def show_images(
     request: Request, run: RunSettings, chosen: Pictures, out: Path, *, command: str, progress: Progress | None = None
 ) -> list[Path]:
-    """Write sheets of the patches of images, index.html and show.json.
-
-    Args:
-        request: weights, layers, images and preprocessing; by default the whole image with its shorter side as long as
-            the crop that the network was evaluated with.
-        run: device, precision and decoding.
-        chosen: pictures to draw.
-        out: new, empty or earlier folder of `sslbench show`.
-        command: for show.json.
-        progress: receiver of the progress.
-
-    Returns:
-        The files.
-
-    Raises:
-        SslbenchError: anything that is wrong; nothing is written then.
-    """
+    """Write sheets of the patches of images, index.html and show.json."""
     backbone = _with_whole_images(load(request, run), request, run)
     layers = resolve_layers(backbone, request.layers or (last_map(backbone),))
     blocks = _blocks(backbone, layers, chosen)
@@ -128,8 +113,8 @@ def show_images(
         sections += [_nearest(images, name, each, facts) for name, each in placed.items() if each]
         nearest = _answers(images, layers)
     for section in sections:
-        rows = [PanelRow(heading, panels) for heading, panels in section.rows]
-        folder.write_sheet(section.title, sheet(rows, side=_SIDE if len(rows[0].panels) < 8 else 128))
+        side = _SIDE if len(section.rows[0][1]) < 8 else 128
+        folder.write_sheet(section.title, sheet(section.rows, side=side))
     weights = weights_used(backbone, request.weights)
     about = {
         "weights": f"{weights.name} ({weights.backbone}, sha256 {weights.sha256[:16]})",
@@ -312,6 +297,6 @@ def _answers(images: Sequence[EncodedImage], layers: Sequence[Layer]) -> dict[st
     for image in images:
         small = fitted(Panel(image.picture), _SIDE)
         source = image.picture if max(image.picture.size) < 2 * _SIDE else fitted(Panel(image.picture), 2 * _SIDE)
-        pictures.append({"name": image.id, "src": jpeg_url(source), "width": small.width, "height": small.height})
+        pictures.append({"name": image.id, "src": data_url(source), "width": small.width, "height": small.height})
     text = f"Computed in advance for a grid of {min(sides)} to {max(sides)} points a side in each image."
     return {"layers": found, "images": pictures, "text": text}

@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import io
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -11,11 +12,15 @@ from PIL import Image, ImageDraw, ImageFont
 
 from sslbench.arrays import Matrix
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _PAPER, _INK, _FAINT = (255, 255, 255), (35, 40, 48), (190, 196, 204)
 _GAP, _FONT, _LINE = 8, 12, 15
 _FRAME = 3
 RIGHT, WRONG, MARK = (20, 150, 60), (215, 40, 40), (255, 230, 0)
 Colour = tuple[int, int, int]
+Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +40,8 @@ class Panel:
     blocky: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class PanelRow:
-    """Row of a sheet: a heading above it, and its panels."""
-
-    heading: str
-    panels: Sequence[Panel]
+PanelRow = tuple[str, Sequence[Panel]]
+"""Row of a sheet: a heading above it, and its panels."""
 
 
 def picture_of(image: torch.Tensor) -> Image.Image:
@@ -67,13 +68,7 @@ def blend(picture: Image.Image, over: Image.Image, opacity: float) -> Image.Imag
 
 
 def marked(picture: Image.Image, cell: tuple[int, int], size: tuple[int, int]) -> Image.Image:
-    """Return a copy of a picture with a frame around a cell, at least 7 pixels wide.
-
-    Args:
-        picture: any.
-        cell: row and column.
-        size: rows and columns that the picture is divided into.
-    """
+    """Return a copy of a picture with a frame around a cell, at least 7 pixels wide."""
     copy = picture.copy()
     draw = ImageDraw.Draw(copy)
     height, width = picture.height / size[0], picture.width / size[1]
@@ -94,18 +89,12 @@ def fitted(panel: Panel, side: int) -> Image.Image:
 
 
 def sheet(rows: Sequence[PanelRow], *, side: int = 192, legend: Sequence[tuple[str, Colour]] = ()) -> Image.Image:
-    """Return a sheet of rows of panels.
-
-    Args:
-        rows: from top to bottom.
-        side: longer side of every picture in pixels.
-        legend: names with their colours, at the bottom.
-    """
+    """Return a sheet of rows of panels."""
     font = ImageFont.load_default(size=_FONT)
     cell = side + 2 * _FRAME
-    columns = max([1, *(len(row.panels) for row in rows)])
+    columns = max([1, *(len(panels) for _, panels in rows)])
     width = max(columns * (cell + _GAP) + _GAP, 420)
-    blocks = [_row(row, side, font) for row in rows]
+    blocks = [_row(heading, panels, side, font) for heading, panels in rows]
     if legend:
         blocks.append(_legend(legend, width - 2 * _GAP, font))
     height = sum(block.height + _GAP for block in blocks) + _GAP
@@ -117,20 +106,20 @@ def sheet(rows: Sequence[PanelRow], *, side: int = 192, legend: Sequence[tuple[s
     return whole
 
 
-def _row(row: PanelRow, side: int, font: ImageFont.ImageFont | ImageFont.FreeTypeFont) -> Image.Image:
+def _row(heading: str, panels: Sequence[Panel], side: int, font: Font) -> Image.Image:
     cell = side + 2 * _FRAME
-    pictures = [fitted(panel, side) for panel in row.panels]
-    captions = [_lines(panel.caption, cell, font) for panel in row.panels]
+    pictures = [fitted(panel, side) for panel in panels]
+    captions = [[_shortened(line, cell, font) for line in panel.caption.splitlines()] for panel in panels]
     tallest = max([0, *(picture.height for picture in pictures)]) + 2 * _FRAME
     below = _LINE * max([0, *(len(lines) for lines in captions)])
-    above = _LINE + 4 if row.heading else 0
-    heading = ImageDraw.Draw(Image.new("RGB", (1, 1))).textlength(row.heading, font=font)
-    width = max(len(pictures) * (cell + _GAP) - _GAP, int(heading) + 2, 1)
+    above = _LINE + 4 if heading else 0
+    length = ImageDraw.Draw(Image.new("RGB", (1, 1))).textlength(heading, font=font)
+    width = max(len(pictures) * (cell + _GAP) - _GAP, int(length) + 2, 1)
     block = Image.new("RGB", (width, above + tallest + below), _PAPER)
     draw = ImageDraw.Draw(block)
-    if row.heading:
-        draw.text((0, 0), row.heading, fill=_INK, font=font)
-    for number, (panel, picture, lines) in enumerate(zip(row.panels, pictures, captions, strict=True)):
+    if heading:
+        draw.text((0, 0), heading, fill=_INK, font=font)
+    for number, (panel, picture, lines) in enumerate(zip(panels, pictures, captions, strict=True)):
         left = number * (cell + _GAP)
         if panel.frame is not None:
             corner = left + picture.width + 2 * _FRAME - 1, above + picture.height + 2 * _FRAME - 1
@@ -141,12 +130,8 @@ def _row(row: PanelRow, side: int, font: ImageFont.ImageFont | ImageFont.FreeTyp
     return block
 
 
-def _lines(text: str, width: int, font: ImageFont.ImageFont | ImageFont.FreeTypeFont) -> list[str]:
-    """Return the lines of a caption, each shortened in its middle to a width in pixels."""
-    return [_shortened(line, width, font) for line in text.splitlines()]
-
-
-def _shortened(line: str, width: int, font: ImageFont.ImageFont | ImageFont.FreeTypeFont) -> str:
+def _shortened(line: str, width: int, font: Font) -> str:
+    """Return a line that lacks its middle where it is wider than `width` pixels."""
     draw = ImageDraw.Draw(Image.new("RGB", (1, 1)))
     if draw.textlength(line, font=font) <= width:
         return line
@@ -159,9 +144,7 @@ def _shortened(line: str, width: int, font: ImageFont.ImageFont | ImageFont.Free
     return line[:1]
 
 
-def _legend(
-    legend: Sequence[tuple[str, Colour]], width: int, font: ImageFont.ImageFont | ImageFont.FreeTypeFont
-) -> Image.Image:
+def _legend(legend: Sequence[tuple[str, Colour]], width: int, font: Font) -> Image.Image:
     draw = ImageDraw.Draw(Image.new("RGB", (1, 1)))
     names = [_shortened(name, 220, font) for name, _ in legend]
     column = int(max(draw.textlength(name, font=font) for name in names)) + 32
@@ -175,17 +158,15 @@ def _legend(
     return block
 
 
-def jpeg_url(picture: Image.Image) -> str:
-    """Return a picture as a data URL of a JPEG."""
-    return _url(picture, "jpeg", quality=88)
-
-
-def png_url(picture: Image.Image) -> str:
-    """Return a picture as a data URL of a PNG."""
-    return _url(picture, "png", optimize=True)
-
-
-def _url(picture: Image.Image, kind: str, **options: int | bool) -> str:
+def drawn(figure: "Figure", dpi: float | Literal["figure"] = "figure") -> Image.Image:
+    """Return a figure of matplotlib as a picture."""
     content = io.BytesIO()
-    picture.save(content, kind.upper(), **options)
+    figure.savefig(content, format="png", dpi=dpi)
+    return Image.open(content).convert("RGB")
+
+
+def data_url(picture: Image.Image, kind: Literal["jpeg", "png"] = "jpeg") -> str:
+    """Return a picture as a data URL."""
+    content = io.BytesIO()
+    picture.save(content, kind.upper(), **({"quality": 88} if kind == "jpeg" else {"optimize": True}))
     return f"data:image/{kind};base64,{base64.b64encode(content.getvalue()).decode()}"

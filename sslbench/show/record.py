@@ -62,13 +62,10 @@ class ChosenImages:
 def choose(quality: FloatArray, each: int) -> list[ChosenImages]:
     """Return the test images of highest, middle and lowest quality, none twice; images without quality are left out.
 
-    Args:
-        quality: (N,), higher is better; NaN for none.
-        each: number of images per group.
+    `quality`: (N,), higher is better; NaN for none.
 
-    Examples:
-        >>> [(group.title, group.rows) for group in choose(np.array([3.0, 1.0, 2.0, np.nan]), 1)]
-        [('best', (0,)), ('median', (2,)), ('worst', (1,))]
+    >>> [(group.title, group.rows) for group in choose(np.array([3.0, 1.0, 2.0, np.nan]), 1)]
+    [('best', (0,)), ('median', (2,)), ('worst', (1,))]
     """
     order = np.argsort(-quality, kind="stable")
     order = order[~np.isnan(quality[order])]
@@ -81,11 +78,7 @@ def choose(quality: FloatArray, each: int) -> list[ChosenImages]:
 
 
 def scores_of(result: Result) -> records.Scores:
-    """Return the scores of each test image of a record.
-
-    Raises:
-        ResultError: it has none.
-    """
+    """Return the scores of each test image of a record."""
     path = records.scores_path(result)
     if path is None:
         raise ResultError(
@@ -110,11 +103,7 @@ def location(name: str) -> str:
 
 
 def locations(result: Result, typed: AsTyped) -> tuple[str, str | None]:
-    """Return the location of the data of a record, and that of the test part where it is another.
-
-    Raises:
-        UsageError: the record names a module as its source.
-    """
+    """Return the location of the data of a record, and that of the test part where it is another."""
     if typed.data is not None or typed.test_data is not None:
         return typed.data or location(result.data.train.name), typed.test_data
     train, test = (location(part.name) for part in (result.data.train, result.data.test))
@@ -124,17 +113,7 @@ def locations(result: Result, typed: AsTyped) -> tuple[str, str | None]:
 
 
 def reopen(result: Result, typed: AsTyped, run: RunSettings, *, with_weights: bool) -> Prepared:
-    """Return the evaluation of a record, its data checked against the record's fingerprints.
-
-    Args:
-        result: the record.
-        typed: location of the data.
-        run: device, workers and decoding.
-        with_weights: with the backbone of the record, checked by its digest; else the pixels are in its place.
-
-    Raises:
-        SslbenchError: data or weights are gone, or are not those of the record.
-    """
+    """Return the evaluation of a record, its data checked against the record's fingerprints."""
     if result.weights.format == "features":
         raise ResultError(f"{result.file} is of features made elsewhere, so there are no images to show")
     protocol = typed.protocol or from_file(
@@ -246,11 +225,7 @@ def reading(result: Result, typed: AsTyped) -> Reading:
 
 
 def rows_of(source: Source, ids: Sequence[str]) -> list[int]:
-    """Return the positions of ids in a source.
-
-    Raises:
-        ResultError: one is not there.
-    """
+    """Return the positions of ids in a source."""
     place = {name: i for i, name in enumerate(source.ids)}
     if missing := [name for name in ids if name not in place]:
         raise ResultError(f"the scores are of other images than {source.name}: '{missing[0]}' is not among them")

@@ -9,14 +9,11 @@ from sslbench.errors import ResultError, UsageError
 from sslbench.evaluation.request import RunSettings
 from sslbench.results import Result, records
 from sslbench.runtime.progress import Progress
-from sslbench.show.detection import show_detection
-from sslbench.show.detection_errors import show_errors
-from sslbench.show.folder import open_folder
-from sslbench.show.page import Section, page
-from sslbench.show.pictures import Panel, PanelRow, sheet
-from sslbench.show.predictions import show_predictions
+from sslbench.show.detection import show_detection, show_errors
+from sslbench.show.page import Section, open_folder, page
+from sslbench.show.pictures import Panel, sheet
+from sslbench.show.predictions import show_predictions, show_segmentation
 from sslbench.show.record import AsTyped, scores_of
-from sslbench.show.segmentation import show_segmentation
 from sslbench.targets import kinds
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.target import OfClasses
@@ -41,30 +38,9 @@ class RecordPictures:
 
 
 def show_record(
-    path: Path,
-    chosen: RecordPictures,
-    run: RunSettings,
-    out: Path,
-    *,
-    command: str,
-    progress: Progress | None = None,
+    path: Path, chosen: RecordPictures, run: RunSettings, out: Path, *, command: str, progress: Progress | None = None
 ) -> list[Path]:
-    """Write sheets of the best, median and worst test images of a record, index.html and show.json.
-
-    Args:
-        path: of the record.
-        chosen: of the record.
-        run: device, workers and decoding.
-        out: new, empty or earlier folder of `sslbench show`.
-        command: for show.json.
-        progress: receiver of the progress.
-
-    Returns:
-        The files.
-
-    Raises:
-        SslbenchError: the record cannot be read, has nothing to show, or its data or weights are gone or changed.
-    """
+    """Write sheets of the best, median and worst test images of a record, index.html and show.json."""
     result = records.read(path)
     protocol = chosen.typed.protocol
     if protocol is not None and protocol != result.protocol.name:
@@ -78,8 +54,7 @@ def show_record(
     for name, text in tables.items():
         folder.write_text(name, text)
     for section in (section for section in sections if section.rows):
-        rows = [PanelRow(heading, panels) for heading, panels in section.rows]
-        folder.write_sheet(section.title, sheet(rows, side=section.side, legend=section.legend))
+        folder.write_sheet(section.title, sheet(section.rows, side=section.side, legend=section.legend))
     value = result.metrics[result.headline].value
     about = {
         "record": str(path),

@@ -1,7 +1,6 @@
 """Scatter of features in the plane, coloured by label, with the images."""
 
 import dataclasses
-import io
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,10 +23,9 @@ from sslbench.features.extract import extract
 from sslbench.results import records
 from sslbench.runtime.progress import Progress, stage_progress
 from sslbench.show.choices import Projection
-from sslbench.show.folder import open_folder
 from sslbench.show.images import images_of
-from sslbench.show.page import page
-from sslbench.show.pictures import Panel, PanelRow, fitted, jpeg_url, sheet
+from sslbench.show.page import open_folder, page
+from sslbench.show.pictures import Panel, data_url, drawn, fitted, sheet
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.numbers import Numbers
@@ -73,17 +71,10 @@ def project(x: Matrix, projection: Projection, seed: int) -> FloatArray:
     or a third of the samples, started at the principal components. 'umap' (McInnes et al. 2018): of the first 50, 15
     neighbours.
 
-    Args:
-        x: (N, D), at least 4 samples.
-        projection: method.
-        seed: of t-SNE and UMAP.
+    `x`: (N, D), at least 4 samples.
 
-    Examples:
-        >>> project(np.eye(4) * [[4], [1], [1], [1]], "pca", 0).shape
-        (4, 2)
-
-    Raises:
-        DataError: there are fewer than four samples, or features that are not finite.
+    >>> project(np.eye(4) * [[4], [1], [1], [1]], "pca", 0).shape
+    (4, 2)
     """
     from sklearn.decomposition import PCA
 
@@ -109,17 +100,7 @@ def project(x: Matrix, projection: Projection, seed: int) -> FloatArray:
 
 
 def points_of_images(request: Request, run: RunSettings, *, store: Path, progress: Progress | None) -> Points:
-    """Return the features of a sample of images, from the store where they are there.
-
-    Args:
-        request: weights, layers, data and the largest number of images.
-        run: device, precision, workers.
-        store: folder of the feature store.
-        progress: receiver of the progress.
-
-    Raises:
-        SslbenchError: anything that is wrong with weights or data.
-    """
+    """Return the features of a sample of images, from the store where they are there."""
     backbone, _ = for_request(load(request, run), request, run)
     layers, source = resolve_layers(backbone, request.layers), images_of(request, run)
     title = f"{backbone.title} on {source.name}"
@@ -136,13 +117,7 @@ def points_of_images(request: Request, run: RunSettings, *, store: Path, progres
 
 
 def points_of_features(pair: FeaturePair, most: int, seed: int) -> Points:
-    """Return a sample of features made elsewhere: of all rows, of those of the test part where they are split.
-
-    Args:
-        pair: the features.
-        most: largest number of samples.
-        seed: of the sample.
-    """
+    """Return a sample of features made elsewhere: of all rows, of those of the test part where they are split."""
     features = pair.whole or pair.test
     rows = np.sort(np.random.default_rng(seed).permutation(len(features))[:most])
     part = features.select(rows)
@@ -209,30 +184,9 @@ def _first_label(labels: Target) -> IntArray:
 
 
 def show_scatter(
-    points: Points,
-    projection: Projection,
-    seed: int,
-    out: Path,
-    *,
-    command: str,
-    reading: Reading | None = None,
+    points: Points, projection: Projection, seed: int, out: Path, *, command: str, reading: Reading | None = None
 ) -> list[Path]:
-    """Write a scatter and a sheet of thumbnails per layer, index.html and show.json.
-
-    Args:
-        points: samples.
-        projection: method.
-        seed: seed of the sample.
-        out: new, empty or earlier folder of `sslbench show`.
-        command: for show.json.
-        reading: settings of the decoding.
-
-    Returns:
-        The files.
-
-    Raises:
-        SslbenchError: see `project` and `open_folder`; nothing is written then.
-    """
+    """Write a scatter and a sheet of thumbnails per layer, index.html and show.json."""
     places = {layer: _unit(project(x, projection, seed)) for layer, x in points.layers.items()}
     colours = colouring(points.labels)
     small = _thumbnails(points, reading or Reading())
@@ -241,10 +195,10 @@ def show_scatter(
     for layer, place in places.items():
         folder.write_sheet(f"scatter {layer}", _plot(place, colours, f"{title}, {layer}"))
         if small:
-            drawn = _thumbnail_map(place, small, colours)
+            pictures = _thumbnail_map(place, small, colours)
             named = [(n, ImageColor.getrgb(c)[:3]) for n, c in zip(colours.names, colours.colours, strict=True) if n]
-            row = PanelRow(f"{title}, {layer}", [Panel(drawn)])
-            folder.write_sheet(f"thumbnails {layer}", sheet([row], side=max(drawn.size), legend=named))
+            row = (f"{title}, {layer}", [Panel(pictures)])
+            folder.write_sheet(f"thumbnails {layer}", sheet([row], side=max(pictures.size), legend=named))
     text = f"{title}, {len(points.ids):,} samples. In t-SNE and UMAP distances between far groups mean nothing."
     scatter = {
         "text": text,
@@ -256,10 +210,10 @@ def show_scatter(
         "points": [
             {
                 "id": name,
-                "text": _label(points.labels, i),
+                "text": (points.labels.text(i) if points.labels.labelled else ""),
                 "group": int(colours.group[i]),
                 "places": [[round(float(v), 4) for v in place[i]] for place in places.values()],
-                "src": jpeg_url(small[i]) if i in small else "",
+                "src": data_url(small[i]) if i in small else "",
             }
             for i, name in enumerate(points.ids)
         ],
@@ -277,10 +231,6 @@ def show_scatter(
     }
     folder.finish(page(title, facts, (), scatter=scatter), content)
     return [folder.path / name for name in folder.files]
-
-
-def _label(labels: Target, row: int) -> str:
-    return labels.text(row) if labels.labelled else ""
 
 
 def _unit(place: FloatArray) -> FloatArray:
@@ -322,9 +272,7 @@ def _plot(place: FloatArray, colours: Colouring, title: str) -> Image.Image:
     axes.set_title(_shortened(title.replace("$", r"\$"), 90), fontsize="medium")
     if any(colours.names):
         figure.legend(loc="outside right upper", fontsize="small", markerscale=2, frameon=False)
-    content = io.BytesIO()
-    figure.savefig(content, format="png")
-    return Image.open(content).convert("RGB")
+    return drawn(figure)
 
 
 def _shortened(text: str, most: int = 28) -> str:

@@ -15,7 +15,7 @@ from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import forward_layers, resolve_layers
 from sslbench.errors import BackboneError, UsageError
 from sslbench.evaluation import Request
-from sslbench.evaluation.export import export_network
+from sslbench.evaluation.prediction import export_network
 from sslbench.preprocessing import Preprocessing
 from sslbench.weights import save
 

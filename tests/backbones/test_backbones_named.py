@@ -23,7 +23,7 @@ from sslbench.config import read_yaml
 from sslbench.data import remote
 from sslbench.errors import UsageError, WeightsError
 from sslbench.evaluation.record import weights_used
-from sslbench.leaderboard.published_runs import published_runs
+from sslbench.leaderboard.published import published_runs
 
 
 @pytest.fixture(autouse=True)

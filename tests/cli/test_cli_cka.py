@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sslbench.metrics.similarity import linear_cka
+from sslbench.metrics.similarity import cka_matrix
 
 NET = "tiny_net_of_the_tests:net"
 
@@ -54,7 +54,7 @@ def test_features_made_elsewhere_and_folders_of_the_store(world, sslbench, debia
     flags = ["--debiased"] if debiased else []
     code, _, err = sslbench("cka", "x.npy", "y.npy", "--csv", "cka.csv", *flags)
     assert code == 0, err
-    assert matrix("cka.csv")[2][0, 0] == pytest.approx(linear_cka(x, y, debiased=debiased), abs=1e-12)
+    assert matrix("cka.csv")[2][0, 0] == pytest.approx(cka_matrix([x], [y], debiased=debiased)[0, 0], abs=1e-12)
     code, out, err = sslbench(
         "extract", "--weights", "w.pth", "--backbone", NET, "--data", "photos", "--layers", "conv1,conv2"
     )

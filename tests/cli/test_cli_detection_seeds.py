@@ -17,7 +17,7 @@ from sslbench.data.open import open_objects
 from sslbench.detection.train import Trained
 from sslbench.leaderboard import table
 from sslbench.metrics.detection import Detections, coco_ap
-from sslbench.metrics.detection.difference import detector_difference
+from sslbench.metrics.detection.average_precision import detector_difference
 from sslbench.metrics.detection.files import read_objects, read_results, write_objects
 from sslbench.results.records import predictions_paths, read_tree
 from sslbench.runtime.signals import StoppedError
@@ -218,7 +218,7 @@ def test_detectors_tied_with_the_best_are_marked_on_leaderboards_as_compare_find
         _, out, _ = sslbench("compare", files[best], files[name], "--json")
         assert cell.tied == (json.loads(out)[0]["verdict"] == "tied"), name
     assert [cells[name].tied for name in ("good", "near", "poor")] == [True, True, False]
-    monkeypatch.setattr("sslbench.leaderboard.ties._DETECTIONS_BYTES", 1000)
+    monkeypatch.setattr("sslbench.leaderboard.marks._DETECTIONS_BYTES", 1000)
     board = table(read_tree(Path("results")))
     assert [row.cells[0].tied for row in board.rows if row.label in cells and row.label != best] == [None, None]
     assert any("no ties are marked" in note for note in board.notes)

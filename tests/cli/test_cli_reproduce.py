@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.sample_record import sample
 
-from sslbench.leaderboard.published_runs import published_runs
+from sslbench.leaderboard.published import published_runs
 from sslbench.library.benchmarks import load_benchmark
 from sslbench.library.presets import family_of, load_preset
 from sslbench.results import MetricValue
@@ -173,7 +173,7 @@ def test_flags_without_effect_are_refused(record, sslbench, runs, monkeypatch):
     assert sslbench("reproduce")[0] == 2
     assert "--backbone" in sslbench("reproduce", record, "--backbone", "resnet50")[2]
     name = next(iter(runs))
-    monkeypatch.setattr("sslbench.leaderboard.published_runs.published_runs", lambda: runs)
+    monkeypatch.setattr("sslbench.leaderboard.published.published_runs", lambda: runs)
     assert "--tolerance" in sslbench("reproduce", "--published", name, "--tolerance", "1")[2]
     code, _, err = sslbench("reproduce", "--published", name)
     assert code == 2 and "--weights is missing" in err

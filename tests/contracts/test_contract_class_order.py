@@ -8,7 +8,7 @@ from PIL import Image
 
 from sslbench import evaluate
 from sslbench.features.array import Features
-from sslbench.metrics.per_class import per_class
+from sslbench.metrics.groups import per_class
 from sslbench.metrics.summary import summarise
 from sslbench.names import list_names
 from sslbench.protocols import OnFeatures, find

@@ -17,7 +17,7 @@ from sslbench.evaluation.request import Request
 from sslbench.evaluation.suite import SuiteCell
 from sslbench.features.external import read_train_test
 from sslbench.leaderboard import table
-from sslbench.leaderboard.writers.provenance import how_made
+from sslbench.leaderboard.html import how_made
 from sslbench.results import records
 
 RUN = RunSettings(device="cpu", workers=0, batch_size=32)

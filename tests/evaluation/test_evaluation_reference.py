@@ -4,7 +4,7 @@ import pytest
 
 from sslbench.errors import DataError
 from sslbench.evaluation.preparation import on_data
-from sslbench.evaluation.references import compare_references
+from sslbench.evaluation.record import compare_references
 from sslbench.evaluation.request import make_task
 from sslbench.library.benchmarks import Benchmark, Reference, load_benchmark
 from sslbench.names import list_names

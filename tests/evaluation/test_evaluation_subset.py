@@ -10,8 +10,9 @@ from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.source import Source
 from sslbench.data.splits import match_classes, name_numbered
 from sslbench.errors import DataError, UsageError
+from sslbench.evaluation import Request, RunSettings, make_task, prepare
 from sslbench.evaluation.floors import guessing
-from sslbench.evaluation.subset import check, is_subset, restricted, widened
+from sslbench.evaluation.score import is_subset, restricted, widened
 from sslbench.features.array import Features
 from sslbench.metrics import classification
 from sslbench.names import find_module
@@ -113,8 +114,9 @@ def test_the_balanced_accuracy_of_guessing_is_that_of_a_long_simulation():
 
 @pytest.mark.parametrize("name", ["lsr", "low-shot", "linear-online"])
 def test_what_cannot_be_restricted_is_refused_before_any_work(name):
+    request = Request(weights="pixels", data="sklearn:digits", tasks=(make_task(name, {}),), test_classes="subset")
     with pytest.raises(UsageError, match=f"{name} cannot be scored"):
-        check(name)
+        prepare(request, RunSettings())
 
 
 @pytest.mark.parametrize("name", ["knn", "linear", "svm"])
@@ -122,6 +124,5 @@ def test_what_can_be_restricted_is_scored_on_the_classes_of_test(name):
     train, test = features(200, 0), features(90, 1, used=("bee", "eel"))
     own = dataclasses.replace(test, target=Classes(("bee", "eel"), (test.target.values == 4).astype(np.int64)))
     module = find_module("protocol", name)
-    check(name)
     outcome = module.run(train, widened(train.target, own), module.Settings(), seed=0)
     assert restricted(outcome, name, train.target, own, seed=0).scores.shape == (90, 2)

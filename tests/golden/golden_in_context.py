@@ -9,7 +9,7 @@ import torch
 from golden_arrays import by_kind, options
 from golden_cases import Case
 
-from sslbench.metrics.dense import matching
+from sslbench.metrics.dense import segmentation
 from sslbench.metrics.dense.segmentation import confusion_matrix
 from sslbench.solvers import in_context
 from sslbench.solvers.neighbours import nearest
@@ -28,20 +28,20 @@ def _positives(areas: np.ndarray) -> np.ndarray:
 
 
 def _mean_iou(areas: np.ndarray) -> float:
-    found = matching.matched_values(np.ones((1, 1)), areas[None], absent="zero")[0, 0]
+    found = segmentation.matched_values(np.ones((1, 1)), areas[None], absent="zero")[0, 0]
     return float(np.nan_to_num(found))  # without a pixel, too
 
 
 def _assignments(table: np.ndarray) -> dict[str, np.ndarray]:
     """Return the class of each cluster as Hummingbird names the rules; clusters left over are of its class 0."""
     classes, clusters = table.shape
-    direct = np.where(np.arange(clusters) < classes, np.arange(clusters), matching.UNASSIGNED)
+    direct = np.where(np.arange(clusters) < classes, np.arange(clusters), segmentation.UNASSIGNED)
     return {
         "direct": direct,
         "linear_probe": direct,
-        "hungarian": np.maximum(matching.one_to_one(table, "iou"), 0),
-        "many_to_one": matching.each_to_best(table, "iou"),
-        "many_to_one_precision": matching.each_to_best(table, "precision"),
+        "hungarian": np.maximum(segmentation.one_to_one(table, "iou"), 0),
+        "many_to_one": segmentation._ious(table).argmax(axis=0),
+        "many_to_one_precision": table.argmax(axis=0),
     }
 
 
@@ -96,7 +96,7 @@ def _kept(counts: list[np.ndarray], recorded: np.ndarray | None, number: int, ar
 
 def _scores(expected: dict[str, np.ndarray], table: np.ndarray) -> None:
     for name, assigned in _assignments(table).items():
-        areas = matching.assigned_areas(table, assigned)
+        areas = segmentation.assigned_areas(table, assigned)
         if f"miou_{name}" in expected:
             assert _mean_iou(areas) == pytest.approx(float(expected[f"miou_{name}"]), rel=1e-9), name
         if f"tp_fp_fn_{name}" in expected:
@@ -115,12 +115,12 @@ def clusters(case: Case) -> None:
     prediction, label = (given[name].astype(np.int64) for name in ("prediction", "label"))
     _stego(expected, _table(prediction, label, n_classes, n_classes), n_clusters - n_classes)
     table = _table(prediction, np.where(label == args["ignore"], -1, label), n_clusters, n_classes)
-    assert (matching.one_to_one(table, "iou") == matching.UNASSIGNED).sum() == n_clusters - n_classes
+    assert (segmentation.one_to_one(table, "iou") == segmentation.UNASSIGNED).sum() == n_clusters - n_classes
     for name, mapping in _assignments(table).items():
         if f"hbird/{name}_mapping" in expected:
             np.testing.assert_array_equal(mapping, expected[f"hbird/{name}_mapping"])
         if f"hbird/{name}" in expected:
-            areas = matching.assigned_areas(table, mapping)
+            areas = segmentation.assigned_areas(table, mapping)
             assert _mean_iou(areas) == pytest.approx(float(expected[f"hbird/{name}"]), rel=1e-6)
 
 
@@ -128,16 +128,16 @@ def _stego(expected: dict[str, np.ndarray], table: np.ndarray, extra: int) -> No
     """Compare with STEGO, which drops predictions beyond the number of classes, and counts an unassigned cluster."""
     identity = np.arange(len(table))
     table = np.pad(table, ((0, 0), (0, extra)))
-    assigned = matching.one_to_one(table, "pixels")
+    assigned = segmentation.one_to_one(table, "pixels")
     if "stego/assignment" in expected:
         of_clusters, classes = expected["stego/assignment"]
-        best = sum(table[c, p] for p, c in enumerate(assigned.tolist()) if c != matching.UNASSIGNED)
+        best = sum(table[c, p] for p, c in enumerate(assigned.tolist()) if c != segmentation.UNASSIGNED)
         assert best == table[classes, of_clusters].sum()
     for name, mapping in (("stego", assigned), ("stego_linear", identity)):
-        areas = matching.assigned_areas(table, mapping)
-        mean_iou, accuracy = matching.matched_values(np.ones((1, 1)), areas[None])[0]
+        areas = segmentation.assigned_areas(table, mapping)
+        mean_iou, accuracy = segmentation.matched_values(np.ones((1, 1)), areas[None])[0]
         present = int(((areas[1] + areas[2]) > 0).sum())
-        if name == "stego" and table[:, assigned == matching.UNASSIGNED].any():
+        if name == "stego" and table[:, assigned == segmentation.UNASSIGNED].any():
             mean_iou *= present / (present + 1)
         for key, ours in ((f"{name}/mIoU", mean_iou), (f"{name}/Accuracy", accuracy)):
             if key in expected:
@@ -169,8 +169,8 @@ def vissl(case: Case) -> None:
     recorded = predicted.ravel()
     np.testing.assert_array_equal(soft.argmax(axis=1)[clear], recorded[clear])
     table = _table(recorded, target.ravel(), n_classes, n_classes)
-    areas = matching.assigned_areas(table, np.arange(n_classes))
-    mean_iou, accuracy = matching.matched_values(np.ones((1, 1)), areas[None])[0]
+    areas = segmentation.assigned_areas(table, np.arange(n_classes))
+    mean_iou, accuracy = segmentation.matched_values(np.ones((1, 1)), areas[None])[0]
     # Marked variant: VISSL weights IoU by the predicted, not by the true size of the classes.
     iou = areas[0] / np.maximum(areas[1] + areas[2] - areas[0], 1)
     found = {"jaccard_mean": mean_iou, "accuracy": accuracy, "jaccard_weighted": np.average(iou, weights=areas[1])}

@@ -1,6 +1,7 @@
 """Robustness: class subsets, mCE, stability, ReaL, ObjectNet, unknown classes, corruptions."""
 
 import contextlib
+import dataclasses
 import functools
 import os
 from collections.abc import Mapping, Sequence
@@ -79,6 +80,49 @@ def overlap_predictions(logits: npt.NDArray[np.floating], mapping: Mapping[int, 
     return np.array([mapping[each] for each in own])[best]
 
 
+@dataclasses.dataclass(frozen=True)
+class ConfidenceBins:
+    """Samples by rising confidence, in bins of equal numbers.
+
+    Attributes:
+        share: (B,) of all samples in the bin.
+        gap: (B,) distance of mean confidence and accuracy of the bin.
+    """
+
+    share: npt.NDArray[np.float64]
+    gap: npt.NDArray[np.float64]
+
+    @property
+    def rms(self) -> float:
+        """RMS calibration error (Hendrycks et al., ICLR 2019, "Deep anomaly detection with outlier exposure")."""
+        return float(np.sqrt((self.share * self.gap**2).sum()))
+
+    @property
+    def mad(self) -> float:
+        """Mean absolute calibration error."""
+        return float((self.share * self.gap).sum())
+
+    @property
+    def largest(self) -> float:
+        """Largest gap of a bin."""
+        return float(self.gap.max())
+
+
+def confidence_bins(confidence: npt.NDArray[np.float64], correct: BoolArray, size: int = 100) -> ConfidenceBins:
+    """Return bins of `size` samples by rising confidence; the remainder joins the last bin.
+
+    Equally confident samples count with their mean, so that their order does not matter. The code published with
+    ImageNet-A and -R leaves the last bin, the most confident one, out of the sums; here all count.
+    """
+    order = np.argsort(confidence, kind="stable")
+    starts = np.arange(0, max(len(order) // size, 1)) * size
+    counts = np.diff(np.r_[starts, len(order)])
+    ordered = confidence[order]
+    right = robustness._means_of_equals(ordered, correct[order].astype(np.float64)[None], np.ones((1, len(order))))[0]
+    means = [np.add.reduceat(each, starts) / counts for each in (ordered, right)]
+    return ConfidenceBins(counts / len(order), np.abs(means[0] - means[1]))
+
+
 def _constants(case: Case, name: str) -> dict[str, Any]:
     """Return the constants recorded as another case of the topic, beside this case or in another folder of cases."""
     for folder in (case.topic, *(root / case.topic.name for root in roots())):
@@ -153,11 +197,11 @@ def subset(case: Case) -> None:
     if "correct" in expected:
         np.testing.assert_array_equal(correct[clear], expected["correct"][clear].astype(bool))
         correct = expected["correct"].astype(bool)
-    bins = robustness.confidence_bins(confidence, correct, args["bin"])
-    published = robustness.ConfidenceBins(bins.share[:-1], bins.gap[:-1])  # the published code forgets the last bin
+    bins = confidence_bins(confidence, correct, args["bin"])
+    published = ConfidenceBins(bins.share[:-1], bins.gap[:-1])  # the published code forgets the last bin
     found = {
         "accuracy": correct.mean(),
-        "aurra": robustness.response_rate_accuracy(confidence, correct),
+        "aurra": robustness.response_rate_statistic(confidence, correct)(np.ones((1, len(correct))))[0, 0],
         "rms_calibration_error": published.rms,
         "mad_calibration_error": published.mad,
         "max_calibration_error": published.largest if len(published.gap) else 0.0,
@@ -170,7 +214,8 @@ def subset(case: Case) -> None:
 
 def unknown(case: Case) -> None:
     given, expected = case.inputs(), case.expected()
-    found = robustness.unknown_detection(given["in_score"], given["out_score"])
+    known, new = given["in_score"], given["out_score"]
+    found = robustness.detection_statistic(known, new)(np.ones((1, len(known) + len(new))))[0]
     for ours, name in zip(found, ("auroc", "aupr", "fpr95"), strict=True):
         if name in expected:
             _near(ours, expected[name], 1e-9)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from golden_arrays import by_kind, options, series
 from golden_cases import Case
+from helpers.davis import semi_supervised, unsupervised
 from PIL import Image
 
 from sslbench.metrics.dense import video
@@ -45,9 +46,9 @@ def table(case: Case) -> None:
     rows = []
     for name in args["sequences"]:
         if args["task"] == "unsupervised":
-            scores, _ = video.unsupervised(truths[name], predictions[name], most=args["max_n_proposals"])
+            scores = unsupervised(truths[name], predictions[name])
         else:
-            scores = video.semi_supervised(truths[name], predictions[name])
+            scores = semi_supervised(truths[name], predictions[name])
         rows.append(video.object_values(scores))
     values = np.concatenate(rows)
     names = ("J&F-Mean", "J-Mean", "J-Recall", "J-Decay", "F-Mean", "F-Recall", "F-Decay")

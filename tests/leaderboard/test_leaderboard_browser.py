@@ -9,8 +9,7 @@ import subprocess
 import pytest
 from helpers.record_trees import make
 
-from sslbench.leaderboard import Published, table, to_html, with_published
-from sslbench.leaderboard.writers import plots, ranks
+from sslbench.leaderboard import Published, charts, table, to_html, with_published
 from sslbench.results import BenchmarkUsed
 
 CHROMIUM = next(
@@ -142,7 +141,7 @@ def test_a_single_network_is_drawn_beside_its_floors_and_names_break_between_wor
 def test_ranks_are_drawn_for_three_columns(names):
     results = [make(name, 50.0 + i, p) for i, name in enumerate(names) for p in ("knn", "svm", "linear")]
     results += [make(names[-1], 99.0, "lsr")]
-    drawn = ranks.ranks(table(results))
+    drawn = charts.ranks(table(results))
     if len(names) == 1:
         assert drawn is None
         return
@@ -175,23 +174,23 @@ def test_every_number_on_the_page_has_its_details(page):
 
 def test_the_plot_draws_the_numbers_of_the_table():
     results = [make(name, value, floors=FLOORS) for name, value in (("a", 60.0), ("b", 80.0))]
-    (plot,) = plots.plots(table(results))
+    (plot,) = charts.plots(table(results))
     assert [mark.label for mark in plot.marks] == ["b", "a"] and plot.marks[0].leads
     per_point = (plot.marks[0].x - plot.marks[1].x) / 20
     assert plot.marks[0].high - plot.marks[0].low == pytest.approx(5 * per_point, abs=0.3)
     assert [line.label for line in plot.floors] == []
     assert plot.beyond == ("chance 10.00", "resnet50 untrained 30.00"), "far floors do not stretch the axis"
-    near = plots.plots(table([make("a", 40.0, floors=FLOORS), make("b", 80.0, floors=FLOORS)]))[0]
+    near = charts.plots(table([make("a", 40.0, floors=FLOORS), make("b", 80.0, floors=FLOORS)]))[0]
     assert [line.label for line in near.floors] == ["chance 10.00", "resnet50 untrained 30.00"] and not near.beyond
     per_point = (near.marks[0].x - near.marks[1].x) / 40
     assert near.marks[1].x - near.floors[1].x == pytest.approx(10 * per_point, abs=0.3)
-    assert 3 <= len(plot.ticks) <= 8 and all(0 <= tick.x <= plots.WIDTH for tick in plot.ticks)
+    assert 3 <= len(plot.ticks) <= 8 and all(0 <= tick.x <= charts.WIDTH for tick in plot.ticks)
 
 
 @pytest.mark.parametrize("values", [(50.0,), (0.0, 0.0), (99.99, 100.0), (-3.5, 1200.0)])
 def test_a_plot_of_any_numbers_has_ticks_and_stays_inside(values):
     results = [make(f"w{i}", value) for i, value in enumerate(values)]
-    (plot,) = plots.plots(table(results))
+    (plot,) = charts.plots(table(results))
     places = [x for mark in plot.marks for x in (mark.x, mark.low, mark.high)]
-    assert all(0 <= x <= plots.WIDTH for x in places) and 3 <= len(plot.ticks) <= 8
-    assert plots.plots(table([])) == []
+    assert all(0 <= x <= charts.WIDTH for x in places) and 3 <= len(plot.ticks) <= 8
+    assert charts.plots(table([])) == []

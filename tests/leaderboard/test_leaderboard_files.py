@@ -13,7 +13,7 @@ from rich.console import Console
 
 from sslbench.errors import ResultError
 from sslbench.leaderboard import table, to_csv, to_html, to_latex, to_markdown, to_rich
-from sslbench.leaderboard.writers.tables import markdown
+from sslbench.leaderboard.tables import markdown
 from sslbench.results import BenchmarkUsed, MetricValue
 
 FLOORS = {"chance": {"top1": 33.333333}, "untrained": {"top1": 40.0}}

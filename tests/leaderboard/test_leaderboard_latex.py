@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sslbench.errors import ResultError
 from sslbench.leaderboard import Published, table, to_latex, with_published
-from sslbench.leaderboard.writers.latex import escape, latex
+from sslbench.leaderboard.tables import escape, latex
 from sslbench.results import BenchmarkUsed, MetricValue
 
 USED = BenchmarkUsed(name="knn/my_data", version=1, sha256="")

@@ -5,7 +5,7 @@ from helpers.record_trees import IDS, LABELS, labels, make, write
 
 from sslbench.leaderboard import table
 from sslbench.leaderboard.model import value
-from sslbench.leaderboard.writers.tables import markdown
+from sslbench.leaderboard.tables import markdown
 from sslbench.results import BenchmarkUsed, ExcludedImage, MetricValue
 
 

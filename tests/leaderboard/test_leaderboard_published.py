@@ -7,8 +7,8 @@ import pytest
 from helpers.record_trees import make
 
 from sslbench.leaderboard import Published, table, to_csv, with_published
-from sslbench.leaderboard.writers.provenance import how_made
-from sslbench.leaderboard.writers.tables import markdown
+from sslbench.leaderboard.html import how_made
+from sslbench.leaderboard.tables import markdown
 from sslbench.results import BenchmarkUsed
 
 OURS = BenchmarkUsed(name="linear/imagenet1k", version=3, sha256="")

@@ -16,7 +16,7 @@ from sslbench.errors import ResultError, UsageError
 from sslbench.evaluation.trainings import together
 from sslbench.identity import comparability_key
 from sslbench.leaderboard import table
-from sslbench.leaderboard.headings import data_name, natural, preprocessing_text
+from sslbench.leaderboard.columns import data_name, natural, preprocessing_text
 from sslbench.leaderboard.model import value
 from sslbench.results import BenchmarkUsed, ExcludedImage, MetricValue, records
 
@@ -66,11 +66,7 @@ OTHER = {
     "n train": ({"data__train__n_used": 40}, "[n_train=40]", "[n_train=800]"),
     "skipped": ({"data__unreadable": (ExcludedImage(id="x", path="x", reason="cut"),)}, "[0 skipped]", "[1 skipped]"),
     "metric": ({"headline": "balanced_accuracy"}, "[balanced_accuracy]", "[top1]"),
-    "all of the fingerprint but the start": (
-        {"data__test__fingerprint": "3f2a" * 7 + "0000"},
-        "#",
-        "#",
-    ),
+    "all of the fingerprint but the start": ({"data__test__fingerprint": "3f2a" * 7 + "0000"}, "#", "#"),
 }
 
 

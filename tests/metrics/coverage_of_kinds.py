@@ -15,7 +15,7 @@ from detection_coverage import drawn as detections_of_images
 
 from sslbench.features.array import Features
 from sslbench.metrics import clustering, robustness, spectrum
-from sslbench.metrics.dense import boundary, contours, correspondence, depth, matching, normals, panoptic
+from sslbench.metrics.dense import contours, correspondence, depth, normals, panoptic, segmentation
 from sslbench.metrics.dense.video import TRACK_COLUMNS
 from sslbench.metrics.detection import coco_ap
 from sslbench.metrics.intervals import Units, Values, means
@@ -100,9 +100,9 @@ def maps(rng: Random, n: int, resamples: int) -> Values:
     surplus = rng.poisson(0.3, (n, 6)) * (labelled > 0)
     counts = np.stack([matched * rng.uniform(0.6, 0.9, (n, 1)), matched, surplus, segments - matched], axis=1)
     for measure in (
-        boundary.boundary_measure(outline, units),
+        contours.boundary_measure(outline, units),
         panoptic.panoptic_measure(counts, units),
-        matching.matched_measure(each),
+        segmentation.matched_measure(each),
     ):
         found |= with_intervals(measure, units, 0, resamples)
     return found
@@ -248,10 +248,10 @@ def confidence(rng: Random, n: int, resamples: int) -> Values:
     units, sure = Units.of(n, None), rng.normal(size=n)
     right = rng.random(n) < logistic(0.8 + sure)
     half = n // 2
-    found = robustness.unknown_detection_with_intervals(
+    found = robustness.unknown_detection(
         rng.normal(size=n - half), rng.normal(1.2, 1, half), units, seed=0, resamples=resamples
     )
-    found["aurra"] = robustness.response_rate_accuracy_with_interval(sure, right, units, seed=0, resamples=resamples)
+    found["aurra"] = robustness.response_rate_accuracy(sure, right, units, seed=0, resamples=resamples)
     shifted = rng.random(n) < 0.6
     usual = rng.random(2 * n) < 0.8
     found["effective_robustness"] = robustness.effective_robustness_with_interval(

@@ -104,13 +104,6 @@ def test_points_behind_the_horizon_are_infinite():
     assert correspondence.apply_homography(h, np.array([[0.5, 1.0], [2.0, 1.0]])).tolist() == [[1, 2], [np.inf, np.inf]]
 
 
-def test_geometry_aware_points_need_a_visible_other_one():
-    parts = np.array([0, 0, 0, 1, 1, -1, -1])
-    visible = np.array([True, True, False, True, False, True, True])
-    aware = correspondence.geometry_aware(parts, visible)
-    assert aware.tolist() == [True, True, False, False, False, False, False]
-
-
 def test_swaps_are_misses_that_hit_another_point_of_the_part():
     target = np.array([[0.0, 0], [10, 0], [20, 0], [30, 0]])
     predicted = np.array([[10.0, 0], [10, 0], [30, 0], [99, 0]])

@@ -10,8 +10,8 @@ from faster_coco_eval.core.faster_eval_api import COCOeval_faster
 from test_detection_metrics import RANGES, nanmean, slow_coco
 
 from sslbench.metrics.detection import Detections, Truth, coco_ap, lvis_ap, masks
-from sslbench.metrics.detection.difference import detector_difference
-from sslbench.metrics.detection.federated import Federated
+from sslbench.metrics.detection.average_precision import detector_difference
+from sslbench.metrics.detection.matches import Federated
 
 HEIGHT, WIDTH = 70, 110
 STEPS = 3  # 2 % of the diagonal of 130 pixels

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sslbench.metrics.detection import Detections, Truth, coco_ap, voc_ap
-from sslbench.metrics.detection.difference import detector_difference
+from sslbench.metrics.detection.average_precision import detector_difference
 
 
 def world(n=30, seed=0):

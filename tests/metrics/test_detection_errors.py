@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sslbench.metrics.detection import Detections, Truth, coco_ap
+from sslbench.metrics.detection.average_precision import class_curves, class_scores
 from sslbench.metrics.detection.errors import KINDS, error_analysis
-from sslbench.metrics.detection.per_class import class_curves, class_scores
 
 
 def truth_of(rows, *, images=None, classes="ab", crowd=()):

@@ -10,7 +10,7 @@ from helpers.drawn_poses import NAMES, PERSON, by_pycocotools, drawn
 from sslbench.errors import UsageError
 from sslbench.metrics.detection import Detections, areas_of, keypoint_ap, match_coco, oks
 from sslbench.metrics.detection import curves as precision_recall
-from sslbench.metrics.detection.difference import detector_difference
+from sslbench.metrics.detection.average_precision import detector_difference
 from sslbench.metrics.detection.keypoints import COCO_SIGMAS, Skeleton, labelled, similarity
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sslbench.metrics.detection import THRESHOLDS, Detections, Truth, coco_ap, lvis_ap
-from sslbench.metrics.detection.federated import Federated
 from sslbench.metrics.detection.lvis import MOST
+from sslbench.metrics.detection.matches import Federated
 
 RANGES = {"all": (0, 1e10), "s": (0, 32**2), "m": (32**2, 96**2), "l": (96**2, 1e10)}
 

@@ -12,6 +12,7 @@ import pkgutil
 
 import numpy as np
 import pytest
+from helpers.davis import semi_supervised
 from scipy import stats
 
 import sslbench.metrics
@@ -19,12 +20,10 @@ from sslbench.metrics import catalog, comparisons, retrieval, robustness, spectr
 from sslbench.metrics.catalog import every_metric, find
 from sslbench.metrics.clustering import agreement_with_intervals, silhouette
 from sslbench.metrics.dense import (
-    boundary,
     contours,
     correspondence,
     depth,
     discovery,
-    matching,
     normals,
     panoptic,
     poses,
@@ -32,8 +31,8 @@ from sslbench.metrics.dense import (
     video,
 )
 from sslbench.metrics.detection import Detections, Truth, coco_ap, keypoint_ap, lvis_ap, masks, voc_ap
-from sslbench.metrics.detection.federated import Federated
 from sslbench.metrics.detection.keypoints import Skeleton
+from sslbench.metrics.detection.matches import Federated
 from sslbench.metrics.intervals import Units, means
 from sslbench.metrics.metric import ClassFrequencies
 from sslbench.metrics.retrieval import GroundTruth, ranks_of_positives
@@ -210,14 +209,20 @@ def values_of_confidence(quality, seed):
     """Confidence that tells right from wrong the better, the higher quality is; perfect ones are all right."""
     generator = np.random.default_rng(seed)
     correct = generator.random(100) < quality
-    return {"aurra": robustness.response_rate_accuracy(correct * quality + generator.random(100), correct)}
+    return {
+        "aurra": robustness.response_rate_statistic(correct * quality + generator.random(100), correct)(
+            np.ones((1, 100))
+        )[0, 0]
+    }
 
 
 def values_of_novelty(quality, seed):
     generator = np.random.default_rng(seed)
     known, unknown = generator.normal(size=100), generator.normal(size=60)
     names = (metric.name for metric in robustness.UNKNOWN)
-    return dict(zip(names, robustness.unknown_detection(known, unknown + 20 * quality**2), strict=True))
+    return dict(
+        zip(names, robustness.detection_statistic(known, unknown + 20 * quality**2)(np.ones((1, 160)))[0], strict=True)
+    )
 
 
 def blocks(quality, seed):
@@ -238,8 +243,8 @@ def values_of_label_maps(quality, seed):
 
 
 def values_of_boundaries(quality, seed):
-    counts = [boundary.boundary_counts(p, t, 4, ignore=(), tolerance=1) for p, t in blocks(quality, seed)]
-    measure = boundary.boundary_measure(np.stack(counts), Units.of(10, None))
+    counts = [contours.boundary_counts(p, t, 4, ignore=(), tolerance=1) for p, t in blocks(quality, seed)]
+    measure = contours.boundary_measure(np.stack(counts), Units.of(10, None))
     return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
 
 
@@ -279,8 +284,8 @@ def values_of_matched_maps(quality, seed):
     label = generator.integers(0, CLASSES, 4000)
     cluster = np.where(generator.random(4000) < quality, (label + 1) % CLASSES, generator.integers(0, CLASSES, 4000))
     table = np.bincount(label * CLASSES + cluster, minlength=CLASSES**2).reshape(CLASSES, CLASSES)
-    areas = matching.assigned_areas(table, matching.one_to_one(table, "pixels"))
-    measure = matching.matched_measure(areas[None])
+    areas = segmentation.assigned_areas(table, segmentation.one_to_one(table, "pixels"))
+    measure = segmentation.matched_measure(areas[None])
     return named(measure.metrics, measure.statistic(np.ones((1, 1)))[0])
 
 
@@ -313,9 +318,8 @@ def values_of_tracks(quality, seed):
     truth = np.zeros((10, 40, 40), np.uint8)
     truth[:, 10:30, 10:30] = 1
     found = np.stack([np.roll(frame, round((1 - quality) * 3 * t), axis=1) for t, frame in enumerate(truth)])
-    scores = video.semi_supervised(truth, found, boundary=1)
-    measure = video.tracking_measure(video.object_values(scores))
-    return named(measure.metrics, measure.statistic(np.ones((1, 1)))[0])
+    scores = semi_supervised(truth, found, boundary=1)
+    return named(video.TRACKING, video.object_values(scores)[0])
 
 
 def values_of_poses(quality, seed):

@@ -4,18 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import (
-    average_precision_score,
-    f1_score,
-    precision_recall_fscore_support,
-    roc_auc_score,
-)
+from sklearn.metrics import average_precision_score, f1_score, precision_recall_fscore_support, roc_auc_score
 
-from sslbench.metrics import one_vs_rest, ranking
+from sslbench.metrics import ranking
 from sslbench.metrics.classification import LabelCounts, predicted_classes
+from sslbench.metrics.groups import per_class
 from sslbench.metrics.intervals import Units, resample_counts
-from sslbench.metrics.one_vs_rest import OneVsRest
-from sslbench.metrics.per_class import per_class
+from sslbench.metrics.ranking import OneVsRest
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 
@@ -56,7 +51,7 @@ def test_sparse_sums_and_sorted_passes_count_what_sorting_each_weighting_counts(
     weights = next(resample_counts(Units.of(n, None), 20, seed))
     passes = OneVsRest(classes, scores).means(METRICS, weights)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(one_vs_rest, "_SMALL", 0)
+        patch.setattr(ranking, "_SMALL", 0)
         fast = OneVsRest(classes, scores).means(METRICS, weights)
     np.testing.assert_array_equal(fast, passes)
     total, number = np.zeros((2, 20, len(METRICS)))
@@ -72,11 +67,11 @@ def test_sparse_sums_and_sorted_passes_count_what_sorting_each_weighting_counts(
 def test_small_chunks_give_the_same(monkeypatch):
     classes, scores = sample(60, 7, 1, 0)
     weights = next(resample_counts(Units.of(60, None), 10, 0))
-    monkeypatch.setattr(one_vs_rest, "_SMALL", 0)
+    monkeypatch.setattr(ranking, "_SMALL", 0)
     whole = OneVsRest(classes, scores).means(METRICS, weights)
-    monkeypatch.setattr(one_vs_rest, "_RANKED", 100)
+    monkeypatch.setattr(ranking, "_RANKED", 100)
     np.testing.assert_array_equal(OneVsRest(classes, scores).means(METRICS, weights), whole)
-    monkeypatch.setattr(one_vs_rest, "_SUMS", 200)
+    monkeypatch.setattr(ranking, "_SUMS", 200)
     np.testing.assert_array_equal(OneVsRest(classes, scores).means(METRICS, weights), whole)
 
 

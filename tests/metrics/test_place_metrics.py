@@ -9,7 +9,8 @@ from sklearn.metrics.pairwise import haversine_distances
 
 from sslbench.metrics.catalog import find
 from sslbench.metrics.differences import Predictions, difference
-from sslbench.metrics.geolocation import (
+from sslbench.metrics.intervals import Units
+from sslbench.metrics.regression import (
     ACCURACY,
     EARTH_RADIUS,
     PLACES,
@@ -17,7 +18,6 @@ from sslbench.metrics.geolocation import (
     located_within,
     weighted_medians,
 )
-from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import one_measure, summarise_places
 from sslbench.targets.numbers import Numbers
 

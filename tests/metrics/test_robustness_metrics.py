@@ -27,21 +27,26 @@ def slow_detection(known, unknown):
     return np.mean(pairs), aupr, fpr
 
 
+def detected(known, unknown):
+    """AUROC, AUPR and FPR95 of samples that all count once."""
+    return tuple(robustness.detection_statistic(known, unknown)(np.ones((1, len(known) + len(unknown))))[0])
+
+
 @settings(max_examples=200, deadline=None)
 @given(FEW, FEW)
 def test_detection_of_the_unknown_and_of_the_known_by_every_threshold(known, unknown):
     known, unknown = np.array(known, np.float32), np.array(unknown, np.float32)
-    assert robustness.unknown_detection(known, unknown) == pytest.approx(slow_detection(known, unknown), abs=1e-12)
+    assert detected(known, unknown) == pytest.approx(slow_detection(known, unknown), abs=1e-12)
     # The known as positives (AUPR-In): the same function of the negated scores with the parts exchanged.
-    swapped = robustness.unknown_detection(-unknown, -known)
+    swapped = detected(-unknown, -known)
     assert swapped == pytest.approx(slow_detection(-unknown, -known), abs=1e-12)
-    assert swapped[0] == pytest.approx(robustness.unknown_detection(known, unknown)[0])
+    assert swapped[0] == pytest.approx(detected(known, unknown)[0])
 
 
 def test_fpr95_of_many_samples_is_the_share_of_the_known_above_the_5_percent_quantile_of_the_unknown():
     rng = np.random.default_rng(0)
     known, unknown = rng.normal(0, 1, 20_000), rng.normal(2, 1, 20_000)
-    auroc, _, fpr95 = robustness.unknown_detection(known, unknown)
+    auroc, _, fpr95 = detected(known, unknown)
     assert fpr95 == pytest.approx(np.mean(known >= np.quantile(unknown, 0.05)), abs=1e-4)
     assert auroc == pytest.approx(0.9214, abs=5e-3)  # Phi(2 / sqrt(2))
 
@@ -50,8 +55,8 @@ def test_intervals_hold_the_values_and_shrink_with_the_square_root_of_the_sample
     rng, widths = np.random.default_rng(1), []
     for n in (200, 3200):
         known, unknown = rng.normal(0, 1, n), rng.normal(1, 1, n)
-        found = robustness.unknown_detection_with_intervals(known, unknown, Units.of(2 * n, None), seed=0)
-        for name, value in zip(found, robustness.unknown_detection(known, unknown), strict=True):
+        found = robustness.unknown_detection(known, unknown, Units.of(2 * n, None), seed=0)
+        for name, value in zip(found, detected(known, unknown), strict=True):
             assert found[name][0] == pytest.approx(value) and found[name][1] < value < found[name][2]
         widths.append(found["unknown_auroc"][2] - found["unknown_auroc"][1])
     assert 3 < widths[0] / widths[1] < 5.3

@@ -11,7 +11,7 @@ from scipy.stats import binom
 
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.metrics.geolocation import great_circle_distances, unit_vectors
+from sslbench.metrics.regression import great_circle_distances, unit_vectors
 from sslbench.protocols import geolocation
 from sslbench.protocols.geolocation import Settings
 from sslbench.protocols.geolocation.cells import LEAF_LEVEL, leaf_indices, mean_places, partition

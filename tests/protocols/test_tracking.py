@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from helpers.davis import semi_supervised
 from helpers.targets import ArrayIds, moving_joints, moving_parts, moving_squares
 from torch import nn
 
@@ -13,7 +14,7 @@ from sslbench.backbones.layers import resolve_layers
 from sslbench.data.images import Arrays
 from sslbench.errors import DataError, UsageError
 from sslbench.features.settings import ExtractSettings
-from sslbench.metrics.dense.video import TRACKING, object_values, semi_supervised
+from sslbench.metrics.dense.video import TRACKING, object_values
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols.tracking import PROTOCOL, Settings
 from sslbench.runtime.seeds import seeded

@@ -105,8 +105,7 @@ def test_what_makes_results_incomparable(result, what):
 
 
 @pytest.mark.parametrize(
-    "what",
-    [MEASURED[name] for name in ("weights", "backbone", "code", "layer", "crop", "precision", "dtype", "seed")],
+    "what", [MEASURED[name] for name in ("weights", "backbone", "code", "layer", "crop", "precision", "dtype", "seed")]
 )
 def test_what_is_compared_does_not(result, what):
     assert comparability_key(change(result, **what)) == comparability_key(result)

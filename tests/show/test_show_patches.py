@@ -16,9 +16,8 @@ from sslbench.backbones.load import load_backbone
 from sslbench.cli.main import main
 from sslbench.data.maps.colours import class_colours
 from sslbench.errors import BackboneError
-from sslbench.show.attention import attention_blocks, attention_input, has_attention, of_class_token, unfused
-from sslbench.show.colours import fit_colours, foreground
-from sslbench.show.nearest import grid_points, nearest_patches, similarities, unit_patches
+from sslbench.show.encoded import attention_blocks, attention_input, has_attention, of_class_token, unfused
+from sslbench.show.patches import fit_colours, foreground, grid_points, nearest_patches, similarities, unit_patches
 
 VIT = "timm:vit_tiny_patch16_224,embed_dim=48,depth=2,num_heads=3"
 

@@ -13,9 +13,8 @@ from sslbench.cli.main import main
 from sslbench.metrics.detection import Detections, Truth
 from sslbench.results import records
 from sslbench.show.detection import image_f1
-from sslbench.show.predictions import quality
+from sslbench.show.predictions import image_quality, quality
 from sslbench.show.record import choose
-from sslbench.show.segmentation import image_quality
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.numbers import Numbers

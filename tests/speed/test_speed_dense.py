@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sslbench.metrics.dense import boundary, depth, normals, segmentation
+from sslbench.metrics.dense import contours, depth, normals, segmentation
 from sslbench.solvers import in_context
 
 pytestmark = pytest.mark.speed
@@ -79,7 +79,7 @@ def test_areas_of_the_classes_cost_less_than_decoding_the_maps():
     stacked = np.stack([areas(pair) for pair in pairs])
     once = seconds(lambda x: segmentation.segmentation_values(x.sum(axis=0)), [stacked])
     print(f"mIoU of {MAPS} maps from their areas: {1000 * once:.1f} ms")
-    outlines = seconds(lambda p: boundary.boundary_counts(*p, CLASSES, ignore=(255,), tolerance=7), pairs[:5]) / 5
+    outlines = seconds(lambda p: contours.boundary_counts(*p, CLASSES, ignore=(255,), tolerance=7), pairs[:5]) / 5
     print(f"boundaries: {1000 * outlines:.0f} ms a map")
 
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from sslbench.arrays import FloatArray, Matrix
 from sslbench.metrics.dense.pooling import means
-from sslbench.metrics.geolocation import weighted_medians
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import CORRELATION, LOSS, RATE, Metric
+from sslbench.metrics.regression import weighted_medians
 
 SIGNAL_CORRELATION = Metric(
     name="signal_correlation",

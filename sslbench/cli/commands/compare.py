@@ -110,7 +110,7 @@ def _p(value: float | None) -> str:
 
 
 def _notes(found: "list[Comparison]") -> list[str]:
-    from sslbench.leaderboard.headings import precision_text
+    from sslbench.leaderboard.columns import precision_text
 
     lines = []
     if len(found) > 1:

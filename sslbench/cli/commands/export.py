@@ -50,7 +50,7 @@ def command(
     early.refuse_other_files([weights.weights])
 
     from sslbench import evaluation
-    from sslbench.evaluation.export import export_network
+    from sslbench.evaluation.prediction import export_network
 
     request = evaluation.Request(
         **weights.loading(),

@@ -72,12 +72,12 @@ def command(
     roots = tuple(remote_folder.pull(folder) for folder in folders) or (Path("results"),)
     write_board(roots, files, form=form, metric=metric, published=published, average=average, columns=_names(columns))
     if curves is not None:
-        from sslbench.leaderboard.writers.curves import data_efficiency
+        from sslbench.leaderboard.plots import data_efficiency
 
         data_efficiency(_records(roots)[0], curves, metric=metric)
         echo(f"curves: {curves.resolve()}")
     if layers_path is not None:
-        from sslbench.leaderboard.writers.layers import draw_layers
+        from sslbench.leaderboard.plots import draw_layers
 
         draw_layers(_records(roots)[0], layers_path, metric=metric)
         echo(f"layers: {layers_path.resolve()}")

@@ -15,7 +15,7 @@ def command(kind: str | None) -> None:
     `sslbench list published` lists the published numbers that `sslbench reproduce` measures.
     """
     if kind == "published":
-        from sslbench.leaderboard.published_runs import published_runs
+        from sslbench.leaderboard.published import published_runs
 
         for name in sorted(published_runs()):
             echo(name)

@@ -9,7 +9,7 @@ from sslbench.cli.echo import echo, note
 from sslbench.cli.help import GroupedCommand, hide
 from sslbench.cli.options import LocalPath
 from sslbench.errors import UsageError
-from sslbench.evaluation.class_names import read_class_names
+from sslbench.evaluation.file_classifier import read_class_names
 from sslbench.runtime.folders import refuse_missing_folder
 from sslbench.weights.target import EXPORTS
 

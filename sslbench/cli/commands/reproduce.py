@@ -27,7 +27,7 @@ from sslbench.text import HIDDEN
 if TYPE_CHECKING:
     from sslbench.cli.commands.eval.samples import SamplesPlan
     from sslbench.evaluation import Request, RunSettings
-    from sslbench.leaderboard.published_runs import PublishedRun, Verdict
+    from sslbench.leaderboard.published import PublishedRun, Verdict
     from sslbench.results import Result
     from sslbench.results.reruns import MetricAgain, Rerun
 
@@ -316,7 +316,7 @@ def _measure_published(
 ) -> int:
     """Run the protocol of a published number, print the verdict and return the exit code."""
     from sslbench.cli.commands.eval import samples
-    from sslbench.leaderboard.published_runs import closest_layer, find_published, verdicts
+    from sslbench.leaderboard.published import closest_layer, find_published, verdicts
     from sslbench.library.benchmarks import load_benchmark
 
     run = find_published(name)

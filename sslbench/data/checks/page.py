@@ -8,7 +8,7 @@ from typing import Any
 
 from sslbench.data.checks.findings import Finding
 from sslbench.data.checks.sheets import Thumbnail
-from sslbench.text import without_secrets
+from sslbench.text import html_page
 from sslbench.weights.save import new_file
 
 
@@ -33,15 +33,10 @@ def write_page(
         pictures: part -> class -> pictures.
         unit: name of the counted things.
     """
-    import jinja2
-
-    source = Path(__file__).with_name("page.html.jinja").read_text(encoding="utf-8")
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, finalize=without_secrets
-    )
     names = list(dict.fromkeys(name for column in counts.values() for name in column))
     rows = [(name, [column.get(name, 0) for column in counts.values()]) for name in names]
-    page = environment.from_string(source).render(
+    page = html_page(
+        Path(__file__).with_name("page.html.jinja"),
         title=title,
         unit=unit.capitalize(),
         about=about,

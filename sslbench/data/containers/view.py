@@ -29,8 +29,8 @@ from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.text_rows import TextRows, write_texts
 from sslbench.errors import DataError
-from sslbench.metrics.detection.federated import Federated, Frequency
 from sslbench.metrics.detection.keypoints import Skeleton
+from sslbench.metrics.detection.matches import Federated, Frequency
 
 LARGE = 16 << 20
 """Smallest manifest that is cached, in bytes; parsing a smaller one takes less than a second."""

@@ -17,8 +17,8 @@ from sslbench.data.objects.rows import no_objects as no_objects
 from sslbench.errors import DataError
 from sslbench.metrics.detection import Truth
 from sslbench.metrics.detection import masks as rle
-from sslbench.metrics.detection.federated import Federated
 from sslbench.metrics.detection.keypoints import Skeleton, labelled
+from sslbench.metrics.detection.matches import Federated
 from sslbench.targets.images import Images
 
 

@@ -14,8 +14,7 @@ SPair-71k (12,234 pairs) 400 kB of hits. DAVIS 2017 val (30 videos of 480 x 854,
 about 30 s in all. Saliency 2 kB and 15 ms a map.
 """
 
-from sslbench.metrics.dense.boundary import BOUNDARY_F
-from sslbench.metrics.dense.contours import CONTOURS
+from sslbench.metrics.dense.contours import BOUNDARY_F, CONTOURS
 from sslbench.metrics.dense.correspondence import (
     MATCH_AUC,
     MATCH_RECALL,
@@ -26,11 +25,10 @@ from sslbench.metrics.dense.correspondence import (
 )
 from sslbench.metrics.dense.depth import DEPTH
 from sslbench.metrics.dense.discovery import DISCOVERY, SALIENCY
-from sslbench.metrics.dense.matching import MATCHED
 from sslbench.metrics.dense.normals import NORMALS
 from sslbench.metrics.dense.panoptic import PANOPTIC
 from sslbench.metrics.dense.poses import POSE_PCK
-from sslbench.metrics.dense.segmentation import SEGMENTATION
+from sslbench.metrics.dense.segmentation import MATCHED, SEGMENTATION
 from sslbench.metrics.dense.video import TRACKING
 
 __all__ = [

@@ -4,20 +4,25 @@ Martin, Fowlkes and Malik, 2004 ("Learning to detect natural image boundaries");
 """
 
 import dataclasses
+import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import FloatArray
+from sslbench.arrays import BoolArray, FloatArray, IntArray
+from sslbench.metrics.dense.pooling import Absent, mean_over_classes, pooled, quotient
+from sslbench.metrics.dense.segmentation import counted_pixels
+from sslbench.metrics.intervals import Units
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import RATE, Metric
 
 BOUNDARY_ODS = Metric(
-    name="boundary_ods",
-    title="F of the boundaries at the best threshold of the data set",
-    unit="%",
-    direction=1,
-    bounds=RATE,
+    "boundary_ods",
+    "F of the boundaries at the best threshold of the data set",
+    "%",
+    1,
+    RATE,
     needs="contours",
     labels=("boundaries",),
 )
@@ -42,6 +47,7 @@ _AROUND = ((-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1))
 """Steps to the neighbours of a pixel, clockwise from the north."""
 
 Pixels = npt.NDArray[np.bool_]
+BOUNDARY_F = Metric("boundary_F", "F-score of the boundaries, mean over classes", "%", 1, RATE, needs="boundaries")
 
 
 def matched_pixels(found: Pixels, truth: Pixels, *, tolerance: float = TOLERANCE) -> tuple[Pixels, Pixels]:
@@ -53,11 +59,6 @@ def matched_pixels(found: Pixels, truth: Pixels, *, tolerance: float = TOLERANCE
     >>> line = np.eye(3, dtype=bool)
     >>> [int(part.sum()) for part in matched_pixels(line, line)]
     [3, 3]
-
-    Args:
-        found: thinned boundaries of a prediction.
-        truth: boundaries by one annotator.
-        tolerance: largest distance of a pair as a share of the diagonal.
     """
     from scipy import sparse
     from scipy.spatial import cKDTree
@@ -128,10 +129,8 @@ def contour_counts(
     Columns: matched pixels of the annotators, pixels of the annotators, matched pixels of the prediction, its pixels.
     A pixel of the prediction is right if it has a partner at any annotator; the annotators' pixels are summed.
 
-    Args:
-        probability: (H, W), of a boundary; thresholded, then thinned to lines of one pixel.
-        annotations: (A, H, W), one map for each annotator, of lines of one pixel.
-        tolerance: see `matched_pixels`.
+    `probability`: (H, W), of a boundary; thresholded, then thinned to lines of one pixel; `annotations`: (A, H, W), one
+    map for each annotator, of lines of one pixel.
     """
     counts = np.zeros((len(THRESHOLDS), 4))
     size = -1
@@ -162,12 +161,11 @@ def contour_measure(rows: FloatArray) -> Measure:
     every threshold as a point of the curve, linear in between, and 0 below the lowest recall, where a perfect detector
     with a background above 0 has half the value or less.
 
+    `rows`: (N, 396), the flattened counts of each image, see `contour_counts`.
+
     >>> perfect = np.tile([5.0, 5.0, 5.0, 5.0], 99)[None]
     >>> contour_measure(perfect).statistic(np.ones((1, 1))).tolist()
     [[1.0, 1.0, 1.0]]
-
-    Args:
-        rows: (N, 396), the flattened counts of each image, see `contour_counts`.
     """
     counts = rows.reshape(len(rows), len(THRESHOLDS), 4)
     best = len(THRESHOLDS) - 1 - _f(counts)[:, ::-1].argmax(axis=1)
@@ -202,3 +200,108 @@ def _quotient(part: FloatArray, whole: FloatArray) -> FloatArray:
 def _f(counts: FloatArray) -> FloatArray:
     recall, precision = _recall_precision(counts)
     return _quotient(2 * recall * precision, recall + precision)
+
+
+def tolerance_pixels(height: int, width: int, share: float = 0.0075) -> int:
+    """Return a tolerance in pixels, at least 1: a share of the image's diagonal, rounded up.
+
+    >>> tolerance_pixels(512, 683)
+    7
+    """
+    return max(1, math.ceil(share * math.hypot(height, width)))
+
+
+def boundary_counts(
+    prediction: npt.NDArray[np.integer],
+    label: npt.NDArray[np.integer],
+    n_classes: int,
+    *,
+    ignore: Sequence[int],
+    tolerance: int,
+) -> IntArray:
+    """Return the boundary pixels of each class in one image, (4, C).
+
+    A boundary pixel of a class has a pixel of another class to its left, right, above or below, and neither is ignored:
+    edges of ignored regions are no boundaries. Where boundaries themselves are ignored, as in Pascal VOC, little is
+    left to score.
+
+    `prediction`: (H, W), 0 to C - 1; any value where the label is ignored; `label`: (H, W), 0 to C - 1 or an ignored
+    value.
+
+    >>> label = np.array([[0, 0, 0, 1, 1, 1]])
+    >>> boundary_counts(np.array([[0, 0, 1, 1, 1, 1]]), label, 2, ignore=(), tolerance=1).tolist()
+    [[1, 1], [1, 1], [1, 1], [1, 1]]
+    """
+    if prediction.shape != label.shape:
+        raise ValueError(f"a prediction of {prediction.shape} for a label map of {label.shape}")
+    counted = counted_pixels(label, ignore)
+    outlines = [_boundaries(values, counted) for values in (prediction, label)]
+    classes = [values[outline].astype(np.int64) for values, outline in zip((prediction, label), outlines, strict=True)]
+    for name, found in zip(("prediction", "label"), classes, strict=True):
+        if found.size and not 0 <= found.min() <= found.max() < n_classes:
+            wrong = found.max() if found.max() >= n_classes else found.min()
+            raise ValueError(f"{name} {wrong} is none of the {n_classes} classes and is not ignored")
+    agreeing = [
+        _near(outlines[0], classes[0], outlines[1], classes[1], tolerance),
+        _near(outlines[1], classes[1], outlines[0], classes[0], tolerance),
+    ]
+    rows = (classes[0], classes[0][agreeing[0]], classes[1], classes[1][agreeing[1]])
+    return np.stack([np.bincount(row, minlength=n_classes) for row in rows]).astype(np.int64)
+
+
+def boundary_f(counts: npt.NDArray[np.number]) -> FloatArray:
+    """Return the F-score of the boundaries of each class, (..., C) for counts (..., 4, C); NaN without boundaries.
+
+    A class whose boundaries are only predicted, only labelled, or never agree, has 0.
+
+    >>> boundary_f(np.array([[4, 2, 0], [2, 0, 0], [2, 0, 0], [2, 0, 0]])).round(3).tolist()
+    [0.667, 0.0, nan]
+    """
+    predicted, hits, labelled, found = (counts[..., row, :].astype(np.float64) for row in range(4))
+    precision, recall = np.nan_to_num(quotient(hits, predicted)), np.nan_to_num(quotient(found, labelled))
+    score = np.nan_to_num(quotient(2 * precision * recall, precision + recall))
+    return np.where(predicted + labelled > 0, score, np.nan)
+
+
+def boundary_measure(counts: IntArray, units: Units, *, absent: Absent = "omit") -> Measure:
+    """Return the mean F-score over classes of N images, counts (N, 4, C), as a function of the images' weights."""
+    having = (units.having(np.flatnonzero(of_class)) for of_class in counts[:, 2].T)
+
+    def statistic(weights: FloatArray) -> FloatArray:
+        return mean_over_classes(boundary_f(pooled(counts, weights)), absent=absent)[:, None]
+
+    return Measure((BOUNDARY_F,), statistic, class_units=tuple(number for number in having if number))
+
+
+def _boundaries(values: npt.NDArray[np.integer], counted: BoolArray) -> BoolArray:
+    """Return the boundary pixels of all classes, (H, W)."""
+    found = np.zeros(values.shape, dtype=np.bool_)
+    for one, other in (
+        ((slice(None), slice(1, None)), (slice(None), slice(None, -1))),
+        ((slice(1, None), slice(None)), (slice(None, -1), slice(None))),
+    ):
+        differs = (values[one] != values[other]) & counted[one] & counted[other]
+        found[one] |= differs
+        found[other] |= differs
+    return found
+
+
+def _near(
+    outline: BoolArray, classes: IntArray, other_outline: BoolArray, other_classes: IntArray, tolerance: int
+) -> BoolArray:
+    """Return for each boundary pixel whether the other map has one of its class within the tolerance."""
+    width = outline.shape[1] + 2 * tolerance
+    padded = np.full((outline.shape[0] + 2 * tolerance, width), -1, dtype=np.int64)
+    padded[tolerance:-tolerance, tolerance:-tolerance][other_outline] = other_classes
+    rows, columns = np.nonzero(outline)
+    places = (rows + tolerance) * width + columns + tolerance
+    near = np.zeros(len(places), dtype=np.bool_)
+    left = np.arange(len(places))
+    steps = np.arange(-tolerance, tolerance + 1)
+    distance = steps[:, None] ** 2 + steps**2
+    for row, column in np.argwhere(distance <= tolerance**2)[np.argsort(distance[distance <= tolerance**2])]:
+        offset = (row - tolerance) * width + column - tolerance
+        hit = padded.ravel()[places[left] + offset] == classes[left]
+        near[left[hit]] = True
+        left = left[~hit]
+    return near

@@ -25,11 +25,11 @@ PIXELS = (1, 3, 5, 10)
 
 PCK_PER_IMAGE = tuple(
     Metric(
-        name=f"pck_per_image@{alpha}",
-        title=f"Share of keypoints within {alpha} of the box, mean over pairs",
-        unit="%",
-        direction=1,
-        bounds=RATE,
+        f"pck_per_image@{alpha}",
+        f"Share of keypoints within {alpha} of the box, mean over pairs",
+        "%",
+        1,
+        RATE,
         needs="keypoints",
         labels=("points",),
     )
@@ -69,9 +69,7 @@ MATCH_RECALL = tuple(
 )
 MATCH_AUC = tuple(
     dataclasses.replace(
-        MATCH_RECALL[0],
-        name=f"match_auc@{pixels}px",
-        title=f"Area below the recall of matches up to {pixels} pixels",
+        MATCH_RECALL[0], name=f"match_auc@{pixels}px", title=f"Area below the recall of matches up to {pixels} pixels"
     )
     for pixels in PIXELS
 )
@@ -92,12 +90,7 @@ def hits(
 ) -> npt.NDArray[np.bool_]:
     """Return the keypoints of a pair that are found, (K, A).
 
-    Args:
-        predicted: (K, 2) predicted positions in the target image.
-        target: (K, 2) true positions, in the same pixels.
-        side: longer side of the target's box (or image), in these pixels.
-        alphas: A thresholds; a point is right if its distance is at most alpha x side.
-        strict: a distance of exactly alpha x side is a miss, as in probe3d and sd-dino; SPair's authors count it.
+    `predicted`: (K, 2) predicted positions in the target image; `target`: (K, 2) true positions, in the same pixels.
 
     >>> hits([[10, 10], [30, 10]], [[10, 15], [10, 10]], 100.0, (0.05, 0.1)).tolist()
     [[True, True], [False, False]]
@@ -133,12 +126,11 @@ class PairHits:
     def per_image(self, weights: FloatArray) -> FloatArray:
         """Return PCK as the mean over pairs, (R, A).
 
+        `weights`: (R, N) R weightings of the pairs.
+
         >>> pairs = PairHits(np.array([[1], [8]]), np.array([2, 8]), np.array([0, 1]))
         >>> pairs.per_image(np.ones((1, 2))).tolist(), pairs.per_point(np.ones((1, 2))).tolist()
         ([[0.75]], [[0.9]])
-
-        Args:
-            weights: (R, N) R weightings of the pairs.
         """
         return means(_shares(self.found.astype(np.float64), self.points[:, None]), weights)
 
@@ -149,9 +141,7 @@ class PairHits:
     def of_classes(self, weights: FloatArray, average: Literal["image", "point"] = "image") -> FloatArray:
         """Return the PCK of each class, (R, C, A); NaN for a class without a pair.
 
-        Args:
-            weights: (R, N) R weightings of the pairs.
-            average: average within a class: over its pairs, or over its points.
+        `weights`: (R, N) R weightings of the pairs.
         """
         number = int(self.classes.max(initial=-1)) + 1
         function = self.per_image if average == "image" else self.per_point
@@ -173,10 +163,6 @@ def pck_measures(pairs: PairHits, units: Units) -> list[Measure]:
     >>> (per_image, *_) = pck_measures(pairs, units)
     >>> [round(value, 2) for value in with_intervals(per_image, units, 0, 200)["pck_per_image@0.1"]]
     [0.65, 0.58, 0.71]
-
-    Args:
-        pairs: hits at the thresholds `ALPHAS`.
-        units: units of the pairs.
     """
     classes = range(int(pairs.classes.max(initial=-1)) + 1)
     numbers = (units.having(np.flatnonzero((pairs.classes == c) & (pairs.points > 0))) for c in classes)
@@ -198,9 +184,8 @@ def dyadic_errors(influence: FloatArray, images: IntArray) -> FloatArray:
     Gubert 2007; Aronow, Samii and Assenova 2015), at least that of independent pairs, with the factor n / (n - 1) for n
     images.
 
-    Args:
-        influence: (N, M) influence of each pair on the mean: for a mean of values, (value - mean) / N.
-        images: (N, 2) numbers of the two images of each pair; the order does not matter.
+    `influence`: (N, M) influence of each pair on the mean: for a mean of values, (value - mean) / N; `images`: (N, 2)
+    numbers of the two images of each pair; the order does not matter.
 
     >>> apart = dyadic_errors(np.array([[0.1], [-0.1]]), np.array([[0, 1], [2, 3]]))
     >>> shared = dyadic_errors(np.array([[0.1], [0.1], [-0.2]]), np.array([[0, 1], [0, 2], [3, 4]]))
@@ -224,9 +209,7 @@ def pck_with_intervals(pairs: PairHits, images: IntArray) -> Values:
 
     Pairs that share an image are dependent, see `dyadic_errors`; the units of the interval are the images.
 
-    Args:
-        pairs: hits at the thresholds `ALPHAS`.
-        images: (N, 2) numbers of the source and the target image of each pair.
+    `images`: (N, 2) numbers of the source and the target image of each pair.
 
     >>> pairs = PairHits(np.tile([1, 2, 3, 4], (50, 1)), np.full(50, 8), np.zeros(50, int), np.ones(50))
     >>> found = pck_with_intervals(pairs, np.arange(100).reshape(50, 2))
@@ -266,38 +249,13 @@ def pck_with_intervals(pairs: PairHits, images: IntArray) -> Values:
     }
 
 
-def geometry_aware(parts: IntArray, visible: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return the keypoints that geometry alone tells apart, (K,): another of their part is visible in the target.
-
-    A left paw is one where the target shows a right paw as well (Zhang et al., CVPR 2024).
-
-    Args:
-        parts: (K,) number of the semantic part of each keypoint, equal for left and right; negative for none.
-        visible: (K,) keypoints that are visible in the target.
-
-    >>> geometry_aware(np.array([0, 0, 1, -1]), np.array([True, True, True, True])).tolist()
-    [True, True, False, False]
-    """
-    same = (parts[:, None] == parts) & (parts[:, None] >= 0) & visible
-    np.fill_diagonal(same, False)
-    return np.asarray(visible & same.any(axis=1))
-
-
 def swaps(
-    predicted: npt.ArrayLike,
-    target: npt.ArrayLike,
-    parts: IntArray,
-    visible: npt.NDArray[np.bool_],
-    limit: float,
+    predicted: npt.ArrayLike, target: npt.ArrayLike, parts: IntArray, visible: npt.NDArray[np.bool_], limit: float
 ) -> npt.NDArray[np.bool_]:
     """Return the visible keypoints that are missed and whose prediction hits another one of the same part, (K,).
 
-    Args:
-        predicted: (K, 2) predicted positions.
-        target: (K, 2) true positions.
-        parts: (K,) number of the semantic part of each keypoint; negative for none.
-        visible: (K,) keypoints that are visible in the target.
-        limit: largest distance of a hit, in the unit of the positions.
+    `predicted`: (K, 2) predicted positions; `target`: (K, 2) true positions; `parts`: (K,) number of the semantic part
+    of each keypoint; negative for none; `visible`: (K,) keypoints that are visible in the target.
 
     >>> ears = np.array([[0.0, 0.0], [10.0, 0.0]])
     >>> swaps(ears[::-1], ears, np.array([3, 3]), np.array([True, True]), 1.0).tolist()
@@ -321,9 +279,8 @@ class MatchErrors:
     def __init__(self, errors: FloatArray, pairs: IntArray) -> None:
         """Sort the errors.
 
-        Args:
-            errors: (M,) distance of each match from its true position; inf for a match without one.
-            pairs: (M,) number of the pair of each match, from 0 on.
+        `errors`: (M,) distance of each match from its true position; inf for a match without one; `pairs`: (M,) number
+        of the pair of each match, from 0 on.
         """
         order = np.argsort(errors, kind="stable")
         self._errors, self._pairs = errors[order], pairs[order]
@@ -331,9 +288,7 @@ class MatchErrors:
     def recall(self, weights: FloatArray, limits: tuple[float, ...] = PIXELS) -> FloatArray:
         """Return the share of matches with an error of at most each limit, (R, L); NaN without matches.
 
-        Args:
-            weights: (R, N) R weightings of the pairs.
-            limits: L limits, in the unit of the errors.
+        `weights`: (R, N) R weightings of the pairs.
         """
         each = weights[:, self._pairs]
         total = np.concatenate([np.zeros((len(each), 1)), np.cumsum(each, axis=1)], axis=1)
@@ -361,8 +316,7 @@ class MatchErrors:
 def recall_measure(rows: npt.NDArray[np.floating]) -> Measure:
     """Return the recall of matches as a function of the weights of the pairs.
 
-    Args:
-        rows: (N, L + 1), columns `MATCH_COLUMNS`.
+    `rows`: (N, L + 1), columns `MATCH_COLUMNS`.
     """
     each = rows.astype(np.float64)
     return Measure(MATCH_RECALL, lambda weights: _shares(pooled(each[:, :-1], weights), pooled(each[:, -1:], weights)))

@@ -23,15 +23,7 @@ Averaging = Literal["images", "pixels"]
 THRESHOLD = 1.25
 """Ratio of prediction and truth below which a pixel counts for d1; its square for d2, its cube for d3."""
 
-D1 = Metric(
-    name="d1",
-    title="Pixels within a factor of 1.25",
-    unit="%",
-    direction=1,
-    bounds=RATE,
-    needs="depth_maps",
-    labels=("depth",),
-)
+D1 = Metric("d1", "Pixels within a factor of 1.25", "%", 1, RATE, needs="depth_maps", labels=("depth",))
 D2 = dataclasses.replace(D1, name="d2", title="Pixels within a factor of 1.25^2")
 D3 = dataclasses.replace(D1, name="d3", title="Pixels within a factor of 1.25^3")
 ABS_REL = dataclasses.replace(D1, name="abs_rel", title="Absolute error, relative to depth", direction=-1, bounds=LOSS)
@@ -72,14 +64,6 @@ def crop_region(crop: Crop, height: int, width: int) -> tuple[slice, slice]:
     The fractions of `garg` and `eigen` are taken of the map that is given. BTS gives the full image of KITTI, the
     toolbox of AdaBins, BinsFormer and DINOv2 the benchmark crop (`kitti_benchmark_crop`); the scores differ.
 
-    Args:
-        crop: 'garg' or 'eigen' (KITTI), 'nyu' (Eigen's crop of NYUv2), or 'none' for the whole map.
-        height: of the map.
-        width: of the map.
-
-    Raises:
-        ValueError: 'nyu' for a map that is not 480 x 640.
-
     >>> crop_region("garg", 352, 1216)
     (slice(143, 349, None), slice(43, 1172, None))
     """
@@ -96,9 +80,6 @@ def crop_region(crop: Crop, height: int, width: int) -> tuple[slice, slice]:
 def kitti_benchmark_crop(height: int, width: int) -> tuple[slice, slice]:
     """Return rows and columns of KITTI's benchmark crop: 352 x 1216 at the lower edge, centred.
 
-    Raises:
-        ValueError: the image is smaller.
-
     >>> kitti_benchmark_crop(375, 1242)
     (slice(23, 375, None), slice(13, 1229, None))
     """
@@ -112,11 +93,7 @@ def kitti_benchmark_crop(height: int, width: int) -> tuple[slice, slice]:
 def valid_depth(target: Matrix, *, low: float, high: float, crop: Crop = "none") -> BoolArray:
     """Return True for the pixels (H, W) inside the crop whose depth is between two bounds, exclusively.
 
-    Args:
-        target: (H, W), true depths; pixels without a measurement have 0, NaN or infinity.
-        low: lower bound, 0.001 m for NYU and KITTI.
-        high: upper bound, 10 m for NYU, 80 m for KITTI.
-        crop: see `crop_region`.
+    `target`: (H, W), true depths; pixels without a measurement have 0, NaN or infinity.
     """
     valid = np.zeros(target.shape, dtype=np.bool_)
     region = crop_region(crop, *target.shape)
@@ -131,17 +108,8 @@ def align_depth(
 
     Aligned and metric scores are not comparable.
 
-    Args:
-        prediction: (H, W).
-        target: (H, W).
-        valid: (H, W), the pixels to fit.
-        alignment: 'median': ratio of the medians; 'scale', 'scale_shift': least squares; 'none': 1 and 0.
-        negative: allow a negative scale, as MiDaS, DINOv3 and probe3d do: a map with near and far exchanged then scores
-            nearly as well as the right one. Else the best scale of at least 0 is returned.
-
-    Returns:
-        Scale and shift; of several equally good ones (a constant prediction) those of least norm. NaN without a valid
-        pixel.
+    `prediction`: (H, W); `target`: (H, W); `valid`: (H, W), the pixels to fit; returns scale and shift; of several
+    equally good ones (a constant prediction) those of least norm. NaN without a valid pixel.
 
     >>> align_depth(np.array([[1.0, 2.0]]), np.array([[5.0, 7.0]]), np.ones((1, 2), bool), "median")
     (4.0, 0.0)
@@ -170,14 +138,8 @@ def depth_sums(prediction: Matrix, target: Matrix, valid: BoolArray) -> FloatArr
     The functions: below 1.25, 1.25^2 and 1.25^3; relative, squared relative, squared and absolute error; ln error, its
     absolute value and its square.
 
-    Args:
-        prediction: (H, W), depths; clip them to the range of the data set after resizing (DINOv2 clips before).
-        target: (H, W), true depths.
-        valid: (H, W), the pixels to score.
-
-    Raises:
-        ValueError: a valid pixel has a prediction or a truth that is not positive and finite. (The references then give
-            NaN, or count a negative prediction as right.)
+    `prediction`: (H, W), depths; clip them to the range of the data set after resizing (DINOv2 clips before); `target`:
+    (H, W), true depths; `valid`: (H, W), the pixels to score.
     """
     found, true = prediction[valid].astype(np.float64), target[valid].astype(np.float64)
     for name, depths in (("predicted", found), ("true", true)):
@@ -199,13 +161,8 @@ def depth_row(
 ) -> FloatArray:
     """Return the sums of one image in the order of `COLUMNS`, those of other alignments 0.
 
-    Args:
-        prediction: (H, W), depths, clipped here to the range, also after alignment.
-        target: (H, W), true depths.
-        valid: (H, W), the pixels to score.
-        low: smallest depth.
-        high: largest depth.
-        alignment: 'median' or 'scale_shift', in addition to the depths as they are; 'none'.
+    `prediction`: (H, W), depths, clipped here to the range, also after alignment; `target`: (H, W), true depths;
+    `valid`: (H, W), the pixels to score.
 
     >>> true = np.array([[2.0, 4.0]])
     >>> row = depth_row(2 * true, true, true > 0, low=0.1, high=10.0, alignment="median")
@@ -252,11 +209,7 @@ def depth_values(sums: FloatArray) -> FloatArray:
 def depth_measure(sums: FloatArray, units: Units, averaging: Averaging) -> Measure:
     """Return the metrics of N images as functions of the weights of the images, for `summary.with_intervals`.
 
-    Args:
-        sums: (N, 11), see `depth_sums`.
-        units: units of the images.
-        averaging: 'images': means of the images' values, as published; images without a valid pixel are left out
-            (probe3d counts them as 0). 'pixels': values of all pixels together.
+    `sums`: (N, 11), see `depth_sums`.
 
     >>> sums = np.stack([depth_sums(np.full((1, 1), p), np.ones((1, 1)), np.ones((1, 1), bool)) for p in (1.0, 3.0)])
     >>> measure = depth_measure(sums, Units.of(2, None), "images")

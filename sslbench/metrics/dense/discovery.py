@@ -24,11 +24,11 @@ THRESHOLDS = np.arange(255) / 255
 """Thresholds at which a saliency map is cut for the maximal F; a pixel is salient above them."""
 
 CORLOC = Metric(
-    name="corloc",
-    title="CorLoc: share of images whose box overlaps an object by half",
-    unit="%",
-    direction=1,
-    bounds=RATE,
+    "corloc",
+    "CorLoc: share of images whose box overlaps an object by half",
+    "%",
+    1,
+    RATE,
     needs="discoveries",
     labels=("boxes",),
 )
@@ -36,11 +36,7 @@ BOX_IOU = dataclasses.replace(CORLOC, name="discovery_box_iou", title="IoU with 
 MASK_IOU = dataclasses.replace(CORLOC, name="discovery_mask_iou", title="IoU with the best mask, mean over images")
 DISCOVERY = (CORLOC, BOX_IOU, MASK_IOU)
 SALIENCY_IOU = dataclasses.replace(
-    CORLOC,
-    name="saliency_iou",
-    title="IoU of the salient region, mean over images",
-    needs="saliency",
-    labels=("mask",),
+    CORLOC, name="saliency_iou", title="IoU of the salient region, mean over images", needs="saliency", labels=("mask",)
 )
 SALIENCY_ACCURACY = dataclasses.replace(
     SALIENCY_IOU, name="saliency_accuracy", title="Pixel accuracy of the salient region, mean over images"
@@ -49,14 +45,15 @@ SALIENCY_MAX_F = dataclasses.replace(
     SALIENCY_IOU, name="saliency_max_f", title="F of saliency, mean over images, at the best threshold"
 )
 SALIENCY = (SALIENCY_IOU, SALIENCY_ACCURACY, SALIENCY_MAX_F)
+DISCOVERY_COLUMNS = tuple(metric.name for metric in DISCOVERY)
+SALIENCY_COLUMNS = (SALIENCY_IOU.name, SALIENCY_ACCURACY.name, *(f"f at {k}/255" for k in range(len(THRESHOLDS))))
+"""Names of the values of one image that records keep."""
 
 
 def overlaps(box: npt.ArrayLike, boxes: npt.ArrayLike) -> FloatArray:
     """Return the IoU of a box with each of G others, (G,); boxes without area have 0.
 
-    Args:
-        box: left, upper, right and lower end; the pixel at the right and lower end is not part of the box.
-        boxes: (G, 4), likewise. Of Pascal VOC's inclusive 1-based corners, the left and upper end are less by 1.
+    `boxes`: (G, 4), likewise. Of Pascal VOC's inclusive 1-based corners, the left and upper end are less by 1.
 
     >>> overlaps([0, 0, 10, 10], [[5, 0, 15, 10], [0, 0, 10, 10]]).round(3).tolist()
     [0.333, 1.0]
@@ -74,10 +71,8 @@ def is_located(box: npt.ArrayLike | None, boxes: npt.ArrayLike, overlap: float =
 
     CorLoc is the mean over the images that have an object.
 
-    Args:
-        box: the discovered box; None if there is none, which is a miss.
-        boxes: (G, 4) boxes of all objects; see `overlaps`.
-        overlap: least IoU.
+    `box`: the discovered box; None if there is none, which is a miss; `boxes`: (G, 4) boxes of all objects; see
+    `overlaps`.
 
     >>> is_located([0, 0, 10, 10], [[0, 0, 10, 20]]), is_located(None, [[0, 0, 10, 20]])
     (1.0, 0.0)
@@ -102,14 +97,11 @@ def mask_iou(found: Mask, objects: npt.NDArray[np.bool_]) -> float:
 def discovery_row(box: npt.ArrayLike | None, found: Mask, boxes: npt.ArrayLike, objects: Mask | None) -> FloatArray:
     """Return the values (3,) of `DISCOVERY` of one image with objects.
 
+    `box`: the discovered box; None if there is none; `found`: its region (H, W); `boxes`: (G, 4) boxes of the objects;
+    see `overlaps`; `objects`: (G, H, W) masks of the objects; None where they are not known.
+
     >>> discovery_row([0, 0, 2, 1], np.array([[True, True]]), [[0, 0, 2, 1]], None).tolist()
     [1.0, 1.0, nan]
-
-    Args:
-        box: the discovered box; None if there is none.
-        found: its region (H, W).
-        boxes: (G, 4) boxes of the objects; see `overlaps`.
-        objects: (G, H, W) masks of the objects; None where they are not known.
     """
     best = 0.0 if box is None else float(overlaps(box, boxes).max())
     masks = float("nan") if objects is None else mask_iou(found, objects)
@@ -119,11 +111,10 @@ def discovery_row(box: npt.ArrayLike | None, found: Mask, boxes: npt.ArrayLike, 
 def discovery_measures(values: FloatArray) -> list[Measure]:
     """Return the metrics `DISCOVERY` as means over N images; that of masks only where some are known.
 
+    `values`: (N, 3), see `discovery_row`.
+
     >>> [measure.names for measure in discovery_measures(np.array([[1.0, 0.6, np.nan], [0.0, 0.2, np.nan]]))]
     [('corloc',), ('discovery_box_iou',)]
-
-    Args:
-        values: (N, 3), see `discovery_row`.
     """
     found = [
         Measure((CORLOC,), lambda weights: means(values[:, :1], weights), per_sample=values[:, :1], binary=True),
@@ -132,11 +123,6 @@ def discovery_measures(values: FloatArray) -> list[Measure]:
     if not np.isnan(values[:, 2]).all():
         found.append(Measure((MASK_IOU,), lambda weights: means(values[:, 2:], weights)))
     return found
-
-
-DISCOVERY_COLUMNS = tuple(metric.name for metric in DISCOVERY)
-SALIENCY_COLUMNS = (SALIENCY_IOU.name, SALIENCY_ACCURACY.name, *(f"f at {k}/255" for k in range(len(THRESHOLDS))))
-"""Names of the values of one image that records keep."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,9 +151,7 @@ def saliency_values(saliency: npt.NDArray[np.floating], truth: Mask) -> Saliency
     The precision of an empty prediction is 1, the recall of an empty region is 1, and where both are 0 so is F. Two
     empty regions have an IoU of 1.
 
-    Args:
-        saliency: (H, W) from 0 to 1.
-        truth: (H, W) salient region.
+    `saliency`: (H, W) from 0 to 1; `truth`: (H, W) salient region.
 
     >>> saliency_values(np.array([[0.9, 0.2]]), np.array([[True, True]])).iou
     0.5
@@ -190,9 +174,7 @@ def saliency_values(saliency: npt.NDArray[np.floating], truth: Mask) -> Saliency
 def max_f(weights: FloatArray, f: FloatArray) -> FloatArray:
     """Return the largest of the means over images of F at each threshold, (R, 1).
 
-    Args:
-        weights: (R, N) R weightings of the images.
-        f: (N, 255) F of each image, see `saliency_values`.
+    `weights`: (R, N) R weightings of the images; `f`: (N, 255) F of each image, see `saliency_values`.
 
     >>> max_f(np.ones((1, 2)), np.array([[0.2, 0.9], [0.8, 0.5]])).tolist()
     [[0.7]]
@@ -203,12 +185,11 @@ def max_f(weights: FloatArray, f: FloatArray) -> FloatArray:
 def saliency_measures(values: FloatArray) -> list[Measure]:
     """Return the metrics `SALIENCY` of N maps.
 
+    `values`: (N, 257), see `SaliencyValues.row`.
+
     >>> row = saliency_values(np.array([[0.9, 0.2]]), np.array([[True, True]])).row
     >>> [round(float(each.statistic(np.ones((1, 1)))[0, -1]), 3) for each in saliency_measures(row[None])]
     [0.5, 1.0]
-
-    Args:
-        values: (N, 257), see `SaliencyValues.row`.
     """
     each, f = values[:, :2], values[:, 2:]
     return [

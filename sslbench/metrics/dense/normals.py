@@ -25,23 +25,17 @@ BINS = 18_000
 """Bins of the histogram, 0.01 degrees each."""
 
 ANGLE_MEAN = Metric(
-    name="angle_mean",
-    title="Angular error, mean",
-    unit="degrees",
-    direction=-1,
-    bounds=(0.0, 180.0),
-    needs="normals",
-    labels=("normals",),
+    "angle_mean", "Angular error, mean", "degrees", -1, (0.0, 180.0), needs="normals", labels=("normals",)
 )
 ANGLE_MEDIAN = dataclasses.replace(ANGLE_MEAN, name="angle_median", title="Angular error, median")
 ANGLE_RMSE = dataclasses.replace(ANGLE_MEAN, name="angle_rmse", title="Angular error, root mean square")
 ANGLE_BELOW = tuple(
     Metric(
-        name=f"angle@{limit:g}",
-        title=f"Pixels with an angular error below {limit:g} degrees",
-        unit="%",
-        direction=1,
-        bounds=RATE,
+        f"angle@{limit:g}",
+        f"Pixels with an angular error below {limit:g} degrees",
+        "%",
+        1,
+        RATE,
         needs="normals",
         labels=("normals",),
     )
@@ -66,14 +60,7 @@ def angular_errors(prediction: Matrix, target: Matrix, valid: BoolArray) -> Floa
 
     Vectors of any length are compared by direction; both must be in one frame (data sets differ in axes and signs).
 
-    Args:
-        prediction: (3, H, W).
-        target: (3, H, W).
-        valid: (H, W), the pixels to score.
-
-    Raises:
-        ValueError: a valid pixel has a vector that is zero or not finite. (The references count a zero vector as 90
-            degrees.)
+    `prediction`: (3, H, W); `target`: (3, H, W); `valid`: (H, W), the pixels to score.
 
     >>> up, tilted = np.array([0.0, 0.0, 1.0]), np.array([0.0, 1.0, 1.0])
     >>> angular_errors(tilted[:, None, None], up[:, None, None], np.ones((1, 1), bool)).round(6).tolist()
@@ -92,8 +79,7 @@ def angular_errors(prediction: Matrix, target: Matrix, valid: BoolArray) -> Floa
 def angle_sums(angles: FloatArray) -> FloatArray:
     """Return the sums of one image (9,): pixels, angles, squared angles, pixels below each of `BELOW`; and the median.
 
-    Args:
-        angles: (P,), in degrees.
+    `angles`: (P,), in degrees.
 
     >>> angle_sums(np.array([4.0, 8.0])).tolist()
     [2.0, 12.0, 80.0, 1.0, 1.0, 2.0, 2.0, 2.0, 6.0]
@@ -166,12 +152,9 @@ def histogram_median(counts: FloatArray) -> FloatArray:
 def normal_measure(sums: FloatArray, histograms: npt.NDArray[np.int32], units: Units, averaging: Averaging) -> Measure:
     """Return the metrics of N images as functions of the weights of the images, for `summary.with_intervals`.
 
-    Args:
-        sums: (N, 9), see `angle_sums`.
-        histograms: (N, bins), see `angle_histogram`.
-        units: units of the images.
-        averaging: 'pixels': values of all pixels together, their median to 0.01 degrees. 'images': means of the images'
-            values; images without a valid pixel are left out (probe3d counts them as 0).
+    `sums`: (N, 9), see `angle_sums`; `histograms`: (N, bins), see `angle_histogram`; `averaging`: 'pixels': values of
+    all pixels together, their median to 0.01 degrees. 'images': means of the images' values; images without a valid
+    pixel are left out (probe3d counts them as 0).
     """
     if averaging == "images":
         values = normal_values(sums[:, :-1], sums[:, -1])

@@ -15,14 +15,7 @@ from sslbench.metrics.intervals import Units
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import RATE, Metric
 
-PANOPTIC_QUALITY = Metric(
-    name="PQ",
-    title="Panoptic quality, mean over classes",
-    unit="%",
-    direction=1,
-    bounds=RATE,
-    needs="segments",
-)
+PANOPTIC_QUALITY = Metric("PQ", "Panoptic quality, mean over classes", "%", 1, RATE, needs="segments")
 SEGMENTATION_QUALITY = dataclasses.replace(
     PANOPTIC_QUALITY, name="SQ", title="IoU of matched segments, mean over classes"
 )
@@ -53,10 +46,9 @@ def segments_of(
 ) -> Segments:
     """Return the segments of a map of classes: one per instance of a thing, one per class of stuff.
 
-    Args:
-        semantic: (H, W), 0 to C - 1; negative: void.
-        instances: (H, W), a number per instance, 0 for pixels of none; None: no thing is told from another.
-        things: (C,), True for classes with instances. Pixels of a thing without an instance are one segment.
+    `semantic`: (H, W), 0 to C - 1; negative: void; `instances`: (H, W), a number per instance, 0 for pixels of none;
+    None: no thing is told from another; `things`: (C,), True for classes with instances. Pixels of a thing without an
+    instance are one segment.
 
     >>> segments = segments_of(np.array([[0, 0, 1, -1]]), np.array([[1, 2, 3, 0]]), np.array([True, False]))
     >>> segments.map.tolist(), segments.classes.tolist()
@@ -80,14 +72,6 @@ def panoptic_counts(prediction: Segments, label: Segments, n_classes: int) -> Fl
     out of the union. An unmatched prediction with more than half of its pixels on void or on crowds of its class does
     not count (panopticapi looks at one crowd per class alone). Areas are those of the maps: panopticapi believes the
     areas in its JSON file, which are wrong once maps were resized.
-
-    Args:
-        prediction: predicted segments; none is a crowd.
-        label: labelled segments. One without a pixel in the map is missed.
-        n_classes: C.
-
-    Raises:
-        ValueError: the sizes differ, a map has an id that is not listed, or a predicted segment has no pixel.
     """
     if prediction.map.shape != label.map.shape:
         raise ValueError(f"predicted segments of {prediction.map.shape} for a label map of {label.map.shape}")
@@ -133,10 +117,8 @@ def panoptic_quality(counts: FloatArray) -> FloatArray:
 def panoptic_values(counts: FloatArray, classes: BoolArray | None = None) -> FloatArray:
     """Return the means of PQ, SQ and RQ over the classes that have segments, (..., 3), in the order of `PANOPTIC`.
 
-    Args:
-        counts: (..., 4, C), see `panoptic_counts`.
-        classes: (C,), True for the classes to average, for instance those of things; None for all. NaN if none of them
-            has segments, where panopticapi divides by 0.
+    `classes`: (C,), True for the classes to average, for instance those of things; None for all. NaN if none of them
+    has segments, where panopticapi divides by 0.
     """
     values = panoptic_quality(counts)
     return mean_over_classes(values if classes is None else values[..., classes])

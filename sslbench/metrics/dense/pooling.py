@@ -26,9 +26,7 @@ def quotient(numerator: FloatArray, denominator: npt.NDArray[np.number]) -> Floa
 def mean_over_classes(values: FloatArray, *, absent: Absent = "omit") -> FloatArray:
     """Return the means over the classes of values (..., C), NaN for absent classes; NaN if all are absent.
 
-    Args:
-        values: values per class.
-        absent: treatment of NaN; 'zero' is the rule of Hummingbird's and many clustering codes.
+    `absent`: treatment of NaN; 'zero' is the rule of Hummingbird's and many clustering codes.
 
     >>> values = np.array([0.5, np.nan])
     >>> float(mean_over_classes(values)), float(mean_over_classes(values, absent="zero"))

@@ -20,11 +20,11 @@ SIZE = 0.6
 """Size of a person as a share of the diagonal of the box around the joints."""
 POSE_PCK = tuple(
     Metric(
-        name=f"pose_pck@{alpha}",
-        title=f"Share of frames with a joint within {alpha} of the person's size, mean over joints",
-        unit="%",
-        direction=1,
-        bounds=RATE,
+        f"pose_pck@{alpha}",
+        f"Share of frames with a joint within {alpha} of the person's size, mean over joints",
+        "%",
+        1,
+        RATE,
         needs="poses",
         labels=("poses",),
     )
@@ -37,9 +37,8 @@ COUNTS = (*(f"frames within {alpha}" for alpha in ALPHAS), "frames")
 def person_sizes(joints: FloatArray, counted: BoolArray) -> FloatArray:
     """Return the size of the person in each frame, (T,): 0.6 x the diagonal of the box around its joints.
 
-    Args:
-        joints: (T, J, 2) true positions.
-        counted: (T, J) joints that the box contains; a frame without any has the size 0.
+    `joints`: (T, J, 2) true positions; `counted`: (T, J) joints that the box contains; a frame without any has the size
+    0.
 
     >>> person_sizes(np.array([[[0.0, 0.0], [30.0, 40.0]]]), np.ones((1, 2), bool)).tolist()
     [30.0]
@@ -54,10 +53,9 @@ def person_sizes(joints: FloatArray, counted: BoolArray) -> FloatArray:
 def joint_counts(predicted: FloatArray, joints: FloatArray, counted: BoolArray) -> IntArray:
     """Return the number of frames of a clip with each joint within each threshold, and in all, (3, J).
 
-    Args:
-        predicted: (T, J, 2) predicted positions in the scored frames; NaN for a joint that is nowhere, a miss.
-        joints: (T, J, 2) true positions in the same pixels.
-        counted: (T, J) joints that are scored, and whose box is the size of the person.
+    `predicted`: (T, J, 2) predicted positions in the scored frames; NaN for a joint that is nowhere, a miss; `joints`:
+    (T, J, 2) true positions in the same pixels; `counted`: (T, J) joints that are scored, and whose box is the size of
+    the person.
 
     >>> true = np.array([[[0.0, 0.0], [30.0, 40.0]]])
     >>> joint_counts(true + [[3.0, 0.0], [4.0, 0.0]], true, np.ones((1, 2), bool)).tolist()
@@ -83,9 +81,7 @@ def pck(counts: npt.NDArray[np.number]) -> FloatArray:
 def pose_measure(counts: IntArray, units: Units) -> Measure:
     """Return PCK as the mean over joints, as a function of the weights of the clips.
 
-    Args:
-        counts: (N, 3, J), see `joint_counts`.
-        units: units of the clips.
+    `counts`: (N, 3, J), see `joint_counts`.
 
     >>> counts = np.array([[[1, 4], [2, 4], [4, 4]], [[3, 0], [4, 0], [4, 0]]])
     >>> pose_measure(counts, Units.of(2, None)).statistic(np.ones((1, 2))).tolist()

@@ -7,6 +7,7 @@ own. Of ADE20K's 2,000 maps with 150 classes they take 7 MB.
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,39 +19,31 @@ from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import RATE, Metric
 
 MIOU = Metric(
-    name="mIoU",
-    title="Intersection over union, mean over classes",
-    unit="%",
-    direction=1,
-    bounds=RATE,
-    labels=("map", "parts"),
-    needs="label_maps",
+    "mIoU", "Intersection over union, mean over classes", "%", 1, RATE, labels=("map", "parts"), needs="label_maps"
 )
 PIXEL_ACCURACY = dataclasses.replace(MIOU, name="aAcc", title="Pixel accuracy")
 CLASS_ACCURACY = dataclasses.replace(MIOU, name="mAcc", title="Pixel accuracy of each class, mean over classes")
 MEAN_F_SCORE = dataclasses.replace(MIOU, name="mFscore", title="F-score (Dice) of the pixels, mean over classes")
 SEGMENTATION = (MIOU, PIXEL_ACCURACY, CLASS_ACCURACY, MEAN_F_SCORE)
 """Metrics in the order of `segmentation_values`."""
-
-
-def reduce_zero_label(label: npt.NDArray[np.integer], *, ignore: int) -> npt.NDArray[np.int32]:
-    """Return the labels of a map whose value 0 is ignored and whose classes are numbered from 1 (ADE20K), from 0 on.
-
-    Args:
-        label: labels of any shape; 0 and `ignore` are ignored pixels.
-        ignore: value of ignored pixels before and after.
-
-    Raises:
-        ValueError: a class would get the value of ignored pixels.
-
-    >>> reduce_zero_label(np.array([0, 1, 150, 255]), ignore=255).tolist()
-    [255, 0, 149, 255]
-    """
-    values = label.astype(np.int32)
-    unlabelled = (values == 0) | (values == ignore)
-    if (values[~unlabelled] == ignore + 1).any():
-        raise ValueError(f"label {ignore + 1} would become {ignore}, the value of ignored pixels")
-    return np.asarray(np.where(unlabelled, np.int32(ignore), values - 1))
+AREAS = ("intersection", "prediction", "label")
+"""Areas of each class in an image, in the order of the rows of `class_areas`."""
+MATCHED_MIOU = dataclasses.replace(
+    MIOU,
+    name="matched_mIoU",
+    title="Intersection over union, mean over classes, after one-to-one assignment of the predicted classes",
+    needs="matched_maps",
+)
+MATCHED_ACCURACY = dataclasses.replace(
+    PIXEL_ACCURACY,
+    name="matched_aAcc",
+    title="Pixel accuracy after one-to-one assignment of the predicted classes",
+    needs="matched_maps",
+)
+MATCHED = (MATCHED_MIOU, MATCHED_ACCURACY)
+"""Metrics in the order of `matched_values`."""
+UNASSIGNED = -1
+"""Class of a cluster that stands for none: its pixels are wrong wherever they lie."""
 
 
 def counted_pixels(label: npt.NDArray[np.integer], ignore: Sequence[int]) -> BoolArray:
@@ -71,15 +64,9 @@ def confusion_matrix(
 ) -> IntArray:
     """Return the number of pixels of each pair of label and prediction, (C, P).
 
-    Args:
-        prediction: (H, W), 0 to P - 1; any value where the label is ignored.
-        label: (H, W), 0 to C - 1 or an ignored value.
-        n_classes: C.
-        ignore: labels of pixels that do not count, for instance (255,); () if all count.
-        n_predicted: P, the number of predicted classes or clusters; C if None.
-
-    Raises:
-        ValueError: the shapes differ, or a counted pixel has a label or a prediction outside the classes.
+    `prediction`: (H, W), 0 to P - 1; any value where the label is ignored; `label`: (H, W), 0 to C - 1 or an ignored
+    value; `ignore`: labels of pixels that do not count, for instance (255,); () if all count; `n_predicted`: P, the
+    number of predicted classes or clusters; C if None.
 
     >>> confusion_matrix(np.array([[0, 1]]), np.array([[1, 1]]), 2, ignore=(255,)).tolist()
     [[0, 0], [1, 1]]
@@ -102,10 +89,6 @@ def confusion_matrix(
     pairs = np.multiply(labels, columns, dtype=np.intp) + predictions
     counts = np.bincount(pairs, weights=lengths, minlength=n_classes * columns)
     return counts.reshape(n_classes, columns).astype(np.int64)
-
-
-AREAS = ("intersection", "prediction", "label")
-"""Areas of each class in an image, in the order of the rows of `class_areas`."""
 
 
 def class_areas(
@@ -140,15 +123,6 @@ def class_accuracy(areas: npt.NDArray[np.number]) -> FloatArray:
     """
     both, _, labelled = _parts(areas)
     return quotient(both, labelled)
-
-
-def precision(areas: npt.NDArray[np.number]) -> FloatArray:
-    """Return the share of the pixels predicted as each class that are of that class, (..., C).
-
-    NaN for a class that was not predicted.
-    """
-    both, predicted, _ = _parts(areas)
-    return quotient(both, predicted)
 
 
 def f_score(areas: npt.NDArray[np.number], *, beta: float = 1.0) -> FloatArray:
@@ -188,10 +162,7 @@ def segmentation_values(areas: npt.NDArray[np.number], *, absent: Absent = "omit
 def segmentation_measures(areas: IntArray, units: Units, *, absent: Absent = "omit") -> list[Measure]:
     """Return the metrics of N images as functions of the weights of the images, for `summary.with_intervals`.
 
-    Args:
-        areas: (N, 3, C), see `class_areas`.
-        units: units of the images.
-        absent: see `Absent`.
+    `areas`: (N, 3, C), see `class_areas`.
 
     >>> from sslbench.metrics.summary import with_intervals
     >>> maps = np.random.default_rng(0).integers(0, 2, (20, 8, 8))
@@ -219,3 +190,60 @@ def segmentation_measures(areas: IntArray, units: Units, *, absent: Absent = "om
 def _parts(areas: npt.NDArray[np.number]) -> tuple[FloatArray, FloatArray, FloatArray]:
     both, predicted, labelled = (areas[..., row, :].astype(np.float64) for row in range(3))
     return both, predicted, labelled
+
+
+def one_to_one(table: IntArray, by: Literal["pixels", "iou"]) -> IntArray:
+    """Return the class of each cluster, (P,), so that the sum of common pixels or of IoUs is largest (Hungarian).
+
+    Of more clusters than classes, P - C are `UNASSIGNED`. STEGO never counts clusters beyond the number of classes;
+    Hummingbird takes those that are left over for class 0.
+
+    `table`: (C, P) pixels of each class and cluster.
+
+    >>> one_to_one(np.array([[1, 5, 4], [8, 0, 0]]), "pixels").tolist()
+    [1, 0, -1]
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    classes, clusters = linear_sum_assignment(table if by == "pixels" else _ious(table), maximize=True)
+    assigned = np.full(table.shape[1], UNASSIGNED, np.int64)
+    assigned[clusters] = classes
+    return assigned
+
+
+def assigned_areas(table: IntArray, assigned: IntArray) -> IntArray:
+    """Return the pixels of intersection, prediction and label of each class, (..., 3, C).
+
+    `assigned`: (P,) class of each cluster, or `UNASSIGNED`.
+
+    >>> assigned_areas(np.array([[1, 5, 4], [8, 0, 0]]), np.array([1, 0, -1])).tolist()
+    [[5, 8], [5, 9], [10, 8]]
+    """
+    by_class = np.zeros((*table.shape[:-1], table.shape[-2]), np.int64)  # true class, assigned class
+    for cluster, c in enumerate(assigned.tolist()):
+        if c != UNASSIGNED:
+            by_class[..., c] += table[..., cluster]
+    return np.stack([by_class.diagonal(axis1=-2, axis2=-1), by_class.sum(axis=-2), table.sum(axis=-1)], axis=-2)
+
+
+def matched_values(weights: FloatArray, areas: IntArray, *, absent: Absent = "omit") -> FloatArray:
+    """Return the values (R, 2) of the metrics `MATCHED`.
+
+    `weights`: (R, N) R weightings of the images; `areas`: (N, 3, C) areas of each image, see `assigned_areas`.
+
+    >>> areas = assigned_areas(np.array([[[5, 1], [0, 4]]]), np.array([0, 1]))
+    >>> matched_values(np.ones((1, 1)), areas).round(3).tolist()
+    [[0.817, 0.9]]
+    """
+    return segmentation_values(pooled(areas, weights), absent=absent)[:, : len(MATCHED)]
+
+
+def matched_measure(areas: IntArray, *, absent: Absent = "omit") -> Measure:
+    """Return the metrics `MATCHED` of N images as a function of the weights of the images; see `matched_values`."""
+    return Measure(MATCHED, lambda weights: matched_values(weights, areas, absent=absent))
+
+
+def _ious(table: IntArray) -> FloatArray:
+    """Return the IoU of every class with every cluster, (C, P); 0 where both are empty."""
+    union = table.sum(axis=1, keepdims=True) + table.sum(axis=0) - table
+    return np.asarray(np.divide(table, union, out=np.zeros(table.shape), where=union > 0))

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
-from sslbench.metrics.dense.pooling import means, quotient
+from sslbench.metrics.dense.pooling import quotient
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import CORRELATION, RATE, Metric
 
@@ -24,13 +24,7 @@ BOUNDARY = 0.008
 _QUARTERS = 4
 
 J_MEAN = Metric(
-    name="j_mean",
-    title="Region similarity J, mean over frames and objects",
-    unit="%",
-    direction=1,
-    bounds=RATE,
-    needs="tracks",
-    labels=("tracks",),
+    "j_mean", "Region similarity J, mean over frames and objects", "%", 1, RATE, needs="tracks", labels=("tracks",)
 )
 J_RECALL = dataclasses.replace(J_MEAN, name="j_recall", title="Share of frames with J above .5, mean over objects")
 J_DECAY = dataclasses.replace(
@@ -80,87 +74,15 @@ def boundary_measure(truth: Mask, found: Mask, *, boundary: float = BOUNDARY) ->
 
     A pixel is right if the other boundary has one within the tolerance.
 
-    Args:
-        truth: (H, W) mask.
-        found: (H, W) mask.
-        boundary: tolerance as a share of the image diagonal, or from 1 on in pixels; rounded up.
+    `truth`: (H, W) mask; `found`: (H, W) mask.
 
     >>> mask = np.zeros((20, 20), bool)
     >>> mask[5:15, 5:15] = True
     >>> boundary_measure(mask, np.roll(mask, 1, axis=1), boundary=1)
     1.0
     """
-    radius = _radius(truth.shape, boundary)
+    radius = math.ceil(boundary if boundary >= 1 else boundary * math.hypot(*truth.shape))
     return _boundary_measure(_Boundary.of(truth, radius), _Boundary.of(found, radius))
-
-
-def semi_supervised(
-    truth: Ids, found: Ids, *, boundary: float = BOUNDARY, void: int = 255, ends: bool = False
-) -> VideoScores:
-    """Return J and F of the objects whose masks the tracker was given in the first frame.
-
-    The objects are those of the ids in the first true frame, which may have gaps. An object without a pixel in another
-    frame has an empty mask there.
-
-    Args:
-        truth: (T, H, W) object ids per frame, 0 for background.
-        found: (T, H, W) predicted object ids.
-        boundary: see `boundary_measure`.
-        void: id of unlabelled pixels, which count as background.
-        ends: score the first and the last frame too, which DAVIS leaves out.
-
-    Raises:
-        ValueError: shapes that differ, or predicted ids beyond those of the objects.
-    """
-    objects = _objects(truth, found, void)
-    number = len(objects)
-    if (other := np.setdiff1d(found, [0, *objects])).size:
-        raise ValueError(f"the prediction has object {other.max()}, and the first frame has {number} objects")
-    frames = range(len(truth)) if ends else range(1, len(truth) - 1)
-    pairs = [(k, k) for k in range(number)]
-    scores = np.zeros((2, number, len(frames)))
-    for column, t in enumerate(frames):
-        masks = _masks(truth[t], objects), _masks(found[t], objects)
-        scores[:, :, column] = _of_frame(*masks, pairs, _radius(truth.shape[1:], boundary))
-    return VideoScores(*scores)
-
-
-def unsupervised(
-    truth: Ids, found: Ids, *, boundary: float = BOUNDARY, void: int = 255, most: int = 20
-) -> tuple[VideoScores, npt.NDArray[np.int64]]:
-    """Return J and F of the objects with the proposals that are assigned to them.
-
-    Objects and proposals are assigned one to one so that the sum of the means of J and F over all frames is largest
-    (Caelles et al. 2019). An object without a proposal is scored against empty masks. Void pixels are left out.
-
-    Args:
-        truth: (T, H, W) object ids per frame, 0 for background.
-        found: (T, H, W) ids of proposals, 0 for none.
-        boundary: see `boundary_measure`.
-        void: id of unlabelled pixels.
-        most: largest number of proposals.
-
-    Returns:
-        The scores, and (K,) the id of the proposal of each object.
-
-    Raises:
-        ValueError: shapes that differ, or more proposals than allowed.
-    """
-    from scipy.optimize import linear_sum_assignment
-
-    objects, proposals = _objects(truth, found, void), objects_in(found)
-    if len(proposals) > most:
-        raise ValueError(f"{len(proposals)} proposals; at most {most} are allowed")
-    largest, absent = int(found.max(initial=0)), max(0, len(objects) - len(proposals))
-    proposals = np.append(proposals, largest + 1 + np.arange(absent))  # empty masks
-    pairs = [(k, p) for k in range(len(objects)) for p in range(len(proposals))]
-    scores = np.zeros((2, len(pairs), len(truth)))
-    for t, (true, own) in enumerate(zip(truth, found, strict=True)):
-        masks = _masks(true, objects), _masks(np.where(true == void, 0, own), proposals)
-        scores[:, :, t] = _of_frame(*masks, pairs, _radius(true.shape, boundary))
-    of_pairs = scores.reshape(2, len(objects), len(proposals), len(truth))
-    rows, chosen = linear_sum_assignment(-of_pairs.mean(axis=(0, 3)))
-    return VideoScores(*of_pairs[:, rows, chosen]), proposals[chosen]
 
 
 def objects_in(ids: Ids) -> npt.NDArray[np.int64]:
@@ -173,20 +95,18 @@ def objects_in(ids: Ids) -> npt.NDArray[np.int64]:
 
 
 def frame_scores(truth: Ids, found: Ids, objects: npt.NDArray[np.int64], *, boundary: float = BOUNDARY) -> FloatArray:
-    """Return J and F (2, K) of the objects in one frame; concatenated over frames they are those of `semi_supervised`.
+    """Return J and F (2, K) of the objects in one frame.
 
-    Args:
-        truth: (H, W) object ids; others than those of the objects count as background.
-        found: (H, W) predicted object ids.
-        objects: (K,) ids in the first frame, see `objects_in`.
-        boundary: see `boundary_measure`.
+    `truth`: (H, W) object ids; others than those of the objects count as background; `found`: (H, W) predicted object
+    ids; `objects`: (K,) ids in the first frame, see `objects_in`.
 
     >>> mask = np.array([[0, 1, 1], [0, 7, 7]])
     >>> frame_scores(mask, mask, objects_in(mask)).tolist()
     [[1.0, 1.0], [1.0, 1.0]]
     """
-    pairs = [(k, k) for k in range(len(objects))]
-    return _of_frame(_masks(truth, objects), _masks(found, objects), pairs, _radius(truth.shape, boundary))
+    masks = [(truth == k, found == k) for k in objects]
+    j = [region_similarity(*pair) for pair in masks]
+    return np.array([j, [boundary_measure(*pair, boundary=boundary) for pair in masks]])
 
 
 def object_values(scores: VideoScores) -> FloatArray:
@@ -201,20 +121,10 @@ def object_values(scores: VideoScores) -> FloatArray:
     return np.column_stack([(j[:, 0] + f[:, 0]) / 2, j, f])
 
 
-def tracking_measure(values: FloatArray) -> Measure:
-    """Return the metrics `TRACKING` as means over objects; the units of an interval are the videos.
-
-    Args:
-        values: (K, 7) values of the objects of all videos, see `object_values`.
-    """
-    return Measure(TRACKING, lambda weights: means(values, weights))
-
-
 def measure_of_videos(rows: npt.NDArray[np.floating]) -> Measure:
     """Return the metrics `TRACKING` as means over objects, as a function of the weights of the videos.
 
-    Args:
-        rows: (N, 8), columns `TRACK_COLUMNS`.
+    `rows`: (N, 8), columns `TRACK_COLUMNS`.
 
     >>> rows = np.array([[1.0] + [0.5] * 7, [3.0] + [2.7] * 7])
     >>> measure_of_videos(rows).statistic(np.ones((1, 2))).round(3).tolist()[0][:2]
@@ -235,26 +145,6 @@ def _statistics(values: FloatArray) -> FloatArray:
     edges = np.round(np.linspace(1, frames, _QUARTERS + 1) + 1e-10).astype(int) - 1
     first, last = values[:, edges[0] : edges[1] + 1], values[:, edges[-2] : edges[-1] + 1]
     return np.column_stack([values.mean(axis=1), (values > 0.5).mean(axis=1), first.mean(axis=1) - last.mean(axis=1)])
-
-
-def _objects(truth: Ids, found: Ids, void: int) -> npt.NDArray[np.int64]:
-    if truth.shape != found.shape or truth.ndim != 3:
-        raise ValueError(f"true ids of shape {truth.shape} and predicted ones of {found.shape}: both are (T, H, W)")
-    objects = objects_in(truth[:1])
-    known: npt.NDArray[np.int64] = objects[objects != void]
-    return known
-
-
-def _masks(ids: Ids, objects: npt.NDArray[np.int64]) -> list[Mask]:
-    return [ids == k for k in objects]
-
-
-def _of_frame(truth: list[Mask], found: list[Mask], pairs: list[tuple[int, int]], radius: int) -> FloatArray:
-    """Return J and F (2, number of pairs) of pairs of a true and a predicted mask."""
-    drawn = [[_Boundary.of(mask, radius) for mask in masks] for masks in (truth, found)]
-    j = [region_similarity(truth[k], found[p]) for k, p in pairs]
-    f = [_boundary_measure(drawn[0][k], drawn[1][p]) for k, p in pairs]
-    return np.array([j, f])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,7 +184,3 @@ def _boundary_measure(truth: _Boundary, found: _Boundary) -> float:
     precision = np.count_nonzero(found.line & truth.reach) / found.length
     recall = np.count_nonzero(truth.line & found.reach) / truth.length
     return float(2 * precision * recall / (precision + recall)) if precision + recall else 0.0
-
-
-def _radius(shape: tuple[int, ...], boundary: float) -> int:
-    return math.ceil(boundary if boundary >= 1 else boundary * math.hypot(*shape))

@@ -75,8 +75,7 @@ _LVIS_TITLES = {
 }
 
 BOX_METRICS = tuple(
-    Metric(name=name, title=title, unit="%", direction=1, bounds=RATE, needs="boxes")
-    for name, title in (_COCO_TITLES | _LVIS_TITLES).items()
+    Metric(name, title, "%", 1, RATE, needs="boxes") for name, title in (_COCO_TITLES | _LVIS_TITLES).items()
 )
 MASK_METRICS = tuple(
     dataclasses.replace(metric, name=f"mask_{metric.name}", title=f"{metric.title}, of masks", needs="masks")
@@ -93,7 +92,7 @@ BOUNDARY_METRICS = tuple(
 """Metrics of masks whose boundaries have to overlap too (Cheng et al. 2021); records name them so."""
 
 KEYPOINT_METRICS = tuple(
-    Metric(name=f"{prefix}{name}", title=title + end, unit="%", direction=1, bounds=RATE, needs="skeletons")
+    Metric(f"{prefix}{name}", title + end, "%", 1, RATE, needs="skeletons")
     for prefix, end in (("keypoint_", ""), ("uniform_keypoint_", ", of one sigma for all keypoints"))
     for name, title in oks.TITLES.items()
 )
@@ -132,13 +131,7 @@ def voc_ap(
     their order to an unstable sort, so that with many ties its number differs between machines. A class without a
     counted object is left out of the means (here Detectron2 counts 0); on VOC itself there is none.
 
-    Args:
-        truth: labelled objects; difficult ones are not counted, and neither are detections of them.
-        detections: detected objects.
-        metric: '11-point' (VOC 2007) or 'area' (VOC 2010 and later).
-        as_text: round scores to 3 decimals and boxes to 1, as VOC's result files do; the reference needs it.
-        seed: seed of the bootstrap.
-        resamples: number of bootstrap resamples; 0 leaves the intervals NaN.
+    `resamples`: number of bootstrap resamples; 0 leaves the intervals NaN.
 
     >>> zeros = np.zeros(1, np.int64)
     >>> box, no = np.array([[0.0, 0.0, 9.0, 9.0]]), np.zeros(1, np.bool_)
@@ -175,16 +168,7 @@ def coco_ap(
     the same and faster), except that difficult objects, which COCO does not have, are left out together with their
     detections.
 
-    Args:
-        truth: labelled objects, with masks if they are scored.
-        detections: detected objects, with masks if they are scored. The 100 of highest score of a class on an image
-            count.
-        kind: regions whose overlap is measured; 'boundaries': the smaller overlap of masks and of their boundaries.
-        seed: seed of the bootstrap.
-        resamples: number of bootstrap resamples; 0 leaves the intervals NaN.
-
-    Raises:
-        ValueError: masks are to be scored and are missing.
+    `resamples`: number of bootstrap resamples; 0 leaves the intervals NaN.
 
     >>> zeros = np.zeros(1, np.int64)
     >>> box, no = np.array([[0.0, 0.0, 9.0, 9.0]]), np.zeros(1, np.bool_)
@@ -218,19 +202,11 @@ def lvis_ap(
 ) -> DetectionScores:
     """Return the metrics of LVIS: AP, AP50, AP75, APs, APm, APl, APr, APc, APf, AR300; see `lvis`.
 
-    Args:
-        truth: labelled objects with `federated`, and masks if they are scored.
-        detections: detected objects, with masks if they are scored. The 300 of highest score of an image count.
-        kind: regions whose overlap is measured; 'boundaries': the smaller overlap of masks and of their boundaries.
-        seed: seed of the bootstrap.
-        resamples: number of bootstrap resamples; 0 leaves the intervals NaN.
-
-    Raises:
-        ValueError: nothing says which classes were looked for, or masks are to be scored and are missing.
+    `resamples`: number of bootstrap resamples; 0 leaves the intervals NaN.
 
     >>> zeros = np.zeros(1, np.int64)
     >>> box, no = np.array([[0.0, 0.0, 9.0, 9.0]]), np.zeros(1, np.bool_)
-    >>> from sslbench.metrics.detection.federated import Federated
+    >>> from sslbench.metrics.detection.matches import Federated
     >>> no_pairs = np.zeros((0, 2), np.int64)
     >>> looked_for = Federated(no_pairs, no_pairs, ("r",))
     >>> truth = Truth(1, ("cat",), zeros, box, zeros, no, no, np.array([81.0]), federated=looked_for)
@@ -261,14 +237,7 @@ def keypoint_ap(truth: Truth, detections: Detections, *, seed: int = 0, resample
     not have, are left out together with their detections. Whether a detection that matches nothing is medium or large
     depends on its box, as for results with `bbox` in pycocotools.
 
-    Args:
-        truth: labelled objects with keypoints and their sigmas.
-        detections: detected objects with keypoints.
-        seed: seed of the bootstrap.
-        resamples: number of bootstrap resamples; 0 leaves the intervals NaN.
-
-    Raises:
-        ValueError: there are no keypoints or sigmas.
+    `resamples`: number of bootstrap resamples; 0 leaves the intervals NaN.
 
     >>> from sslbench.metrics.detection.keypoints import Skeleton
     >>> zeros = np.zeros(1, np.int64)

@@ -11,11 +11,7 @@ from sslbench.metrics.detection.matches import Detections, Truth, corner_and_siz
 _OUT_OF_RANGE = 1e11  # pixels, above every area range: COCO leaves such an object and its detections out
 
 
-_TYPES: dict[str, Literal["bbox", "segm", "keypoints"]] = {
-    "boxes": "bbox",
-    "masks": "segm",
-    "keypoints": "keypoints",
-}
+_TYPES: dict[str, Literal["bbox", "segm", "keypoints"]] = {"boxes": "bbox", "masks": "segm", "keypoints": "keypoints"}
 
 
 def evaluate(truth: Truth, detections: Detections, areas: FloatArray, *, kind: str) -> tuple[FloatArray, FloatArray]:
@@ -24,11 +20,7 @@ def evaluate(truth: Truth, detections: Detections, areas: FloatArray, *, kind: s
     The last axis is the number of detections per image, 1, 10 and 100; areas are all, small, medium and large. Of
     keypoints it is 20 alone, and areas are all, medium and large.
 
-    Args:
-        truth: labelled objects; difficult ones are left out by an area beyond every range.
-        detections: detected objects.
-        areas: (n,), area of each detection in pixels.
-        kind: 'boxes', 'masks' or 'keypoints'.
+    `areas`: (n,), area of each detection in pixels.
     """
     from faster_coco_eval.core.coco import COCO
     from faster_coco_eval.core.faster_eval_api import COCOeval_faster

@@ -51,10 +51,7 @@ def _curve(matches: ClassMatches, area: int, threshold: int) -> PrecisionRecallC
 def average_precision(curve: PrecisionRecallCurve, weights: FloatArray, rule: Rule) -> FloatArray:
     """Return the average precisions (R,); NaN where there are no objects.
 
-    Args:
-        curve: curve of one class.
-        weights: (N, R), weight of each image, in whole numbers.
-        rule: `eleven_points`, `area_below` or `coco_points`.
+    `weights`: (N, R), weight of each image, in whole numbers.
     """
     total, size = curve.objects @ weights, weights.shape[1]
     values = np.zeros(size)
@@ -119,12 +116,7 @@ def recall(
 
     NaN without objects.
 
-    Args:
-        matches: matches of one class.
-        area: position of the area range.
-        most: number of detections per image.
-        weights: (N, R), weight of each image.
-        thresholds: positions of those that count.
+    `weights`: (N, R), weight of each image.
     """
     total = matches.objects[area] @ weights
     at_thresholds = matches.hits[area, thresholds]

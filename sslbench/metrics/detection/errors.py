@@ -52,11 +52,7 @@ def error_analysis(truth: Truth, found: Detections, *, seed: int = 0, resamples:
     The costs are those of the package tidecv, except that classes without an object do not enter the mean (there a
     class with detections alone counts as 0), and that the 100 best detections of a class on an image count, as in AP50.
 
-    Args:
-        truth: labelled objects.
-        found: detections.
-        seed: seed of the bootstrap over images.
-        resamples: number of its resamples; 0 leaves the intervals NaN.
+    `resamples`: number of its resamples; 0 leaves the intervals NaN.
 
     >>> zeros, ones = np.zeros(2, np.int64), np.ones(2, np.int64)
     >>> boxes, no = np.array([[0.0, 0, 9, 9], [20, 20, 30, 30]]), np.zeros(2, np.bool_)
@@ -198,9 +194,8 @@ def _best(found: Detections, rows: IntArray) -> IntArray:
 def _kind(alike: FloatArray, others: FloatArray) -> tuple[str, int]:
     """Return the kind of a wrong detection, and the object that it would find if it were mended; -1 for none.
 
-    Args:
-        alike: (g,), overlap with the counted objects of its class, 0 for those of others.
-        others: (g,), overlap with those of other classes.
+    `alike`: (g,), overlap with the counted objects of its class, 0 for those of others; `others`: (g,), overlap with
+    those of other classes.
     """
     nearest, other = int(alike.argmax()), int(others.argmax())
     if _BACKGROUND <= alike[nearest] <= _POSITIVE:

@@ -17,27 +17,18 @@ import numpy.typing as npt
 
 from sslbench.errors import ResultError
 from sslbench.metrics.detection import masks as rle
-from sslbench.metrics.detection.federated import FREQUENCIES, Federated
 from sslbench.metrics.detection.keypoints import Skeleton
 from sslbench.metrics.detection.masks import text
-from sslbench.metrics.detection.matches import Detections, Truth, corner_and_size
+from sslbench.metrics.detection.matches import FREQUENCIES, Detections, Federated, Truth, corner_and_size
 from sslbench.paths import not_written, temporary_beside
+
+_COLUMNS = ("images", "boxes", "labels", "crowd", "difficult", "areas")
 
 
 def write_results(
     path: Path, detections: Detections, image_numbers: Sequence[int], class_numbers: Sequence[int]
 ) -> None:
-    """Write the file that pycocotools' `loadRes` reads; it appears when it is complete.
-
-    Args:
-        path: path of the file; its folder is created.
-        detections: detected objects, in the order of the file.
-        image_numbers: the manifest's id of each image.
-        class_numbers: the manifest's id of each class.
-
-    Raises:
-        ResultError: the file cannot be written.
-    """
+    """Write the file that pycocotools' `loadRes` reads; it appears when it is complete."""
     boxes = corner_and_size(detections.boxes).tolist()
     rows: list[dict[str, Any]] = [
         {
@@ -67,14 +58,7 @@ def read_results(
 ) -> Detections:
     """Return the detections of a file of `write_results`, as they were written.
 
-    Args:
-        path: path of the file.
-        image_numbers: the manifest's id of each image.
-        class_numbers: the manifest's id of each class.
-        sizes: (N, 2), height and width of each image, for masks.
-
-    Raises:
-        ResultError: the file is missing or damaged, or names other images or classes.
+    `sizes`: (N, 2), height and width of each image, for masks.
     """
     images = {number: i for i, number in enumerate(image_numbers)}
     classes = {number: i for i, number in enumerate(class_numbers)}
@@ -139,15 +123,8 @@ class TestObjects:
     sizes: npt.NDArray[np.int64]
 
 
-_COLUMNS = ("images", "boxes", "labels", "crowd", "difficult", "areas")
-
-
 def write_objects(path: Path, objects: TestObjects) -> None:
-    """Write the objects of a test part as .npz; the file appears when it is complete.
-
-    Raises:
-        ResultError: the file cannot be written.
-    """
+    """Write the objects of a test part as .npz; the file appears when it is complete."""
     truth = objects.truth
     arrays: dict[str, Any] = {name: getattr(truth, name) for name in _COLUMNS}
     arrays |= {"ids": np.asarray(objects.ids, np.str_), "classes": np.asarray(truth.classes, np.str_)}
@@ -185,11 +162,7 @@ def _skeleton(arrays: np.lib.npyio.NpzFile) -> Skeleton:
 
 
 def read_objects(path: Path) -> TestObjects:
-    """Return the objects of a file of `write_objects`; nothing pickled is loaded.
-
-    Raises:
-        ResultError: the file is missing or damaged.
-    """
+    """Return the objects of a file of `write_objects`; nothing pickled is loaded."""
     try:
         with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
             masks = json.loads(arrays["masks"].tobytes()) if "masks" in arrays.files else None

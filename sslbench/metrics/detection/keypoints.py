@@ -64,11 +64,7 @@ class Skeleton:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "Skeleton":
-        """Return the skeleton that `dataclasses.asdict` wrote to JSON.
-
-        Raises:
-            KeyError, TypeError: it did not.
-        """
+        """Return the skeleton that `dataclasses.asdict` wrote to JSON."""
         edges, mirrors = (tuple((a, b) for a, b in record[key]) for key in ("edges", "mirrors"))
         return cls(tuple(record["names"]), edges, mirrors, tuple(record["sigmas"]))
 
@@ -84,13 +80,6 @@ class Skeleton:
 
     def mirrored(self, pairs: Sequence[str] = ()) -> tuple[int, ...]:
         """Return the keypoint that each of the K becomes in a mirrored image.
-
-        Args:
-            pairs: 'left_eye:right_eye' and the like, by the user; a keypoint in none of them stays. Without any, those
-                of the data count; without those, the words left and right in the names.
-
-        Raises:
-            UsageError: a name is not known or has no partner, or no name has the word left or right.
 
         >>> Skeleton(("nose", "left_eye", "right_eye")).mirrored()
         (0, 2, 1)
@@ -125,14 +114,7 @@ class Skeleton:
         return {name: str(other) for name, other in partner.items()}
 
     def with_sigmas(self, uniform: float = 0.0) -> "Skeleton":
-        """Return the skeleton with its sigmas: those of the data, else COCO's by their names, else one for all.
-
-        Args:
-            uniform: sigma of every keypoint where the first two are not known; 0 for none.
-
-        Raises:
-            UsageError: no sigma is known.
-        """
+        """Return the skeleton with its sigmas: those of the data, else COCO's by their names, else one for all."""
         if self.sigmas:
             return self
         if set(self.names) == set(COCO_SIGMAS):
@@ -159,12 +141,9 @@ def similarity(
 
     Of an object without a labelled keypoint it is that of the distances from its box, widened by its size on each side.
 
-    Args:
-        points: (d, K, 2 or more), x and y of the detected keypoints.
-        truth: (g, K, 3), x, y and visibility of the objects' keypoints.
-        boxes: (g, 4), x1, y1, x2, y2 of the objects.
-        areas: (g,), of the objects in pixels.
-        sigmas: (K,).
+    `points`: (d, K, 2 or more), x and y of the detected keypoints; `truth`: (g, K, 3), x, y and visibility of the
+    objects' keypoints; `boxes`: (g, 4), x1, y1, x2, y2 of the objects; `areas`: (g,), of the objects in pixels;
+    `sigmas`: (K,).
 
     >>> at = np.array([[[1.0, 1.0, 2.0]]])
     >>> similarity(at + [3, 4, 0], at, np.zeros((1, 4)), np.array([100.0]), [0.5]).round(4).tolist()

@@ -11,27 +11,21 @@ import numpy as np
 
 from sslbench.arrays import FloatArray
 from sslbench.metrics.detection import curves as precision_recall
-from sslbench.metrics.detection.federated import among
-from sslbench.metrics.detection.matches import THRESHOLDS, ClassMatches, Detections, Truth, match_coco
+from sslbench.metrics.detection.matches import THRESHOLDS, ClassMatches, Detections, Truth, among, match_coco
 
 MOST = 300
 """Largest number of detections that count on one image."""
 NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "APr", "APc", "APf", "AR300")
 _AT_75 = int(np.flatnonzero(np.isclose(THRESHOLDS, 0.75))[0])
 _FREQUENCIES = ("r", "c", "f")
+Curves = Sequence[Sequence[Sequence[precision_recall.PrecisionRecallCurve]]]
+"""Curves of each class, area range and threshold."""
 
 
 def match_lvis(truth: Truth, detections: Detections, areas: FloatArray, *, kind: str) -> list[ClassMatches]:
     """Return the matches of each class by the rule of LVIS (lvis-api, `evaluate_img`).
 
-    Args:
-        truth: labelled objects, with `federated`.
-        detections: detected objects, with masks if they are matched.
-        areas: (n,), area of each detection in pixels.
-        kind: regions whose overlap is measured: 'boxes', 'masks' or 'boundaries'.
-
-    Raises:
-        ValueError: nothing says which classes were looked for.
+    `areas`: (n,), area of each detection in pixels.
     """
     federated, n_classes = truth.federated, len(truth.classes)
     if federated is None:
@@ -52,10 +46,6 @@ def _best_of_each_image(detections: Detections) -> np.ndarray[tuple[int], np.dty
     places = np.empty(len(order), dtype=np.int64)
     places[order] = np.arange(len(order)) - np.repeat(first, counts)
     return np.asarray(places < MOST)
-
-
-Curves = Sequence[Sequence[Sequence[precision_recall.PrecisionRecallCurve]]]
-"""Curves of each class, area range and threshold."""
 
 
 def values_of(

@@ -69,8 +69,7 @@ def first_problem(segmentations: Sequence[object]) -> tuple[int, str] | None:
 
     Polygons are checked all together, since a manifest has millions, and one by one if anything about them is odd.
 
-    Args:
-        segmentations: None is passed over.
+    `segmentations`: None is passed over.
 
     >>> first_problem([None, [[0, 0, 4, 0, 4, 4]], [[0, 0, 4]]])
     (2, 'a polygon is a list of numbers x, y, x, y, ...')
@@ -106,11 +105,7 @@ def is_empty(segmentation: Segmentation) -> bool:
 
 
 def to_rle(segmentation: Segmentation, height: int, width: int) -> Rle:
-    """Return any form of mask as compressed run lengths of an image of that size; without polygons the mask is empty.
-
-    Raises:
-        ValueError: the form is not known, or run lengths belong to an image of another size.
-    """
+    """Return any form of mask as compressed run lengths of an image of that size; no polygons: an empty mask."""
     from faster_coco_eval.core import mask
 
     if found := problem(segmentation):
@@ -192,15 +187,11 @@ def _parts(segmentation: Segmentation) -> list[list[list[float]]]:
     """Return the polygons, each with its holes: lists x, y, x, y, ... of the outer ring and of the inner ones."""
     parts = [segmentation] if isinstance(segmentation, dict) else segmentation
     return [
-        [_flat(ring) for ring in (part["exterior"], *(part.get("interiors") or []))]
+        [[float(x) for point in ring for x in point] for ring in (part["exterior"], *(part.get("interiors") or []))]
         if isinstance(part, dict)
         else [list(map(float, part))]
         for part in parts
     ]
-
-
-def _flat(ring: Sequence[Sequence[float]]) -> list[float]:
-    return [float(x) for point in ring for x in point]
 
 
 def _ring_problem(ring: object) -> str | None:

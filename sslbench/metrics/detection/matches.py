@@ -2,15 +2,68 @@
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import BoolArray, FloatArray, IntArray
 from sslbench.metrics.detection import masks as rle
-from sslbench.metrics.detection.federated import Federated
 from sslbench.metrics.detection.keypoints import Skeleton, labelled, similarity
 from sslbench.metrics.detection.masks import Rle
+
+Frequency = Literal["r", "c", "f", ""]
+"""Rare (in 1 to 10 training images), common (to 100), frequent; '' where the data do not say."""
+FREQUENCIES: tuple[Frequency, ...] = ("r", "c", "f", "")
+THRESHOLDS: FloatArray = np.arange(50, 100, 5) / 100
+"""Overlaps (intersection over union) at which detections are scored; T = 10."""
+COCO_AREAS: FloatArray = np.array([[0, 1e10], [0, 32**2], [32**2, 96**2], [96**2, 1e10]])
+"""Area ranges in pixels: all, small, medium, large."""
+COCO_MOST = 100
+"""Largest number of detections of one class that count on one image."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Federated:
+    """Classes that were looked for in N images, beside those that have objects there.
+
+    Attributes:
+        negative: int64 (n, 2), image and class: the class is not in the image.
+        not_exhaustive: int64 (m, 2), image and class: not all of its objects in the image are labelled.
+        frequencies: one per class.
+    """
+
+    negative: IntArray
+    not_exhaustive: IntArray
+    frequencies: tuple[Frequency, ...]
+
+    def select(self, images: IntArray, n_images: int) -> "Federated":
+        """Return the same of the images at these positions of `n_images`."""
+        place = np.full(n_images, -1, dtype=np.int64)
+        place[images] = np.arange(len(images))
+        return dataclasses.replace(
+            self, negative=_moved(self.negative, place, 0), not_exhaustive=_moved(self.not_exhaustive, place, 0)
+        )
+
+    def with_classes(self, moved: IntArray, n_classes: int) -> "Federated":
+        """Return the same with other class numbers, `moved` (C,); -1 drops a class."""
+        names: list[Frequency] = [""] * n_classes
+        for old, new in enumerate(moved.tolist()):
+            if new >= 0:
+                names[new] = self.frequencies[old]
+        return Federated(_moved(self.negative, moved, 1), _moved(self.not_exhaustive, moved, 1), tuple(names))
+
+
+def _moved(pairs: IntArray, place: IntArray, column: int) -> IntArray:
+    """Return the pairs with new numbers in a column, without those that have none."""
+    found = pairs.reshape(-1, 2).copy()
+    found[:, column] = place[found[:, column]]
+    return np.asarray(found[found[:, column] >= 0], dtype=np.int64)
+
+
+def among(pairs: IntArray, images: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], n_classes: int) -> BoolArray:
+    """Return for each image and label (n,) whether they are one of the pairs (m, 2)."""
+    return np.isin(images * n_classes + labels, pairs[:, 0] * n_classes + pairs[:, 1])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -113,16 +166,6 @@ def _check(
             raise ValueError(f"{name} {values.min()} .. {values.max()}, but there are {n}")
 
 
-THRESHOLDS: FloatArray = np.arange(50, 100, 5) / 100
-"""Overlaps (intersection over union) at which detections are scored; T = 10."""
-
-COCO_AREAS: FloatArray = np.array([[0, 1e10], [0, 32**2], [32**2, 96**2], [96**2, 1e10]])
-"""Area ranges in pixels: all, small, medium, large."""
-
-COCO_MOST = 100
-"""Largest number of detections of one class that count on one image."""
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClassMatches:
     """Matches of one class: its D detections in order of falling score, for A area ranges and T thresholds.
@@ -150,11 +193,6 @@ def match_voc(truth: Truth, detections: Detections, *, as_text: bool) -> list[Cl
     Overlap is counted in whole pixels, corners included (+1). A detection belongs to the object it overlaps most, if
     that is more than the threshold: the one of highest score is right, the others wrong, and none counts if the object
     is difficult.
-
-    Args:
-        truth: labelled objects; crowds count as difficult.
-        detections: any number per image.
-        as_text: round scores to 3 decimals and boxes to 1, as the result files of VOC (and Detectron2) do.
     """
     found, scores = _inclusive(detections.boxes), detections.scores.astype(np.float64)
     if as_text:
@@ -195,14 +233,9 @@ def match_coco(
     the threshold; objects that do not count (crowd, difficult, of another size) only if there is no other.
     Detections of those are ignored, and so are detections of another size that match no object.
 
-    Args:
-        truth: labelled objects, with masks if those or their boundaries are matched.
-        detections: detected objects; the `most` of highest score per class and image count.
-        areas: (n,), area of each detection in pixels.
-        kind: shapes that are compared: 'boxes', 'masks', 'boundaries' (of masks, see `coco_overlap`) or 'keypoints' (by
-            OKS; objects without a labelled one do not count).
-        most: largest number of detections of one class that count on one image.
-        lenient: (n,), detections that are ignored if they match no object; None: no such.
+    `areas`: (n,), area of each detection in pixels; `kind`: shapes that are compared: 'boxes', 'masks', 'boundaries'
+    (of masks, see `coco_overlap`) or 'keypoints' (by OKS; objects without a labelled one do not count); `lenient`:
+    (n,), detections that are ignored if they match no object; None: no such.
     """
     scores = detections.scores.astype(np.float64)
     low, high = COCO_AREAS[:, :1], COCO_AREAS[:, 1:]

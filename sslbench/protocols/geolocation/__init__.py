@@ -20,7 +20,7 @@ from sslbench.config import setting
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.metrics.geolocation import ACCURACY, MEAN_ERROR, REGION, great_circle_distances, located_within
+from sslbench.metrics.regression import ACCURACY, MEAN_ERROR, REGION, great_circle_distances, located_within
 from sslbench.metrics.summary import summarise_places
 from sslbench.protocols._parts.selection import check_features
 from sslbench.protocols.geolocation.cells import Cells, leaf_indices, mean_places, partition

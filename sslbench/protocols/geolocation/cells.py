@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
-from sslbench.metrics.geolocation import unit_vectors
+from sslbench.metrics.regression import unit_vectors
 
 LEAF_LEVEL = 30
 FIRST_LEVEL = 2

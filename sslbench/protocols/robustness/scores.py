@@ -234,7 +234,7 @@ def _outcome_on_set(name: str, classifier: ScoredClassifier, train: Features, pa
     if logits:
         sure, correct = -softmax_novelty(scores), top_k_correct(labels.values, scores, 1)
         units = Units.of(len(labels), part.groups)
-        aurra = measures.response_rate_accuracy_with_interval(sure, correct, units, seed=seed)
+        aurra = measures.response_rate_accuracy(sure, correct, units, seed=seed)
         metrics |= {measures.AURRA.name: aurra}
     fewer = f"{len(columns):,} of the {len(number):,} classes of train compete." if len(columns) < len(number) else ""
     notes = [fewer, missing_classes(name, labels)]
@@ -308,7 +308,7 @@ def _unknown_metrics(
     metrics: dict[str, Interval] = {}
     chance: dict[str, float] = {}
     for name, (of_test, of_unknown) in novelty.items():
-        detected = measures.unknown_detection_with_intervals(of_test, of_unknown, units, seed=seed)
+        detected = measures.unknown_detection(of_test, of_unknown, units, seed=seed)
         guessed = (0.5, len(unknown) / units.samples, 0.95)
         for (metric, interval), guess in zip(detected.items(), guessed, strict=True):
             metrics[f"{metric}({name})"], chance[f"{metric}({name})"] = interval, guess

@@ -17,7 +17,7 @@ _SEVERITY = re.compile(r"corruption_error\(\w+,\d\)")
 
 def print_results(results: list[Result], out: Path) -> None:
     """Print one row per result: the headline metric with its interval, the selection, and the floors."""
-    from sslbench.leaderboard.flags import underfitted
+    from sslbench.leaderboard.marks import underfitted
 
     stated = dict.fromkeys(n for result in results for n, floor in result.floors.items() if result.headline in floor)
     floors = [name for name in dict.fromkeys(("untrained", "pixels", "majority", *stated)) if name in stated]

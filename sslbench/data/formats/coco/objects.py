@@ -17,9 +17,9 @@ from sslbench.data.objects.boxes import BoxIssues, RawObjects, checked_objects, 
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
-from sslbench.metrics.detection.federated import FREQUENCIES, Federated
 from sslbench.metrics.detection.keypoints import Skeleton
 from sslbench.metrics.detection.masks import first_problem
+from sslbench.metrics.detection.matches import FREQUENCIES, Federated
 from sslbench.targets.images import Images
 
 Row = dict[str, Any]

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sslbench.arrays import BoolArray, ByteArray, FloatArray, Matrix
+from sslbench.arrays import BoolArray, ByteArray, FloatArray, IntArray, Matrix
 
 _ENDS = (1.0, 99.0)
 """Percentiles of a component that become no and full intensity, so that a few patches cannot make all others grey."""
+MOST_ANSWERS = 100_000
+"""Largest number of nearest patches that are computed in advance for a page: points times images."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,16 +49,11 @@ class PatchColours:
 def fit_colours(patches: Matrix) -> PatchColours:
     """Return the colours of patches.
 
-    Args:
-        patches: (N, C).
+    `patches`: (N, C).
 
-    Examples:
-        >>> colours = fit_colours(np.array([[0.0, 0.0], [2.0, 0.0], [4.0, 0.1]]))
-        >>> colours.rgb(np.array([[0.0, 0.0], [4.0, 0.1]]))[:, 0].tolist()
-        [0, 255]
-
-    Raises:
-        ValueError: there are no patches.
+    >>> colours = fit_colours(np.array([[0.0, 0.0], [2.0, 0.0], [4.0, 0.1]]))
+    >>> colours.rgb(np.array([[0.0, 0.0], [4.0, 0.1]]))[:, 0].tolist()
+    [0, 255]
     """
     from scipy.linalg import eigh
 
@@ -83,8 +80,7 @@ def foreground(grids: Sequence[Matrix]) -> list[BoolArray]:
     DINOv2 takes the patches with a first component above a threshold, here 0. The sign of a component is arbitrary; the
     foreground is the side with the smaller share of the patches along the borders of the images.
 
-    Args:
-        grids: (h, w, C) each, of all images.
+    `grids`: (h, w, C) each, of all images.
     """
     colours = fit_colours(np.concatenate([grid.reshape(-1, grid.shape[2]) for grid in grids]))
     positive = [colours.project(grid)[..., 0] > 0 for grid in grids]
@@ -99,3 +95,57 @@ def _along_border(grid: BoolArray) -> BoolArray:
     edge = np.ones(grid.shape, dtype=np.bool_)
     edge[1:-1, 1:-1] = False
     return grid[edge]
+
+
+@dataclasses.dataclass(frozen=True)
+class NearestPatches:
+    """Nearest patch in each of N images, for Q points.
+
+    Attributes:
+        patch: int64 (Q, N), number of the patch, row by row, in each image.
+        similarity: float32 (Q, N), its cosine.
+    """
+
+    patch: IntArray
+    similarity: Matrix
+
+
+def unit_patches(grid: Matrix) -> Matrix:
+    """Return the patches of an image (h, w, C) as rows (h * w, C) of length 1, float32; zeros stay zeros."""
+    rows = np.asarray(grid, dtype=np.float32).reshape(-1, grid.shape[2])
+    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12))
+
+
+def nearest_patches(queries: Matrix, images: Sequence[Matrix]) -> NearestPatches:
+    """Return the nearest patch of each image to each query.
+
+    `queries`: (Q, C), of length 1.
+
+    >>> image = unit_patches(np.eye(4).reshape(2, 2, 4))
+    >>> nearest_patches(image, [image]).patch[:, 0].tolist()
+    [0, 1, 2, 3]
+    """
+    found = [queries @ image.T for image in images]
+    patch = np.stack([each.argmax(axis=1) for each in found], axis=1)
+    similarity = np.stack([each.max(axis=1) for each in found], axis=1)
+    return NearestPatches(patch.astype(np.int64), similarity.astype(np.float32))
+
+
+def similarities(query: Matrix, image: Matrix, size: tuple[int, int]) -> FloatArray:
+    """Return the cosine of a patch (C,) with all patches of an image, as (h, w)."""
+    return (image @ query).reshape(size).astype(np.float64)
+
+
+def grid_points(size: tuple[int, int], n_images: int, most: int = MOST_ANSWERS) -> tuple[IntArray, tuple[int, int]]:
+    """Return evenly spaced patches of an image, and the rows and columns of their grid.
+
+    Together with the points of n - 1 other images they have at most `most` answers, one per point and image; with too
+    many images for one point each, there is one point each.
+
+    >>> points, grid = grid_points((4, 4), 2, most=16)
+    >>> points.tolist(), grid
+    ([0, 3, 12, 15], (2, 2))
+    """
+    side = max(1, int(np.sqrt(most / n_images**2)))
+    rows, columns = (np.linspace(0, n - 1, min(n, side)).round().astype(np.int64) for n in size)
+    return (rows[:, None] * size[1] + columns).ravel(), (len(rows), len(columns))

@@ -1,4 +1,4 @@
-"""CSV (numbers only), Markdown and terminal tables of a board."""
+"""Tables of a board: CSV (numbers only), Markdown, LaTeX and the terminal."""
 
 import html
 import math
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sslbench.errors import ResultError
 from sslbench.leaderboard.columns import COLUMNS, extra_texts
 from sslbench.leaderboard.grouping import seeds_of
-from sslbench.leaderboard.model import Board, Cell, Published, Row, shown, value
+from sslbench.leaderboard.model import Board, Cell, Row, shown, value
 from sslbench.metrics.catalog import find
 from sslbench.paths import not_written
 from sslbench.results.records import replace_file
@@ -30,28 +30,29 @@ _LONG = (
 _LONG += [column.name for column in COLUMNS]
 _LONG += ["weights_sha256", "train_fingerprint", "test_fingerprint", "ids", "source", "flags"]
 
+_NAME = 60
+"""Characters of a name that are not broken."""
+_STYLES = {"result": "", "published": "italic", "floor": "dim"}
+_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "…": r"\ldots{}",
+    "·": r"$\cdot$",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}
+
 
 def to_csv(board: Board, path: Path, form: Literal["wide", "long"] = "wide") -> None:
-    """Write a board as CSV: UTF-8, plain numbers (percent for rates) with a decimal point, empty where there is none.
-
-    Args:
-        board: the table.
-        path: file, written atomically.
-        form: 'wide': one row per row of the board, one column per column; 'long': one row per row, column and metric,
-            with intervals, hashes and settings.
-
-    Raises:
-        ResultError: the file cannot be written.
-    """
+    """Write a board as CSV: UTF-8, plain numbers (percent for rates) with a decimal point, empty for none."""
     write_text(path, csv_text(wide(board) if form == "wide" else _long(board)))
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically.
-
-    Raises:
-        ResultError: the file cannot be written.
-    """
+    """Write a text file atomically."""
     try:
         replace_file(Path(path), text.encode())
     except OSError as error:
@@ -103,7 +104,7 @@ def _long_rows(board: Board, row: Row, position: int, cell: Cell) -> Iterator[di
         own_columns = ("protocol_version", "settings", "n_train", "train_part", "train_fingerprint", "test_fingerprint")
         common |= dict.fromkeys(own_columns, "") | {
             "protocol": cell.published.protocol,
-            "source": _source(cell.published),
+            "source": f"{cell.published.source}: {cell.published.where}",
         }
         common |= {"benchmark": cell.published.benchmark}
     if cell.records:
@@ -132,10 +133,6 @@ def _long_rows(board: Board, row: Row, position: int, cell: Cell) -> Iterator[di
         if cell.records and name == cell.records[0].headline:
             entry |= {column.name: further[column.name] for column in COLUMNS if column.headline_only}
         yield common | entry
-
-
-def _source(published: Published) -> str:
-    return f"{published.source}: {published.where}"
 
 
 def _joined(items: Iterable[object]) -> str:
@@ -174,11 +171,7 @@ def titles(board: Board) -> list[str]:
 
 
 def to_markdown(board: Board, path: Path) -> None:
-    """Write a board as a Markdown table, its notes below it.
-
-    Raises:
-        ResultError: the file cannot be written.
-    """
+    """Write a board as a Markdown table, its notes below it."""
     write_text(path, markdown(board))
 
 
@@ -272,8 +265,7 @@ def _ranked(board: Board, position: int) -> list[Row]:
     values = {id(row): value(row, position, board.columns) for row in found}
     order = list(_STYLES)
     return sorted(
-        found,
-        key=lambda row: (order.index(row.kind), math.inf if (v := values[id(row)]) is None else -sign * v),
+        found, key=lambda row: (order.index(row.kind), math.inf if (v := values[id(row)]) is None else -sign * v)
     )
 
 
@@ -300,11 +292,70 @@ def _beside(board: Board, numbers: dict[str, str]) -> "Table":
     return result
 
 
-_NAME = 60
-"""Characters of a name that are not broken."""
-_STYLES = {"result": "", "published": "italic", "floor": "dim"}
-
-
 def distinct_flags(board: Board) -> list[str]:
     """Return the flags that are numbered beside the rows and explained below the table."""
     return list(dict.fromkeys(flag for row in board.rows for flag in row.flags if flag != "floor"))
+
+
+def to_latex(board: Board, path: Path) -> None:
+    """Write a board as LaTeX; the document needs `booktabs`.
+
+    The best values and those tied with them are bold, the 95 % interval stands small beside a value, and flags are
+    numbered footnotes.
+    """
+    write_text(path, latex(board))
+
+
+def latex(board: Board) -> str:
+    """Return a board as LaTeX."""
+    layer = several_layers(board)
+    right = len(board.columns) + bool(board.averaged)
+    heads = ["weights", *(["layer"] if layer else []), *titles(board), *(["average"] if board.averaged else [])]
+    marks = {flag: number for number, flag in enumerate(distinct_flags(board), start=1)}
+    lines = [
+        "% \\usepackage{booktabs}",
+        f"\\begin{{tabular}}{{{'l' * (1 + layer)}{'r' * right}}}",
+        "\\toprule",
+        _line([escape(head) for head in heads]),
+        "\\midrule",
+    ]
+    for position, row in enumerate(board.rows):
+        if position and row.kind != board.rows[position - 1].kind:
+            lines.append("\\midrule")
+        lines.append(_line(_row(board, row, marks, layer)))
+    lines += ["\\bottomrule", "\\end{tabular}"]
+    texts = [LEGEND, *board.notes]
+    below = [f"$^{{{number}}}$ {escape(flag)}." for flag, number in marks.items()] + [escape(text) for text in texts]
+    return "\n".join([*lines, "", "{\\footnotesize", *[f"\\par {text}" for text in below], "}"]) + "\n"
+
+
+def _row(board: Board, row: Row, marks: dict[str, int], layer: bool) -> list[str]:
+    numbers = ",".join(str(marks[flag]) for flag in row.flags if flag in marks)
+    label = escape(row.label) + (f"$^{{{numbers}}}$" if numbers else "")
+    cells = [_cell(board, row, i) for i in range(len(board.columns))]
+    average = ["" if row.average is None else f"{row.average:.2f}"] if board.averaged else []
+    return [label, *([escape(row.layer)] if layer else []), *cells, *average]
+
+
+def _cell(board: Board, row: Row, position: int) -> str:
+    metric = shown(row, position, board.columns)
+    if metric is None or metric.value is None:
+        return cell_text(board, row, position)
+    number = f"{metric.value:.2f}"
+    text = f"\\textbf{{{number}}}" if leads(row.cells[position]) else number
+    if metric.low is None or metric.high is None:
+        return text
+    return f"{text} {{\\scriptsize[{metric.low:.2f}, {metric.high:.2f}]}}"
+
+
+def _line(cells: list[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def escape(text: str) -> str:
+    r"""Return text with LaTeX's special characters escaped.
+
+    >>> print(escape("50 %"))
+    50 \%
+    """
+    return "".join(_ESCAPES.get(character, character) for character in text)

@@ -1,1 +1,0 @@
-"""Writers of a board: terminal, CSV, Markdown, LaTeX, HTML, plots."""
