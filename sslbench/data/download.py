@@ -10,6 +10,8 @@ from typing import Any
 from sslbench import paths
 from sslbench.config import build, read_yaml
 from sslbench.data import prepare
+from sslbench.data.formats import torchvision as torchvision_sets
+from sslbench.data.formats.hf import files as hub
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.paths import temporary_beside
@@ -66,8 +68,6 @@ def downloads() -> dict[str, Download]:
 def _with_page(each: Download) -> Download:
     if each.page or not each.data.startswith(_TORCHVISION):
         return each
-    from sslbench.data.formats import torchvision as torchvision_sets
-
     return dataclasses.replace(each, page=torchvision_sets.page(each.data.removeprefix(_TORCHVISION)))
 
 
@@ -131,8 +131,6 @@ def download(wanted: Download, root: Path) -> str:
 def _torchvision(wanted: Download, root: Path) -> str:
     import torchvision.datasets
 
-    from sslbench.data.formats import torchvision as torchvision_sets
-
     name = wanted.data.removeprefix(_TORCHVISION)
     kind = getattr(torchvision.datasets, name.partition("[")[0])
     root.mkdir(parents=True, exist_ok=True)
@@ -178,8 +176,6 @@ def _archives(wanted: Download, root: Path) -> str:
 
 
 def _hub(wanted: Download, root: Path) -> str:
-    from sslbench.data.formats.hf import files as hub
-
     hub.find_files(f"{wanted.data}?download=1", f"{wanted.data.partition(':')[2]}?download=1")
     return wanted.data
 
@@ -219,8 +215,6 @@ def states(root: Path) -> list[tuple[str, str, str]]:
 
     States: 'absent'; 'present'; 'verified DATE', if `data download` compared it with its checksums or counts.
     """
-    from sslbench.data.formats import torchvision as torchvision_sets
-
     places = {name: prepare.place_of(name, root) for name in prepare.MAKERS}
     for name, each in downloads().items():
         if each.data:

@@ -1,7 +1,7 @@
 """Interface of data formats: every module of `sslbench.data.formats` has one, `FORMAT`, and is found by its name.
 
-A format reads up to five faces of a place: samples (images with labels), objects (boxes and masks), label maps, pairs
-of images with corresponding points, and videos with masks or joints.
+A format reads samples (images with labels), objects (boxes and masks), and by the kind of their target label maps,
+depth, pairs of images or videos.
 """
 
 import dataclasses
@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.errors import UsageError
@@ -83,37 +82,32 @@ class ObjectReader:
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelMapReader:
-    """Reader of images with label maps.
+class Reader(Generic[O]):
+    """Reader of one kind of target.
 
     Attributes:
-        recognises: cheap test of a location, given the user's options.
-        open: split -> source.
-        maps_only: test for a layout that holds label maps and cannot be read as a classification data set.
-        train_lists: the option `train=` names a list of training images.
-    """
-
-    recognises: Callable[[str, LabelMapOptions], bool]
-    open: Callable[[str, LabelMapOptions], Mapping[str, Source]]
-    maps_only: Callable[[str], bool] = lambda _: False
-    train_lists: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class TupleReader:
-    """Reader of samples that are several images each: pairs, triplets, videos.
-
-    Attributes:
-        recognises: cheap test of a location.
+        recognises: cheap test of a location, given the text of the user's options.
         open: from a location and its options: split -> source.
-        options: dataclass of the options behind a '?', each field a `config.setting`.
-        prefix: start of a location whose rest is another one, with options of its own: 'triplets:'.
+        options: dataclass of the options behind a '?'.
+        alone: test for a layout that holds nothing but such targets, so that its files are not read as images with
+            classes.
+        unresolved: test for a location that `open` resolves itself, options included: 'triplets:PLACE'.
     """
 
-    recognises: Callable[[str], bool]
-    open: Callable[[str, Any], Mapping[str, Source]]
-    options: type[Any] = NoOptions
-    prefix: str = ""
+    recognises: Callable[[str, Mapping[str, str]], bool]
+    open: Callable[[str, O], Mapping[str, Source]]
+    options: type[O]
+    alone: Callable[[str], bool] = lambda _: False
+    unresolved: Callable[[str], bool] = lambda _: False
+
+
+def plain_reader(
+    recognises: Callable[[str], bool],
+    read: Callable[[str], Mapping[str, Source]],
+    alone: Callable[[str], bool] = lambda _: False,
+) -> Reader[NoOptions]:
+    """Return a reader of a layout without options."""
+    return Reader(lambda spec, _: recognises(spec), lambda spec, _: read(spec), NoOptions, alone)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,16 +118,14 @@ class SourceFormat:
         doc: docstring of its module; the first line is shown in lists of formats.
         samples: None: not readable as images with labels.
         objects: None: no boxes.
-        maps: None: no label maps.
-        readers: of pairs and triplets of images and of videos, by the kind of their target.
+        readers: of other targets (label maps, depth, pairs, videos), by their kind.
         last_resort: asked after all others, for a format whose test also accepts theirs.
     """
 
     doc: str
     samples: SampleReader[Any] | None = None
     objects: ObjectReader | None = None
-    maps: LabelMapReader | None = None
-    readers: Mapping[type[Target], TupleReader] = dataclasses.field(default_factory=dict)
+    readers: Mapping[type[Target], Reader[Any]] = dataclasses.field(default_factory=dict)
     last_resort: bool = False
 
     @property

@@ -19,11 +19,9 @@ from sslbench.data import bands, remote, strings, tiles
 from sslbench.data.containers.exports import NOT_READ, export_in, is_manifest, refuse_export, some_files
 from sslbench.data.containers.listed import images_folder
 from sslbench.data.containers.suffixes import is_clutter
-from sslbench.data.depth.location import holds_values
 from sslbench.data.format import (
     Column,
-    LabelMapReader,
-    NoOptions,
+    O,
     SampleReader,
     SampleRequest,
     SourceFormat,
@@ -33,25 +31,18 @@ from sslbench.data.format import (
     user_format,
 )
 from sslbench.data.location import PATTERN, SCHEME, Location, locate
-from sslbench.data.maps.classes import LabelMapOptions, coding_beside
-from sslbench.data.maps.foreground import binary_masks, foreground_of
-from sslbench.data.maps.layout import by_folder
+from sslbench.data.maps.layout import FOLDER, by_folder
 from sslbench.data.missing import refuse_missing
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean, list_names
+from sslbench.targets.label_maps import LabelMaps
 from sslbench.targets.objects import Boxes
 from sslbench.targets.target import Target
 
 DEFAULT_OBJECTS = "kwcoco:shapes64-128"
 """Data with objects when the user names none: 64 drawn images of 128 x 128 pixels."""
-
-_LABEL_MAP_LAYOUTS = (
-    "Supported: images/ and masks/ with equal names (also in train/, val/), ADE20K, Cityscapes, COCO-Stuff, Pascal VOC "
-    "with SegmentationClass/, Pascal Context, NYUv2 (.mat), COCO panoptic (.json with segments_info), and manifests "
-    "with masks; PLACE?images=photos&maps=gt names other folders."
-)
 
 
 def open_data(
@@ -204,39 +195,6 @@ def _kinds(folder: Path) -> str:
     return ", ".join(f"{n:,} {suffix}" for suffix, n in suffixes.most_common(3))
 
 
-def open_label_maps(spec: str) -> dict[str, Source]:
-    """Open images with label maps (a class, and perhaps an instance, for every pixel); the layout is recognised.
-
-    Args:
-        spec: a folder or a manifest. Behind a '?' may stand `ignore=0,void` (values or classes that do not count),
-            `classes=names.txt` (a file that names the classes), `images=photos&maps=gt` (folders of other names),
-            `train=trainaug` (a list of Pascal VOC), `group=folder` (images of a folder stay together in splits).
-
-    Returns:
-        Split name -> source; {"all": source} if there are no splits. Images without a map and maps without an image are
-        left out, with a note.
-
-    Raises:
-        UsageError: the location does not exist, its format has no label maps, or an option is not known.
-        DataError: it is damaged; the message names the file.
-    """
-    location = locate(spec)
-    options = config.build(LabelMapOptions, {**location.options}, f"the options of {location.text}")
-    refuse_export(location.text)
-    try:
-        for reader in _label_map_readers():
-            if reader.recognises(location.text, options):
-                _refuse_train(location.text, options, reader)
-                found = reader.open(location.text, options)
-                return {split: by_folder(part) for split, part in found.items()} if options.group else dict(found)
-        sources = open_data(location.text)  # raises if the location does not exist or is damaged
-    except OSError as error:
-        raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
-    problem = f"{location.text} has no label maps"
-    _refuse_export_in(location.text, problem, sources)
-    raise UsageError(problem, _LABEL_MAP_LAYOUTS)
-
-
 def open_boxes_as_data(spec: str) -> dict[str, Source]:
     """Open images with boxes as sources; images without an object are left out. See `open_objects`.
 
@@ -271,105 +229,84 @@ def open_boxes_as_data(spec: str) -> dict[str, Source]:
     return sources
 
 
-def open_masks_as_data(spec: str) -> dict[str, Source]:
-    """Open images with masks of the foreground as sources.
-
-    Args:
-        spec: a folder of images and one of binary masks (`ECSSD?images=images&maps=ground_truth_mask`), or label maps
-            with a class called background, of which everything else is foreground.
-
-    Raises:
-        UsageError: the location does not exist, or has no masks.
-        DataError: it is damaged, or has label maps without a background.
-    """
-    location = locate(spec)
-    options = config.build(LabelMapOptions, {**location.options}, f"the options of {location.text}")
-    folder = builtin_format("folder").maps
-    for reader in _label_map_readers():
-        if not reader.recognises(location.text, options):
-            continue
-        if reader is folder and coding_beside(Path(location.text), options) is None:
-            _refuse_train(location.text, options, reader)
-            masks = binary_masks(location.text, options)
-            return {split: by_folder(part) for split, part in masks.items()} if options.group else masks
-        break
-    return foreground_of(open_label_maps(spec))
-
-
 def open_as(spec: str, *kinds: type[Target]) -> dict[str, Source]:
-    """Open pairs or triplets of images, or videos; the format is recognised.
+    """Open images with targets that are not labels: label maps, depth, pairs, videos; the format is recognised.
 
     Args:
-        spec: a place of a format that has a reader of such a target.
+        spec: a place of a format that has a reader of such targets. Behind a '?' may stand options of the reader:
+            `ignore=0,void&classes=names.txt` of label maps, `depth_scale=1000` of depth, `images=photos&maps=gt`
+            (folders of other names), `group=folder` (images of a folder stay together in splits and intervals).
+            'my_pkg.my_format:REST' names the module of the user's that reads them.
         kinds: kinds of target that will do.
+
+    Returns:
+        Split name -> source; {"all": source} if there are no splits. Images without a target are left out, with a note.
 
     Raises:
         UsageError: the location does not exist, no format reads such targets there, or an option is not known.
         DataError: it is damaged; the message names the file.
 
-    >>> from sslbench.targets.triplets import Triplets
-    >>> len(open_as("triplets:textures:images", Triplets)["test"])
-    192
+    >>> from sslbench.targets.label_maps import LabelMaps
+    >>> open_as("textures:images", LabelMaps)["test"].target.name
+    'map'
     """
-    able = [found for found in all_formats() if any(kind in found.readers for kind in kinds)]
-    readers = [found.readers[kind] for found in able for kind in kinds if kind in found.readers]
-    if any(reader.prefix and spec.startswith(reader.prefix) for reader in readers):
-        location = Location(spec, {})  # the options are those of the place behind the prefix
+    if Boxes in kinds:
+        return open_boxes_as_data(spec)
+    formats = all_formats()
+    readers = [found.readers[kind] for found in formats for kind in kinds if kind in found.readers]
+    location = Location(spec, {}) if any(reader.unresolved(spec) for reader in readers) else locate(spec)
+    text, options = location.text, location.options
+    match = SCHEME.fullmatch(text)
+    users = match is not None and "." in match["scheme"] and not Path(text).exists()
+    if match and users:
+        formats, text = [user_format(match["scheme"])], match["rest"]
     else:
-        location = locate(spec)
-    text, wanted = location.text, " or ".join(kind.title for kind in kinds)
-    reader = next((reader for reader in readers if reader.recognises(text)), None)
-    if location.options and (reader is None or reader.options is NoOptions):
-        raise UsageError(f"{spec}: {wanted} take no option '?{next(iter(location.options))}='")
-    if reader is None:
-        open_data(text)  # raises if the location does not exist or is damaged
-        raise UsageError(f"{text} has no {wanted}", "Looked for:\n" + "\n".join(f"  {found.title}" for found in able))
-    given = {key: yaml.safe_load(value) for key, value in location.options.items()}
+        refuse_export(text)
+    able = [found for found in formats if any(kind in found.readers for kind in kinds)]
+    readers = [found.readers[kind] for found in able for kind in kinds if kind in found.readers]
     try:
-        return dict(reader.open(text, config.build(reader.options, given, f"the options of {text}")))
+        reader = next((reader for reader in readers if users or reader.recognises(text, options)), None)
+        if reader is not None:
+            given = _build_options(reader.options, options, f"the options of {location.text}")
+            sources = dict(reader.open(text, given))
+            by = getattr(given, "group", None)
+            return {split: by_folder(found) for split, found in sources.items()} if by == FOLDER else sources
+        if options and readers:
+            _build_options(readers[-1].options, options, f"the options of {location.text}")  # raises if unknown
+        images = open_data(location.text)  # raises if the location does not exist or is damaged
     except OSError as error:
         raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
+    problem = f"{location.text} has no {' or '.join(map(_content, kinds))}"
+    _refuse_export_in(location.text, problem, images)
+    raise UsageError(problem, "Looked for:\n" + "\n".join(f"  {found.title}" for found in able))
 
 
-def are_label_maps(spec: str) -> bool:
-    """Return whether a location has a layout that holds nothing but label maps.
+def _content(kind: type[Target]) -> str:
+    return f"images with {kind.title}" if kind.of_pixels else kind.title
 
-    Pascal VOC trees and manifests have other uses: their boxes and classes.
 
-    Raises:
-        UsageError: the location is empty, or a catalog cannot be read.
+def kind_alone(spec: str) -> type[Target] | None:
+    """Return the kind of target of a location whose layout holds nothing but these, such as images/ beside masks/.
+
+    Pascal VOC trees and manifests with masks have other uses: their boxes and classes.
     """
     location = locate(spec)
-    return "maps" in location.options or any(reader.maps_only(location.text) for reader in _label_map_readers())
+    if "maps" in location.options:
+        return LabelMaps
+    readers = (item for found in all_formats() for item in found.readers.items())
+    return next((kind for kind, reader in readers if reader.alone(location.text)), None)
 
 
-def refuse_label_maps(spec: str) -> None:
-    """Refuse a location of label maps, depth or normals where images with classes are expected.
+def refuse_targets_of_pixels(spec: str) -> None:
+    """Refuse a location whose layout holds label maps, depth or the like where images with classes are expected.
 
     Maps would be read as images.
-
-    Raises:
-        UsageError: the layout holds nothing but these.
     """
-    if (quantity := holds_values(spec)) is not None:
+    if (kind := kind_alone(spec)) is not None:
         raise UsageError(
-            f"{spec} holds images with {quantity} for every pixel, not classes of whole images",
-            f"`sslbench eval {quantity} --data {spec}` uses them. To use the images alone, give their folder.",
+            f"{spec} holds {_content(kind)}, not classes of whole images",
+            f"`sslbench check-data {spec}` checks them. To use the images alone, give their folder.",
         )
-    if are_label_maps(spec):
-        raise UsageError(
-            f"{spec} holds images with label maps, not classes of whole images",
-            f"`sslbench check-data {spec}` checks the maps. To use the images alone, give their folder.",
-        )
-
-
-def _refuse_train(spec: str, options: LabelMapOptions, reader: LabelMapReader) -> None:
-    if options.train is not None and not reader.train_lists:
-        raise UsageError(f"{spec}: train={options.train} names a list of a Pascal VOC tree, and this is none")
-
-
-def _label_map_readers() -> list[LabelMapReader]:
-    return [found.maps for found in all_formats() if found.maps is not None]
 
 
 def _refuse_columns(spec: str, request: SampleRequest[Any], understood: frozenset[Column]) -> None:
@@ -406,9 +343,19 @@ def _parsed_options(spec: str, reader: SampleReader[Any], given: dict[str, str])
         )
     if left := given.keys() & of_tiles - own:
         raise UsageError(f"'{spec}': '{min(left)}' is an option of tiles, and images stay whole here", example)
+    return _build_options(reader.options, given, f"the options of {spec}")
+
+
+def _build_options(options: type[O], given: Mapping[str, str], where: str) -> O:
+    """Return options from their text: numbers, true and false are read as YAML does, except for settings of text."""
     plain = re.compile(r"-?[\d.]+(e-?\d+)?|true|false")  # only these words of YAML; 'no' stays text here
-    values = {key: yaml.safe_load(text) if plain.fullmatch(text) else text for key, text in given.items()}
-    return config.build(reader.options, values, f"the options of {spec}")
+    hints = get_type_hints(options)
+    textual = {key for key, hint in hints.items() if str in (hint, *get_args(hint))}
+    values = {
+        key: yaml.safe_load(text) if plain.fullmatch(text) and key not in textual else text
+        for key, text in given.items()
+    }
+    return config.build(options, values, where)
 
 
 def _reader_of_path(spec: str) -> SampleReader[Any]:

@@ -2,17 +2,16 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sslbench.data.open import open_data, refuse_label_maps
+from sslbench.data.open import open_as, open_data, refuse_targets_of_pixels
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest, choose_test, choose_train, limit, train_test, train_test_of
 from sslbench.data.splits.objects import train_test_objects
 from sslbench.distributed.collectives import process_group_if_known
 from sslbench.errors import UsageError
-from sslbench.evaluation.dense import dense_data, dense_kind
-from sslbench.evaluation.request import Request, RunSettings
+from sslbench.evaluation.request import Request, RunSettings, Task, refuse_different_labels
 from sslbench.targets.target import Target
 
 InMemoryData = Mapping[str, Mapping[str, Source]]
@@ -36,17 +35,17 @@ def open_train_test(request: Request, run: RunSettings, in_memory: InMemoryData 
 
 
 def _opened(request: Request, run: RunSettings, in_memory: InMemoryData | None) -> TrainTest:
-    if (kind := dense_kind(request.tasks)) is not None:
+    if kinds := kinds_of_places(request.tasks):
         if in_memory:
-            raise UsageError(f"{request.tasks[0].protocol} needs a location of {kind.title}, not images in memory")
+            raise UsageError(f"{request.tasks[0].protocol} needs a location of {kinds[0].title}, not images in memory")
         if any(task.kind.on_objects for task in request.tasks):
             return _objects(request, run)
-        return _dense_data(kind, request, run)
+        return _of_kinds(kinds, request, run)
     if in_memory:
         opener = functools.partial(open_parts, request, in_memory=in_memory)
         fraction = run.test_fraction
         return train_test_of(opener, request.data, request.test_data, seed=run.seed, test_fraction=fraction)
-    refuse_label_maps(request.data)
+    refuse_targets_of_pixels(request.data)
     return train_test(
         request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction, **_columns(request)
     )
@@ -88,20 +87,35 @@ def _columns(request: Request) -> dict[str, Any]:
     }
 
 
-def _dense_data(kind: type[Target], request: Request, run: RunSettings) -> TrainTest:
-    """Return train and test images of a protocol on places in images, whose data have no columns."""
+def kinds_of_places(tasks: Sequence[Task]) -> tuple[type[Target], ...]:
+    """Return the kinds of target that protocols take, where formats read these; () of labelled images.
+
+    Raises:
+        UsageError: the protocols take labels of different kinds.
+    """
+    refuse_different_labels(task.protocol for task in tasks)
+    return next((task.kind.takes for task in tasks if task.kind.takes[0].default[0]), ())
+
+
+def _of_kinds(kinds: tuple[type[Target], ...], request: Request, run: RunSettings) -> TrainTest:
+    """Return train and test images with targets that are not labels, whose data have no columns."""
+    kind = kinds[0]
     named = [flag for flag in ("image_column", "label_column", "groups", "value_columns") if getattr(request, flag)]
     if named:
         raise UsageError(f"{request.data} has {kind.title} and no columns, so {named[0]} has no effect")
     parts = {task.part for task in request.tasks}
     if len(parts) == 1 and (part := parts.pop()) is not None:
-        if part == "test" and request.test_data and request.data not in (request.test_data, dense_data(kind).default):
+        if part == "test" and request.test_data and request.data not in (request.test_data, kind.default[0]):
             name = request.tasks[0].protocol
             raise UsageError(f"--data has no effect beside --test-data: {name} trains nothing", "Leave it out.")
         place = request.data if part == "train" else request.test_data or request.data
         choose = choose_train if part == "train" else choose_test
-        scored = choose(place, dense_data(kind).open(place))
+        scored = choose(place, open_as(place, *kinds))
         return TrainTest(scored, scored, f"{scored.name} alone")
     return train_test_of(
-        dense_data(kind).open, request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction
+        lambda place: open_as(place, *kinds),
+        request.data,
+        request.test_data,
+        seed=run.seed,
+        test_fraction=run.test_fraction,
     )

@@ -22,7 +22,7 @@ from sslbench.backbones.speed import prepare
 from sslbench.backbones.stem_rule import parse_rule
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading import loader
-from sslbench.data.open import open_data, refuse_label_maps
+from sslbench.data.open import open_data, refuse_targets_of_pixels
 from sslbench.data.sharded import by_shard
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
@@ -162,7 +162,7 @@ def predict(
     `threshold`: smallest probability of the predicted classes of multiple labels; None: 0.5.
     """
     refuse_missing_folder(out)
-    refuse_label_maps(request.data)
+    refuse_targets_of_pixels(request.data)
     parts = open_data(request.data, image_column=request.image_column)
     if request.limit is not None:
         number = request.limit

@@ -18,7 +18,7 @@ from sslbench.backbones.sizes import accept_sizes, feature_dim
 from sslbench.config import build
 from sslbench.data.decode.handlers import Reading, resolve
 from sslbench.data.loading.pretraining import TrainingData
-from sslbench.data.open import open_data, refuse_label_maps
+from sslbench.data.open import open_data, refuse_targets_of_pixels
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
 from sslbench.data.views.ops import own_functions
@@ -279,7 +279,7 @@ def _refuse_gpu_settings(request: PretrainRequest, device: torch.device) -> None
 
 
 def _open(request: PretrainRequest) -> Source:
-    refuse_label_maps(request.data)
+    refuse_targets_of_pixels(request.data)
     parts = open_data(request.data, image_column=request.image_column, label_column=request.label_column, together=True)
     name = "train" if "train" in parts else "all" if "all" in parts else None
     if name is None and len(parts) > 1:

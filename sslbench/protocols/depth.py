@@ -116,7 +116,7 @@ def range_of(train: Source, seed: int) -> Range | None:
         DataError: they cannot be metres.
     """
     from sslbench.data.decode.picture import UnreadableImage
-    from sslbench.data.depth.values import implausible_unit
+    from sslbench.data.maps.values import implausible_unit
 
     rows = np.arange(len(train))
     if len(rows) > _SAMPLE:

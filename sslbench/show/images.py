@@ -13,7 +13,7 @@ from sslbench.arrays import Matrix
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.grids import last_map
 from sslbench.backbones.layers import Layer, resolve_layers
-from sslbench.data.open import are_label_maps, open_data, open_label_maps
+from sslbench.data.open import kind_alone, open_as, open_data
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
 from sslbench.errors import UsageError
@@ -63,9 +63,13 @@ class Pictures:
 
 
 def images_of(request: Request, run: RunSettings) -> Source:
-    """Return a sample of the images of a location: of the parts it has, the first of test, val, all, train."""
-    if are_label_maps(request.data):
-        parts = open_label_maps(request.data)
+    """Return a sample of the images of a location: of the parts it has, the first of test, val, all, train.
+
+    Raises:
+        SslbenchError: the location cannot be opened.
+    """
+    if kind := kind_alone(request.data):
+        parts = open_as(request.data, kind)
     else:
         parts = open_data(request.data, image_column=request.image_column, label_column=request.label_column)
     source = part_to_encode(parts)

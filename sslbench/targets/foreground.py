@@ -19,6 +19,7 @@ class Foreground(ReadMaps):
 
     name: ClassVar[str] = "mask"
     title: ClassVar[str] = "a mask of the foreground"
+    default: ClassVar[tuple[str, str]] = ("textures:images", "drawn textures")
     metric: ClassVar[str] = "saliency_max_f"
     of_pixels: ClassVar[bool] = True
     given_columns: ClassVar[tuple[str, ...]] = discovery.SALIENCY_COLUMNS

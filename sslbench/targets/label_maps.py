@@ -109,6 +109,7 @@ class LabelMaps(ReadMaps, ClassAreas):
 
     name: ClassVar[str] = "map"
     title: ClassVar[str] = "a class for every pixel"
+    default: ClassVar[tuple[str, str]] = ("textures:images", "drawn textures")
     metric: ClassVar[str] = "mIoU"
     of_pixels: ClassVar[bool] = True
     classes: tuple[str, ...]

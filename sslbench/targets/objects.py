@@ -58,6 +58,7 @@ class Boxes(WithoutValues):
 
     name: ClassVar[str] = "boxes"
     title: ClassVar[str] = "boxes of objects"
+    default: ClassVar[tuple[str, str]] = ("textures:images", "drawn textures")
     metric: ClassVar[str] = "corloc"
     of_pixels: ClassVar[bool] = True
     given_columns: ClassVar[tuple[str, ...]] = discovery.DISCOVERY_COLUMNS

@@ -109,6 +109,7 @@ class Points(ImagePairs):
 
     name: ClassVar[str] = "points"
     title: ClassVar[str] = "pairs of images with corresponding points"
+    default: ClassVar[tuple[str, str]] = ("homography:pictures", "scikit-image's pictures under homographies")
     metric: ClassVar[str] = "pck_per_image@0.1"
     given_columns: ClassVar[tuple[str, ...]] = correspondence.POINT_COLUMNS
     classes: tuple[str, ...]
@@ -137,6 +138,7 @@ class Homographies(ImagePairs, WithoutValues):
 
     name: ClassVar[str] = "homography"
     title: ClassVar[str] = "pairs of images under a homography"
+    default: ClassVar[tuple[str, str]] = ("homography:pictures", "scikit-image's pictures under homographies")
     metric: ClassVar[str] = "match_recall@5px"
     given_columns: ClassVar[tuple[str, ...]] = correspondence.MATCH_COLUMNS
     classes = ()

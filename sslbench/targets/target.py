@@ -1,7 +1,6 @@
 """Base of targets: what is asked of the samples of a data set, and what everything else has to know of it."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -29,7 +28,7 @@ class Target:
         of_numbers: values are numbers, named by `classes`, by which they are matched between train and test.
         labelled: False for samples without targets.
         given_columns: names of the columns of scores, where these are not of the classes.
-        default: of a plug-in's kind: location without --data, and its title; empty for labels of whole images.
+        default: location that is used without --data, and its title; empty for kinds that tables and folders label.
         classes: the C class names; of numbers their names; a class is known by its position here.
         values: one row per sample, for metrics and files of scores; (N, 0) where the targets are files.
     """
@@ -68,11 +67,6 @@ class Target:
     @classmethod
     def from_values(cls, classes: tuple[str, ...], values: Rows) -> "Target":
         """Return targets whose classes and values are stored; see `values`."""
-        raise NotImplementedError
-
-    @classmethod
-    def open(cls, place: str) -> Mapping[str, Any]:
-        """Open a location: split -> source; of a plug-in's kind that has a `default`."""
         raise NotImplementedError
 
     @property

@@ -47,6 +47,7 @@ class Triplets(Placed):
 
     name: ClassVar[str] = "triplets"
     title: ClassVar[str] = "triplets of images with a choice"
+    default: ClassVar[tuple[str, str]] = ("triplets:textures:images", "triplets made of drawn textures")
     metric: ClassVar[str] = "choice_accuracy"
     given_columns: ClassVar[tuple[str, ...]] = comparisons.CHOICE_COLUMNS
     classes = ("left", "right")

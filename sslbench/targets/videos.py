@@ -100,6 +100,7 @@ class Tracks(MaskedVideos):
 
     name: ClassVar[str] = "tracks"
     title: ClassVar[str] = "videos with masks of objects"
+    default: ClassVar[tuple[str, str]] = ("textures:videos", "videos of drawn textures")
     metric: ClassVar[str] = "jf_mean"
     given_columns: ClassVar[tuple[str, ...]] = video.TRACK_COLUMNS
     classes = ()
@@ -119,6 +120,7 @@ class Parts(MaskedVideos, ClassAreas):
 
     name: ClassVar[str] = "parts"
     title: ClassVar[str] = "videos with masks of classes"
+    default: ClassVar[tuple[str, str]] = ("textures:videos", "videos of drawn textures")
     metric: ClassVar[str] = "mIoU"
     classes: tuple[str, ...]
     images: Images
@@ -137,6 +139,7 @@ class Poses(Videos):
 
     name: ClassVar[str] = "poses"
     title: ClassVar[str] = "videos with joints of persons"
+    default: ClassVar[tuple[str, str]] = ("textures:videos", "videos of drawn textures")
     metric: ClassVar[str] = "pose_pck@0.1"
     classes: tuple[str, ...]
     images: Images

@@ -12,27 +12,27 @@ from PIL import Image
 from sample_data import ade20k, cityscapes, coco_stuff, davis, hpatches, jhmdb, pf_pascal, spair, tss, vip
 from scipy.io import savemat
 
-from sslbench.data.depth.location import open_depth, open_normals
 from sslbench.data.open import (
     open_as,
     open_data,
-    open_label_maps,
-    open_masks_as_data,
     open_objects,
 )
 from sslbench.library.benchmarks import data_of, load_benchmark
 from sslbench.names import list_names
+from sslbench.targets.foreground import Foreground
+from sslbench.targets.label_maps import LabelMaps
 from sslbench.targets.pairs import Homographies, Points
+from sslbench.targets.pixel_values import Depth, Normals
 from sslbench.targets.videos import Parts, Poses, Tracks
 
 OPENERS = {
     **dict.fromkeys(("detection", "discovery"), open_objects),
-    **dict.fromkeys(("segmentation", "segmentation-knn"), open_label_maps),
+    **dict.fromkeys(("segmentation", "segmentation-knn"), lambda place: open_as(place, LabelMaps)),
     "correspondence": lambda place: open_as(place, Points, Homographies),
     "tracking": lambda place: open_as(place, Tracks, Parts, Poses),
-    "saliency": open_masks_as_data,
-    "depth": open_depth,
-    "normals": open_normals,
+    "saliency": lambda place: open_as(place, Foreground),
+    "depth": lambda place: open_as(place, Depth),
+    "normals": lambda place: open_as(place, Normals),
     "geolocation": functools.partial(open_data, value_columns=("lat", "lon")),
 }
 CLASS_FOLDERS = (

@@ -6,8 +6,9 @@ import pytest
 from helpers import containers
 
 from sslbench.data.booleans import boolean
-from sslbench.data.open import open_data, open_label_maps, open_objects
+from sslbench.data.open import open_as, open_data, open_objects
 from sslbench.errors import DataError
+from sslbench.targets.label_maps import LabelMaps
 
 TRUE, FALSE = (1, True, 1.0, "1", "true", "True", " 1 "), (0, False, 0.0, "0", "false", "FALSE", None)
 NEITHER = (2, -1, 0.5, float("nan"), "", "no", "yes", "2", "None", [], [1], {}, {"a": 1})
@@ -124,9 +125,9 @@ def panoptic(folder, category, segment):
 )
 def test_marks_of_a_panoptic_manifest_are_named(tmp_path, category, segment, message):
     with pytest.raises(DataError, match=message):
-        open_label_maps(panoptic(tmp_path, category, segment))
+        open_as(panoptic(tmp_path, category, segment), LabelMaps)
 
 
 def test_marks_of_a_panoptic_manifest_may_be_text(tmp_path):
-    (maps,) = open_label_maps(panoptic(tmp_path, {"isthing": "0"}, {"iscrowd": "0"})).values()
+    (maps,) = open_as(panoptic(tmp_path, {"isthing": "0"}, {"iscrowd": "0"}), LabelMaps).values()
     assert len(maps) == 1

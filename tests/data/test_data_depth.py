@@ -9,13 +9,13 @@ from helpers.few_bits import FEW_BITS
 from PIL import Image
 
 from sslbench.data.decode.picture import UnreadableImage
-from sslbench.data.depth.files import decode_values
-from sslbench.data.depth.location import holds_values, open_depth, open_normals
-from sslbench.data.depth.motorcycle import normals_of
+from sslbench.data.formats.motorcycle import normals_of
 from sslbench.data.groups import source_groups
+from sslbench.data.maps.values import decode_values
+from sslbench.data.open import kind_alone, open_as
 from sslbench.data.splits import train_test_of
 from sslbench.errors import DataError, UsageError
-from sslbench.targets.pixel_values import Depth
+from sslbench.targets.pixel_values import Depth, Normals
 
 HEIGHT, WIDTH = 6, 9
 
@@ -67,7 +67,7 @@ def write(tmp_path):
 @pytest.mark.parametrize("kind", ["npy", "npz", "png", "tiff", "pfm"])
 def test_every_file_gives_the_same_depth(write, kind):
     spec = f"{write(kind)}?depth_scale=1000" if kind == "png" else str(write(kind))
-    source = open_depth(spec)["all"]
+    source = open_as(spec, Depth)["all"]
     assert isinstance(source.target, Depth) and source.ids == ("0.png", "1.png", "2.png")
     for index in range(3):
         found = source.target.pixels.read_values(index, size=(HEIGHT, WIDTH))
@@ -79,7 +79,7 @@ def test_every_file_gives_the_same_depth(write, kind):
 def test_splits_lists_and_tables_hold_the_same_pairs(write, tmp_path):
     for split, n in (("train", 3), ("test", 2)):
         write(n=n, folder=split)
-    assert {split: len(source) for split, source in open_depth(str(tmp_path)).items()} == {"train": 3, "test": 2}
+    assert {split: len(source) for split, source in open_as(str(tmp_path), Depth).items()} == {"train": 3, "test": 2}
     names = [f"train/images/{i}.png" for i in range(3)]
     lines = "".join(f"/{name} /{name.replace('images', 'depth').replace('png', 'npy')} 518.8\n" for name in names)
     (tmp_path / "pairs.txt").write_text(lines)
@@ -88,7 +88,7 @@ def test_splits_lists_and_tables_hold_the_same_pairs(write, tmp_path):
     (tmp_path / "pairs.jsonl").write_text("\n".join(json.dumps({**row, "split": "train"}) for row in rows))
     (tmp_path / "pairs.csv").write_text("image,depth\n" + "\n".join(",".join(row.values()) for row in rows))
     for name in ("pairs.txt", "pairs.json", "pairs.jsonl", "pairs.csv"):
-        (source,) = open_depth(str(tmp_path / name)).values()
+        (source,) = open_as(str(tmp_path / name), Depth).values()
         assert source.ids == tuple(names)
         np.testing.assert_array_equal(
             source.select([1]).target.pixels.read_values(0)[0, 0], metres(1)[0, :1].astype("f4")
@@ -102,7 +102,7 @@ def test_the_lists_of_bts_in_a_folder_are_the_splits_with_their_scale_and_range(
         "/images/0.png /depth/0.png 518.8579\n/images/1.png None 518.8579\n"
     )
     (tmp_path / "nyudepthv2_test_files_with_gt.txt").write_text("images/1.png depth/1.png 518.8579\n")
-    parts = open_depth(str(tmp_path))
+    parts = open_as(str(tmp_path), Depth)
     assert {split: source.ids for split, source in parts.items()} == {
         "train": ("images/0.png",),
         "test": ("images/1.png",),
@@ -125,8 +125,8 @@ def test_normals_of_pictures_and_of_vectors_are_unit_vectors(tmp_path):
             np.save(path, 2 * directions)
         else:
             Image.fromarray(np.rint((directions + 1) * 127.5).astype(np.uint8)).save(path)
-    assert holds_values(str(tmp_path)) == "normals"
-    source = open_normals(str(tmp_path))["all"]
+    assert kind_alone(str(tmp_path)) is Normals
+    source = open_as(str(tmp_path), Normals)["all"]
     for index, accuracy in ((0, 0.01), (1, 1e-6)):
         found = source.target.pixels.read_values(index)
         assert np.isnan(found[0, 0]).all()
@@ -173,7 +173,7 @@ def test_normals_of_a_plane_are_those_of_the_plane():
     ],
 )
 def test_depths_that_cannot_be_used_are_one_message(write, values, kind, options, message):
-    source = open_depth(f"{write(kind, values=values)}{options}")["all"]
+    source = open_as(f"{write(kind, values=values)}{options}", Depth)["all"]
     with pytest.raises(DataError, match=message):
         source.target.pixels.read_values(0, size=(HEIGHT, WIDTH))
 
@@ -181,19 +181,19 @@ def test_depths_that_cannot_be_used_are_one_message(write, values, kind, options
 def test_options_that_are_wrong_are_one_message(write):
     for options, message in (
         ("?depth_scale=0", "depth_scale should be above 0"),
-        ("?min_depth=5&max_depth=2", "0 <= min_depth < max_depth"),
+        ("?min_depth=5&max_depth=2", "max_depth should be above min_depth, 5"),
         ("?scale=1000", "unknown key 'scale'"),
         ("?depth=gt", "no folders images/ and depth/"),
     ):
         with pytest.raises(UsageError, match=message):
-            open_depth(f"{write()}{options}")
+            open_as(f"{write()}{options}", Depth)
 
 
 def test_damaged_files_and_lists_are_named(write, tmp_path):
     folder = write()
     (folder / "depth" / "1.npy").write_bytes(b"\x93NUMPY nothing")
     with pytest.raises(UnreadableImage, match=r"1\.npy"):
-        open_depth(str(folder))["all"].target.pixels.read_values(1)
+        open_as(str(folder), Depth)["all"].target.pixels.read_values(1)
     for name, text, message in (
         ("a.txt", "images/0.png\n", "line 1 is no pair"),
         ("b.txt", "images/9.png depth/9.npy\n", "1 of 1 image file missing: images/9.png"),
@@ -203,14 +203,14 @@ def test_damaged_files_and_lists_are_named(write, tmp_path):
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(DataError, match=message):
-            open_depth(str(tmp_path / name))
+            open_as(str(tmp_path / name), Depth)
     for data in (b"", b"\x76\x2f\x31\x01xxxx", b"Pf\n3 4\n-1.0\nxx", picture(0)[:40], b"GIF89a"):
         with pytest.raises(UnreadableImage):
             decode_values(data, "file")
     with pytest.raises(UsageError, match="no data set 'skimage:motorcicle'"):
-        open_depth("skimage:motorcicle")
+        open_as("skimage:motorcicle", Depth)
     with pytest.raises(UsageError, match="does not exist"):
-        open_depth(str(tmp_path / "nowhere"))
+        open_as(str(tmp_path / "nowhere"), Depth)
 
 
 def test_the_file_of_nyu_is_read_by_columns_with_its_split(tmp_path):
@@ -220,13 +220,13 @@ def test_the_file_of_nyu_is_read_by_columns_with_its_split(tmp_path):
     with h5py.File(tmp_path / "nyu_depth_v2_labeled.mat", "w") as file:
         file["images"] = images.transpose(0, 3, 2, 1)
         file["depths"] = depths.transpose(0, 2, 1)
-    whole = open_depth(str(tmp_path / "nyu_depth_v2_labeled.mat"))["all"]
+    whole = open_as(str(tmp_path / "nyu_depth_v2_labeled.mat"), Depth)["all"]
     assert len(whole) == 4 and whole.grouped_by == "scene"
     np.testing.assert_array_equal(whole.images.read(2), images[2])
     expected = np.where((depths[2] > 0.001) & (depths[2] < 10), depths[2], np.nan)
     np.testing.assert_array_equal(whole.target.pixels.read_values(2)[..., 0], expected)
     scipy_io.savemat(tmp_path / "splits.mat", {"trainNdxs": [[4], [1]], "testNdxs": [[2], [3]]})
-    parts = open_depth(str(tmp_path / "nyu_depth_v2_labeled.mat"))
+    parts = open_as(str(tmp_path / "nyu_depth_v2_labeled.mat"), Depth)
     assert parts["train"].ids == ("0000", "0003") and parts["test"].ids == ("0001", "0002")
     np.testing.assert_array_equal(parts["test"].images.read(0), images[1])
 
@@ -234,7 +234,7 @@ def test_the_file_of_nyu_is_read_by_columns_with_its_split(tmp_path):
 def test_the_fingerprint_follows_files_scale_and_range(write):
     folder = write("png")
     prints = {
-        open_depth(f"{folder}?depth_scale={scale}&max_depth={most}")["all"].fingerprint()
+        open_as(f"{folder}?depth_scale={scale}&max_depth={most}", Depth)["all"].fingerprint()
         for scale, most in ((1000, 10), (1000, 10), (500, 10), (1000, 2))
     }
     assert len(prints) == 3
@@ -258,7 +258,7 @@ def rooms(write, tmp_path):
 @pytest.mark.parametrize("place", ["?group=folder", "rooms.csv?group=room", "rooms.csv?group=folder"])
 def test_images_of_a_scene_stay_on_one_side_of_a_split(place, write, tmp_path):
     rooms(write, tmp_path)
-    data = train_test_of(open_depth, f"{tmp_path}/{place}", test_fraction=0.3)
+    data = train_test_of(lambda spec: open_as(spec, Depth), f"{tmp_path}/{place}", test_fraction=0.3)
     of = [{name.split("/")[-2] for name in part.ids} for part in (data.train, data.test)]
     assert sorted(map(len, of)) == [1, 2] and not of[0] & of[1] and not data.notes
     assert source_groups(data.train) is not None
@@ -266,9 +266,9 @@ def test_images_of_a_scene_stay_on_one_side_of_a_split(place, write, tmp_path):
 
 def test_a_split_that_parts_folders_says_so(write, tmp_path):
     rooms(write, tmp_path)
-    (note,) = train_test_of(open_depth, str(tmp_path), test_fraction=0.3).notes
+    (note,) = train_test_of(lambda spec: open_as(spec, Depth), str(tmp_path), test_fraction=0.3).notes
     assert "are on both sides of the split: if these are scenes or videos, ?group=folder" in note
     with pytest.raises(UsageError, match=r"no column 'rom'.*\n.*'room'"):
-        open_depth(f"{tmp_path}/rooms.csv?group=rom")
+        open_as(f"{tmp_path}/rooms.csv?group=rom", Depth)
     with pytest.raises(UsageError, match=r"is no table.*group=room\ngroup=folder"):
-        open_depth(f"{tmp_path}?group=room")
+        open_as(f"{tmp_path}?group=room", Depth)

@@ -14,10 +14,11 @@ from sslbench.data.checks.samples import check
 from sslbench.data.containers.exports import _EXPORTS, export_of
 from sslbench.data.containers.text import read_text
 from sslbench.data.labels import multi_labels
-from sslbench.data.open import open_data, open_label_maps, open_objects
+from sslbench.data.open import open_as, open_data, open_objects
 from sslbench.data.splits import label_problems
 from sslbench.errors import DataError, UsageError
 from sslbench.targets.classes import Classes
+from sslbench.targets.label_maps import LabelMaps
 
 BOX = {"x": 1, "y": 2, "width": 3, "height": 4}
 FILES = {
@@ -94,7 +95,7 @@ def write(folder, name, content):
 @pytest.mark.parametrize("title", FILES)
 def test_an_export_is_named_with_a_way_to_use_it(tmp_path, title):
     spec = write(tmp_path / "photos", *FILES[title])
-    for opened in (open_data, open_objects, open_label_maps):
+    for opened in (open_data, open_objects, lambda place: open_as(place, LabelMaps)):
         with pytest.raises(UsageError, match=title.replace("(", r"\(")) as error:
             opened(spec)
         assert error.value.remedy

@@ -13,11 +13,13 @@ from sslbench.data.containers import view
 from sslbench.data.export.kwcoco import write_kwcoco
 from sslbench.data.groups import group_numbers
 from sslbench.data.labels import multi_labels, single_labels
-from sslbench.data.open import open_data, open_label_maps, open_masks_as_data, open_objects
+from sslbench.data.open import open_as, open_data, open_objects
 from sslbench.data.splits import holdout, train_test, train_test_of
 from sslbench.data.splits.objects import split_objects
 from sslbench.errors import DataError, UsageError
 from sslbench.targets.classes import Classes
+from sslbench.targets.foreground import Foreground
+from sslbench.targets.label_maps import LabelMaps
 from sslbench.targets.none import Unlabelled
 
 
@@ -50,11 +52,11 @@ def videos(tmp_path, picture):
 CLIPS = {f"clip{i}": [1 + i % 2] * 3 for i in range(8)}
 
 
-@pytest.mark.parametrize("opener", [open_label_maps, open_masks_as_data])
-def test_masks_of_frames_stay_with_their_video(videos, opener):
+@pytest.mark.parametrize("kind", [LabelMaps, Foreground])
+def test_masks_of_frames_stay_with_their_video(videos, kind):
     spec = videos(CLIPS)
     for seed in range(5):
-        both = train_test_of(opener, spec, seed=seed, test_fraction=0.25)
+        both = train_test_of(lambda place: open_as(place, kind), spec, seed=seed, test_fraction=0.25)
         train, test = (set(part.attributes["video"]) for part in (both.train, both.test))
         assert not train & test and train | test == set(CLIPS), seed
         assert all(

@@ -10,17 +10,18 @@ from helpers.few_bits import FEW_BITS, grey_png
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from sample_data import nyu40
+from sample_data import nyu as nyu_sample
 
-from sslbench.data.boundaries import open_boundaries
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.maps.files import decode_pixels
 from sslbench.data.maps.types import distinct
-from sslbench.data.open import are_label_maps, open_label_maps, open_masks_as_data, refuse_label_maps
+from sslbench.data.open import kind_alone, open_as, refuse_targets_of_pixels
 from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import MAX_PIXELS
-from sslbench.targets.label_maps import IGNORED
-from sslbench_visbench.signal_maps import open_signals
+from sslbench.targets.foreground import Foreground
+from sslbench.targets.label_maps import IGNORED, LabelMaps
+from sslbench.targets.pixel_values import Boundaries
+from sslbench_visbench.targets import Signals
 
 WIDTH, HEIGHT = 8, 6
 X = IGNORED
@@ -78,7 +79,7 @@ def pairs(tmp_path):
 
 
 def test_equal_names_are_pairs_and_lines_name_the_classes(pairs):
-    source = open_label_maps(pairs(b=grid(0, 2), a=grid(1)))["all"]
+    source = open_as(pairs(b=grid(0, 2), a=grid(1)), LabelMaps)["all"]
     assert source.ids == ("a.jpg", "b.jpg") and source.target.classes == ("sky", "road", "tree")
     assert columns(source.target.maps.read_map(0).semantic) == [1] * 8
     found = source.target.maps.read_map(1)
@@ -88,9 +89,9 @@ def test_equal_names_are_pairs_and_lines_name_the_classes(pairs):
 
 def test_maps_are_not_taken_for_images_of_their_own(pairs, tmp_path):
     with pytest.raises(UsageError, match="not classes of whole images") as caught:
-        refuse_label_maps(pairs(a=grid(0)))
+        refuse_targets_of_pixels(pairs(a=grid(0)))
     assert "check-data" in str(caught.value)
-    refuse_label_maps(str(tmp_path / "images"))
+    refuse_targets_of_pixels(str(tmp_path / "images"))
 
 
 @pytest.mark.parametrize(
@@ -105,36 +106,36 @@ def test_maps_are_not_taken_for_images_of_their_own(pairs, tmp_path):
 def test_lists_of_classes(pairs, tmp_path, name, content):
     spec = pairs(classes=(), a=grid(0, 1, 2))
     (tmp_path / name).write_text(content)
-    source = open_label_maps(spec)["all"]
+    source = open_as(spec, LabelMaps)["all"]
     assert [source.target.classes[c] for c in source.target.maps.read_map(0).semantic[0, :3]] == ["sky", "road", "tree"]
 
 
 def test_without_names_the_values_are_the_classes(pairs):
-    source = open_label_maps(pairs(classes=(), a=grid(7, 255, 3), b=grid(3)))["all"]
+    source = open_as(pairs(classes=(), a=grid(7, 255, 3), b=grid(3)), LabelMaps)["all"]
     assert source.target.classes == ("3", "7") and source.target.maps.coding.ignore == (255,)
     assert columns(source.target.maps.read_map(0).semantic) == [1, X, 0, 0, 0, 0, 0, 0]
     assert "named by value" in source.notes[0] and "255 are ignored" in source.notes[1]
 
 
 def test_of_0_and_255_the_255_is_the_foreground(pairs):
-    source = open_label_maps(pairs(classes=(), a=grid(0, 255)))["all"]
+    source = open_as(pairs(classes=(), a=grid(0, 255)), LabelMaps)["all"]
     assert source.target.classes == ("0", "255") and source.target.maps.coding.ignore == ()
 
 
 def test_ignore_by_value_and_by_name(pairs):
     spec = pairs(a=grid(0, 1, 2))
-    source = open_label_maps(f"{spec}?ignore=0,tree")["all"]
+    source = open_as(f"{spec}?ignore=0,tree", LabelMaps)["all"]
     assert source.target.classes == ("road",) and columns(source.target.maps.read_map(0).semantic) == [X, 0] + [X] * 6
-    none = open_label_maps(f"{pairs(classes=(), a=grid(7, 255, 3))}?ignore=none&classes=classes.txt")["all"]
+    none = open_as(f"{pairs(classes=(), a=grid(7, 255, 3))}?ignore=none&classes=classes.txt", LabelMaps)["all"]
     assert none.target.classes == ("sky", "road", "tree")
     with pytest.raises(UsageError, match="'rod' of ignore= is neither a value nor a class"):
-        open_label_maps(f"{spec}?ignore=rod")
+        open_as(f"{spec}?ignore=rod", LabelMaps)
     with pytest.raises(UsageError, match="no class is left"):
-        open_label_maps(f"{spec}?ignore=0,1,2")
+        open_as(f"{spec}?ignore=0,1,2", LabelMaps)
 
 
 def test_ignore_none_makes_a_class_of_255(pairs):
-    assert open_label_maps(f"{pairs(classes=(), a=grid(7, 255, 3))}?ignore=none")["all"].target.classes == (
+    assert open_as(f"{pairs(classes=(), a=grid(7, 255, 3))}?ignore=none", LabelMaps)["all"].target.classes == (
         "3",
         "7",
         "255",
@@ -149,7 +150,7 @@ def test_splits_inside_and_outside(tmp_path, outside):
             draw(tmp_path / images / f"{stem}.jpg")
             write(tmp_path / maps / f"{stem}_mask.png", grid(0, 1))
     (tmp_path / "classes.txt").write_text("no\nyes\n")
-    found = open_label_maps(str(tmp_path))
+    found = open_as(str(tmp_path), LabelMaps)
     assert {split: len(source) for split, source in found.items()} == {"train": 2, "val": 2}
     assert columns(found["val"].target.maps.read_map(1).semantic) == [0] + [1] * 7
 
@@ -157,20 +158,20 @@ def test_splits_inside_and_outside(tmp_path, outside):
 def test_other_names_of_folders(tmp_path):
     draw(tmp_path / "rgb" / "a.jpg")
     write(tmp_path / "truth" / "a.png", grid(0, 1))
-    assert not are_label_maps(str(tmp_path))
-    source = open_label_maps(f"{tmp_path}?images=rgb&maps=truth")["all"]
+    assert not kind_alone(str(tmp_path))
+    source = open_as(f"{tmp_path}?images=rgb&maps=truth", LabelMaps)["all"]
     assert source.ids == ("a.jpg",) and columns(source.target.maps.read_map(0).semantic) == [0] + [1] * 7
     with pytest.raises(UsageError, match=r"there is no folder .*turth"):
-        open_label_maps(f"{tmp_path}?images=rgb&maps=turth")
+        open_as(f"{tmp_path}?images=rgb&maps=turth", LabelMaps)
     with pytest.raises(UsageError, match="needs maps="):
-        open_label_maps(f"{tmp_path}?images=rgb")
+        open_as(f"{tmp_path}?images=rgb", LabelMaps)
 
 
 def test_orphans_are_left_out_and_listed(pairs, tmp_path):
     spec = pairs(a=grid(0))
     draw(tmp_path / "images" / "lonely.jpg")
     write(tmp_path / "masks" / "stray.png", grid(0))
-    source = open_label_maps(spec)["all"]
+    source = open_as(spec, LabelMaps)["all"]
     assert source.ids == ("a.jpg",)
     assert [path.rpartition("/")[2] for path in source.target.maps.without_map + source.target.maps.without_image] == [
         "lonely.jpg",
@@ -184,20 +185,20 @@ def test_colours_are_classes_where_the_list_says_so(pairs, tmp_path):
     array[:], array[:, 3:] = road, sky
     spec = pairs(classes=(), a=array)
     (tmp_path / "classes.json").write_text(json.dumps({"sky": sky, "road": road}))
-    assert columns(open_label_maps(spec)["all"].target.maps.read_map(0).semantic) == [1, 1, 1, 0, 0, 0, 0, 0]
+    assert columns(open_as(spec, LabelMaps)["all"].target.maps.read_map(0).semantic) == [1, 1, 1, 0, 0, 0, 0, 0]
     (tmp_path / "classes.json").unlink()
-    assert open_label_maps(spec)["all"].target.classes == ("128,64,128", "70,130,180")
+    assert open_as(spec, LabelMaps)["all"].target.classes == ("128,64,128", "70,130,180")
 
 
 def test_a_value_that_is_no_class_is_refused(pairs):
-    source = open_label_maps(pairs(a=grid(0, 9, 7)))["all"]
+    source = open_as(pairs(a=grid(0, 9, 7)), LabelMaps)["all"]
     with pytest.raises(DataError, match=r"a.png has values without a class: 7, 9\n.*ignore=255"):
         source.target.maps.read_map(0)
 
 
 def test_a_map_of_another_size_is_refused(pairs, tmp_path):
     spec = pairs(a=grid(0), b=np.zeros((WIDTH, HEIGHT), np.uint8))
-    source = open_label_maps(spec)["all"]
+    source = open_as(spec, LabelMaps)["all"]
     assert source.target.maps.read_map(0, size=(HEIGHT, WIDTH)).semantic.shape == (HEIGHT, WIDTH)
     with pytest.raises(DataError, match="the map is 8 x 6 pixels, but its image 9 x 6"):
         source.target.maps.read_map(0, size=(6, 9))
@@ -212,23 +213,23 @@ def test_a_map_belongs_to_the_upright_image_and_is_never_turned(pairs, tmp_path)
     draw(tmp_path / "images" / "a.jpg", exif=exif)
     Image.open(tmp_path / "masks" / "a.png").save(tmp_path / "masks" / "a.png", exif=exif)
     expected = np.arange(HEIGHT * WIDTH).reshape(WIDTH, HEIGHT) % 3
-    np.testing.assert_array_equal(open_label_maps(spec)["all"].target.maps.read_map(0).semantic, expected)
+    np.testing.assert_array_equal(open_as(spec, LabelMaps)["all"].target.maps.read_map(0).semantic, expected)
 
 
 def test_select_and_fingerprint(pairs, tmp_path):
     spec = pairs(a=grid(0), b=grid(1), c=grid(2))
-    source = open_label_maps(spec)["all"]
+    source = open_as(spec, LabelMaps)["all"]
     some = source.select([0, 2])
     assert some.ids == ("a.jpg", "c.jpg") and columns(some.target.maps.read_map(1).semantic) == [2] * 8
     before = source.fingerprint()
-    assert before == open_label_maps(spec)["all"].fingerprint() != some.fingerprint()
-    assert open_label_maps(f"{spec}?ignore=0")["all"].fingerprint() != before
+    assert before == open_as(spec, LabelMaps)["all"].fingerprint() != some.fingerprint()
+    assert open_as(f"{spec}?ignore=0", LabelMaps)["all"].fingerprint() != before
     (tmp_path / "classes.txt").write_text("0 sky\n1 road\n3 tree\n")  # of the same names
-    assert open_label_maps(spec)["all"].fingerprint() != before
+    assert open_as(spec, LabelMaps)["all"].fingerprint() != before
     (tmp_path / "classes.txt").write_text("sky\nroad\ntree\n")
-    assert open_label_maps(spec)["all"].fingerprint() == before
+    assert open_as(spec, LabelMaps)["all"].fingerprint() == before
     write(tmp_path / "masks" / "a.png", grid(0, 0, 0, 1))
-    assert open_label_maps(spec)["all"].fingerprint() != before
+    assert open_as(spec, LabelMaps)["all"].fingerprint() != before
     with pytest.raises(ValueError, match="ascending"):
         source.select([1, 0])
 
@@ -265,7 +266,7 @@ def test_masks_of_the_foreground_are_cut_at_half_of_white(bits, tmp_path):
         draw(root / "images" / "a.jpg")
         (root / "masks").mkdir()
         (root / "masks" / "a.png").write_bytes(grey_png(values, bits))
-        mask = open_masks_as_data(str(root))["all"].target.maps.read_map(0).semantic
+        mask = open_as(str(root), Foreground)["all"].target.maps.read_map(0).semantic
         assert columns(mask) == [1, 1, 1, 0, 0, 0, 0, 0], name
 
 
@@ -322,13 +323,13 @@ def test_ade20k_scene_parse(tmp_path):
         write(tmp_path / "annotations" / long / f"ADE_{split}_1.png", grid(0, 1, 150))
     rows = [f"{i}\t0.1\t9\t1\t0\t{name}" for i, name in [(1, "wall"), (2, "building, edifice"), (150, "flag")]]
     (tmp_path / "objectInfo150.txt").write_text("\n".join(["Idx\tRatio\tTrain\tVal\tStuff\tName", *rows]))
-    found = open_label_maps(str(tmp_path))
+    found = open_as(str(tmp_path), LabelMaps)
     assert list(found) == ["train", "val"] and found["train"].target.classes == ("wall", "building", "flag")
     assert columns(found["val"].target.maps.read_map(0).semantic) == [X, 0, 2, 2, 2, 2, 2, 2]
-    assert are_label_maps(str(tmp_path)) and found["val"].target.maps.read_map(0).instances is None
+    assert kind_alone(str(tmp_path)) and found["val"].target.maps.read_map(0).instances is None
     coded = np.stack([grid(0, 12), grid(0, 5, 6), grid(0)], axis=-1)
     write(tmp_path / "annotations_instance" / "validation" / "ADE_val_1.png", coded)
-    found = open_label_maps(str(tmp_path))
+    found = open_as(str(tmp_path), LabelMaps)
     assert columns(found["val"].target.maps.read_map(0).instances) == [0, 5, 6, 6, 6, 6, 6, 6]
     assert found["train"].target.maps.read_map(0).instances is None and "lacks 1 of 1 map" in found["train"].notes[0]
 
@@ -342,13 +343,13 @@ def test_ade20k_full(tmp_path):
     write(folder / "ADE_train_00000001_parts_1.png", coded)
     names = [{"name": "wall", "name_ndx": 11 * 256 + 162}, {"name": "dog", "name_ndx": 2 * 256 + 3}]
     (folder / "ADE_train_00000001.json").write_text(json.dumps({"annotation": {"object": names}}))
-    source = open_label_maps(str(tmp_path))["train"]
+    source = open_as(str(tmp_path), LabelMaps)["train"]
     found = source.target.maps.read_map(0)
     assert source.target.classes == ("dog", "wall") and source.ids == ("urban/street/ADE_train_00000001.jpg",)
     assert columns(found.semantic) == [X, 1, 0, 0, 0, 0, 0, 0]
     assert columns(found.instances) == [0, 9, 4, 4, 4, 4, 4, 4]
     (folder / "ADE_train_00000001.json").unlink()
-    assert open_label_maps(str(tmp_path))["train"].target.classes == ("515", "2978")
+    assert open_as(str(tmp_path), LabelMaps)["train"].target.classes == ("515", "2978")
 
 
 # Cityscapes
@@ -362,14 +363,14 @@ def test_cityscapes_has_the_same_19_classes_in_both_numberings(tmp_path, numberi
     values = (7, 26, 33, 4) if numbering == "labelIds" else (0, 13, 18, 255)
     write(folder / f"{stem}_gtFine_{numbering}.png", grid(*values))
     write(folder / f"{stem}_gtFine_color.png", grid(1))
-    source = open_label_maps(str(tmp_path))["train"]
+    source = open_as(str(tmp_path), LabelMaps)["train"]
     assert len(source.target.classes) == 19 and source.ids == (f"train/ulm/{stem}_leftImg8bit.png",)
     found = source.target.maps.read_map(0)
     assert [source.target.classes[c] for c in found.semantic[0, :3]] == ["road", "car", "bicycle"]
     assert found.semantic[0, 3] == X and found.instances is None
     numbers = grid(7, 26000, 33011, 4, dtype=np.int32)
     write(folder / f"{stem}_gtFine_instanceIds.png", numbers.astype(np.uint16))
-    instances = open_label_maps(str(tmp_path))["train"].target.maps.read_map(0).instances
+    instances = open_as(str(tmp_path), LabelMaps)["train"].target.maps.read_map(0).instances
     assert columns(instances) == [0, 26000, 33011, 0, 0, 0, 0, 0]
 
 
@@ -390,14 +391,14 @@ def voc(root, array, objects=None, palette=None):
 
 def test_voc_by_index(tmp_path):
     spec = voc(tmp_path / "VOC2012", grid(0, 1, 15, 20, 255), grid(0, 1, 2, 3, 255))
-    source = open_label_maps(str(tmp_path))["train"]
+    source = open_as(str(tmp_path), LabelMaps)["train"]
     found = source.target.maps.read_map(0)
     named = [source.target.classes[c] if c >= 0 else None for c in found.semantic[0]]
     assert named[:5] == ["background", "aeroplane", "person", "tvmonitor", None]
     assert columns(found.instances) == [0, 1, 2, 3, 0, 0, 0, 0]
-    assert are_label_maps(spec)
+    assert kind_alone(spec)
     (tmp_path / "VOC2012" / "ImageSets" / "Main").mkdir()
-    assert not are_label_maps(spec)  # it is there for its classes as well
+    assert not kind_alone(spec)  # it is there for its classes as well
 
 
 def test_voc_that_lost_its_palette_is_read_by_its_colours(tmp_path):
@@ -405,7 +406,7 @@ def test_voc_that_lost_its_palette_is_read_by_its_colours(tmp_path):
     # background, aeroplane, person, border: the colours of the development kit
     published = np.array([[0, 0, 0], [128, 0, 0], [192, 128, 128], [224, 224, 192]], np.uint8)
     write(tmp_path / "SegmentationClass" / "2007_000032.png", published[grid(0, 1, 2, 3)])
-    assert columns(open_label_maps(spec)["train"].target.maps.read_map(0).semantic) == [0, 1, 15, X, X, X, X, X]
+    assert columns(open_as(spec, LabelMaps)["train"].target.maps.read_map(0).semantic) == [0, 1, 15, X, X, X, X, X]
 
 
 def test_voc_with_classes_of_its_own(tmp_path):
@@ -415,7 +416,7 @@ def test_voc_with_classes_of_its_own(tmp_path):
     (tmp_path / "labelmap.txt").write_text(
         "# label:color_rgb:parts:actions\nrust:51,221,255::\nnone:0,0,0::\ndent:250,50,83::"
     )
-    source = open_label_maps(spec)["train"]
+    source = open_as(spec, LabelMaps)["train"]
     assert [source.target.classes[c] for c in source.target.maps.read_map(0).semantic[0, :3]] == [
         "none",
         "dent",
@@ -442,50 +443,50 @@ def augmented(tmp_path):
 
 
 def test_voc_trains_on_a_named_list_with_its_own_maps_first(augmented):
-    found = open_label_maps(f"{augmented}?train=trainaug")
+    found = open_as(f"{augmented}?train=trainaug", LabelMaps)
     train = found["train"]
     assert (
         list(found) == ["train", "val"] and train.ids == ("a.jpg", "b.jpg", "c.jpg") and len(train.target.classes) == 21
     )
     assert [columns(train.target.maps.read_map(i).semantic)[:3] for i in range(3)] == [[0, 1, X], [0, 2, X], [0, 3, 3]]
     assert train.notes == ("train is trainaug.txt: 2 maps of SegmentationClass/ and 1 of SegmentationClassAug/",)
-    assert found["val"].fingerprint() == open_label_maps(str(augmented))["val"].fingerprint()
-    assert open_label_maps(str(augmented))["train"].ids == ("a.jpg", "c.jpg")
+    assert found["val"].fingerprint() == open_as(str(augmented), LabelMaps)["val"].fingerprint()
+    assert open_as(str(augmented), LabelMaps)["train"].ids == ("a.jpg", "c.jpg")
 
 
 def test_what_is_missing_of_an_augmented_voc_is_said(augmented):
     lists, maps = augmented / "ImageSets" / "Segmentation", augmented / "SegmentationClassAug"
     with pytest.raises(UsageError, match=r"no list .*trainug.txt\nDid you mean 'trainaug'.*SBD"):
-        open_label_maps(f"{augmented}?train=trainug")
+        open_as(f"{augmented}?train=trainug", LabelMaps)
     with pytest.raises(DataError, match=r"trainval.txt: 1 of 3 images are also in val.txt: d"):
-        open_label_maps(f"{augmented}?train=trainval")
+        open_as(f"{augmented}?train=trainval", LabelMaps)
     (maps / "b.png").unlink()
     with pytest.raises(DataError, match=r"1 of 3 images have no map: b\nLooked in .*Convert SBD's"):
-        open_label_maps(f"{augmented}?train=trainaug")
+        open_as(f"{augmented}?train=trainaug", LabelMaps)
     (maps / "c.png").unlink()
     maps.rmdir()
     with pytest.raises(DataError, match=r"SegmentationClassAug, which does not exist. Convert"):
-        open_label_maps(f"{augmented}?train=trainaug")
+        open_as(f"{augmented}?train=trainaug", LabelMaps)
     (lists / "trainaug.txt").write_text("\n")
     with pytest.raises(DataError, match=r"trainaug.txt is empty"):
-        open_label_maps(f"{augmented}?train=trainaug")
+        open_as(f"{augmented}?train=trainaug", LabelMaps)
 
 
 def test_values_and_sizes_of_augmented_maps_are_checked(augmented):
     write(augmented / "SegmentationClassAug" / "b.png", grid(0, 21))
-    train = open_label_maps(f"{augmented}?train=trainaug")["train"]
+    train = open_as(f"{augmented}?train=trainaug", LabelMaps)["train"]
     with pytest.raises(DataError, match=r"SegmentationClassAug/b.png has values without a class: 21"):
         train.target.maps.read_map(1)
     write(augmented / "SegmentationClassAug" / "b.png", np.zeros((3, 3), np.uint8))
     with pytest.raises(DataError, match="the map is 3 x 3 pixels, but its image 8 x 6"):
-        open_label_maps(f"{augmented}?train=trainaug")["train"].target.maps.read_map(1)
+        open_as(f"{augmented}?train=trainaug", LabelMaps)["train"].target.maps.read_map(1)
 
 
 def test_a_list_of_voc_is_refused_for_other_data(pairs, tmp_path):
     spec = f"{pairs(a=grid(0, 1))}?train=trainaug"
-    for opened in (open_label_maps, open_masks_as_data):
-        with pytest.raises(UsageError, match="train=trainaug names a list of a Pascal VOC tree, and this is none"):
-            opened(spec)
+    for kind in (LabelMaps, Foreground):
+        with pytest.raises(UsageError, match="unknown key 'train'"):
+            open_as(spec, kind)
         (tmp_path / "classes.txt").unlink(missing_ok=True)
 
 
@@ -505,7 +506,7 @@ def context(tmp_path):
 
 
 def test_pascal_context(context, tmp_path):
-    found = open_label_maps(str(tmp_path))
+    found = open_as(str(tmp_path), LabelMaps)
     assert {split: source.ids for split, source in found.items()} == {"train": ("a.jpg",), "val": ("b.jpg",)}
     source = found["val"]
     assert len(source.target.classes) == 59 and [
@@ -515,42 +516,42 @@ def test_pascal_context(context, tmp_path):
         "bag",
     ]
     assert columns(found["train"].target.maps.read_map(0).semantic) == [X, 0, 58, 58, 58, 58, 58, 58]
-    assert are_label_maps(str(context))
-    with_background = open_label_maps(f"{context}?ignore=none")["train"]
+    assert kind_alone(str(context))
+    with_background = open_as(f"{context}?ignore=none", LabelMaps)["train"]
     assert len(with_background.target.classes) == 60 and columns(with_background.target.maps.read_map(0).semantic)[
         :2
     ] == [59, 0]
     (context / "classes.txt").write_text("1: aeroplane\n2: bicycle\n6: bus\n59: wood")
-    assert open_label_maps(str(context))["val"].target.classes == ("aeroplane", "bicycle", "bus", "wood")
+    assert open_as(str(context), LabelMaps)["val"].target.classes == ("aeroplane", "bicycle", "bus", "wood")
 
 
 def test_pascal_context_is_named_in_a_tree_with_the_maps_of_voc(context):
     voc(context, grid(0, 20))
-    assert len(open_label_maps(str(context))["train"].target.classes) == 21
-    assert len(open_label_maps(f"{context}?maps=SegmentationClassContext")["train"].target.classes) == 59
+    assert len(open_as(str(context), LabelMaps)["train"].target.classes) == 21
+    assert len(open_as(f"{context}?maps=SegmentationClassContext", LabelMaps)["train"].target.classes) == 59
 
 
 def test_pascal_context_that_is_incomplete_or_damaged(context):
     maps, lists = context / "SegmentationClassContext", context / "ImageSets" / "SegmentationContext"
     write(maps / "a.png", grid(0, 60))
     write(maps / "b.png", np.ones((3, 3), np.uint8))
-    found = open_label_maps(str(context))
+    found = open_as(str(context), LabelMaps)
     with pytest.raises(DataError, match="values without a class: 60"):
         found["train"].target.maps.read_map(0)
     with pytest.raises(DataError, match="the map is 3 x 3 pixels"):
         found["val"].target.maps.read_map(0)
-    with pytest.raises(UsageError, match="train=trainaug is a list of VOC's own maps"):
-        open_label_maps(f"{context}?train=trainaug")
+    with pytest.raises(UsageError, match="unknown key 'train'"):
+        open_as(f"{context}?train=trainaug", LabelMaps)
     (lists / "val.txt").write_text("b\nmissing")
     with pytest.raises(DataError, match=r"val.txt: 1 of 2 image files missing: missing.jpg"):
-        open_label_maps(str(context))
+        open_as(str(context), LabelMaps)
     for file in lists.iterdir():
         file.unlink()
     with pytest.raises(DataError, match="SegmentationContext holds no list of images"):
-        open_label_maps(str(context))
+        open_as(str(context), LabelMaps)
     lists.rmdir()
     with pytest.raises(DataError, match=r"but not ImageSets/SegmentationContext/\ntrain.txt and val.txt there list"):
-        open_label_maps(str(context))
+        open_as(str(context), LabelMaps)
 
 
 # COCO-Stuff
@@ -580,7 +581,7 @@ def stuff(tmp_path):
 )
 def test_coco_stuff_has_the_same_171_classes_in_both_numberings(stuff, folder, ending, photos, values):
     spec = stuff(values, folder, ending, photos)
-    found = open_label_maps(spec)
+    found = open_as(spec, LabelMaps)
     assert {split: source.ids for split, source in found.items()} == {
         "train": ("000000000009.jpg",),
         "val": ("000000000139.jpg",),
@@ -588,20 +589,20 @@ def test_coco_stuff_has_the_same_171_classes_in_both_numberings(stuff, folder, e
     row = columns(found["val"].target.maps.read_map(0).semantic)
     assert len(found["val"].target.classes) == 171 and row[:6] == [0, 11, 79, 80, 170, X]
     assert [found["val"].target.classes[c] for c in row[:5]] == ["person", "stop sign", "toothbrush", "banner", "wood"]
-    assert are_label_maps(spec)
+    assert kind_alone(spec)
 
 
 def test_coco_stuff_prefers_the_published_maps_and_its_own_names(stuff, tmp_path):
     stuff((0, 11), "annotations", "_labelTrainIds")
     spec = stuff((0, 12), "annotations")
     (tmp_path / "labels.txt").write_text("0: unlabeled\n1: person\n13: stop sign")  # ids, which are values plus one
-    found = open_label_maps(spec)["val"]
+    found = open_as(spec, LabelMaps)["val"]
     assert columns(found.target.maps.read_map(0).semantic)[:2] == [0, 11] and found.target.classes[11] == "stop sign"
 
 
 @pytest.mark.parametrize(("ending", "value"), [("", 11), ("", 182), ("_labelTrainIds", 171)])
 def test_coco_stuff_refuses_values_without_a_class(stuff, ending, value):
-    source = open_label_maps(stuff((0, value), "annotations", ending))["val"]
+    source = open_as(stuff((0, value), "annotations", ending), LabelMaps)["val"]
     with pytest.raises(DataError, match=f"values without a class: {value}"):
         source.target.maps.read_map(0)
 
@@ -610,12 +611,12 @@ def test_coco_stuff_with_missing_files_or_other_classes(stuff, tmp_path):
     spec = stuff((0, 1), "annotations")
     write(tmp_path / "annotations" / "val2017" / "000000000139.png", np.ones((3, 3), np.uint8))
     with pytest.raises(DataError, match="the map is 3 x 3 pixels, but its image 8 x 6"):
-        open_label_maps(spec)["val"].target.maps.read_map(0)
+        open_as(spec, LabelMaps)["val"].target.maps.read_map(0)
     (tmp_path / "annotations" / "val2017" / "000000000139.png").unlink()
     with pytest.raises(DataError, match=r"no image in .*images/val2017 has a map of the same name"):
-        open_label_maps(spec)
+        open_as(spec, LabelMaps)
     (tmp_path / "classes.txt").write_text("sky\nroad")  # maps of one's own in folders of these names
-    assert open_label_maps(spec)["all"].target.classes == ("sky", "road")
+    assert open_as(spec, LabelMaps)["all"].target.classes == ("sky", "road")
 
 
 # NYUv2
@@ -629,7 +630,7 @@ def nyu(tmp_path):
     def make(maps, groups=(2, 1, 1), names=("wall", "floor")):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))  # HDF5 files stay open
         folder.mkdir()
-        nyu40.write(h5py, scipy_io, folder, np.array(maps), groups, names)
+        nyu_sample.write(h5py, scipy_io, folder, np.array(maps), groups, names)
         return folder / "nyu_depth_v2_labeled.mat"
 
     return make
@@ -638,15 +639,15 @@ def nyu(tmp_path):
 def test_nyu_is_read_by_columns_and_grouped(nyu):
     maps = np.random.default_rng(0).integers(0, 4, (3, HEIGHT, WIDTH))
     file = nyu(maps)
-    source = open_label_maps(str(file))["all"]
+    source = open_as(str(file), LabelMaps)["all"]
     assert source.target.classes == ("wall", "floor") and source.grouped_by == "scene"
     assert source.ids == ("0000", "0001", "0002")
     for i in range(3):
         expected = [[{0: X, 1: 1, 2: 0, 3: 0}[value] for value in row] for row in maps[i].tolist()]
         assert source.target.maps.read_map(i).semantic.tolist() == expected
-    assert open_label_maps(str(nyu(maps, (1, 2, 1))))["all"].fingerprint() != source.fingerprint()
+    assert open_as(str(nyu(maps, (1, 2, 1))), LabelMaps)["all"].fingerprint() != source.fingerprint()
     pytest.importorskip("scipy.io").savemat(file.parent / "splits.mat", {"trainNdxs": [[3], [1]], "testNdxs": [[2]]})
-    parts = open_label_maps(str(file))
+    parts = open_as(str(file), LabelMaps)
     assert parts["train"].ids == ("0000", "0002") and parts["test"].ids == ("0001",)
     np.testing.assert_array_equal(
         parts["test"].target.maps.read_map(0).semantic, source.target.maps.read_map(1).semantic
@@ -658,18 +659,18 @@ def test_nyu_that_is_incomplete_or_damaged(nyu):
     maps[1] = 4
     file = nyu(maps)
     with pytest.raises(DataError, match=r"it holds the class 4, but classMapping40\.mat groups 3"):
-        open_label_maps(str(file))["all"].target.maps.read_map(1)
+        open_as(str(file), LabelMaps)["all"].target.maps.read_map(1)
     with pytest.raises(DataError, match="mapClass has the number 3, but className has 2 names"):
-        open_label_maps(str(nyu(maps, (1, 2, 3))))
-    with pytest.raises(UsageError, match="is the only option"):
-        open_label_maps(f"{file}?classes=names.txt")
+        open_as(str(nyu(maps, (1, 2, 3))), LabelMaps)
+    with pytest.raises(UsageError, match="unknown key 'classes'"):
+        open_as(f"{file}?classes=names.txt", LabelMaps)
     mapping = file.parent / "classMapping40.mat"
     mapping.write_bytes(b"no file of MATLAB")
     with pytest.raises(DataError, match="should hold mapClass and className"):
-        open_label_maps(str(file))
+        open_as(str(file), LabelMaps)
     mapping.unlink()
     with pytest.raises(DataError, match=r"classMapping40.mat is missing.*\n.*FOLDER\?ignore=0"):
-        open_label_maps(str(file))
+        open_as(str(file), LabelMaps)
 
 
 # COCO panoptic
@@ -705,12 +706,12 @@ def panoptic(tmp_path):
 
 def test_panoptic(panoptic, tmp_path):
     spec = panoptic()
-    source = open_label_maps(spec)["all"]
+    source = open_as(spec, LabelMaps)["all"]
     found = source.target.maps.read_map(0)
-    assert source.target.classes == ("sky", "dog") and source.ids == ("1.jpg",) and are_label_maps(spec)
+    assert source.target.classes == ("sky", "dog") and source.ids == ("1.jpg",) and kind_alone(spec)
     assert columns(found.semantic) == [1, 1, 1, 1, 0, 0, X, X]
     assert columns(found.instances) == [1, 2, 2, 0, 0, 0, 0, 0]  # a crowd and the sky are no instances
-    assert list(open_label_maps(str(tmp_path))) == ["all"]
+    assert list(open_as(str(tmp_path), LabelMaps)) == ["all"]
 
 
 @settings(max_examples=30, deadline=None)
@@ -750,14 +751,16 @@ def test_damaged_panoptic_files(panoptic):
         (lambda tables: tables["images"].append(tables["images"][0]), "the same id occurs twice: 9"),
     ):
         with pytest.raises(DataError, match=words):
-            open_label_maps(panoptic(change))
+            open_as(panoptic(change), LabelMaps)
 
 
 def test_panoptic_that_contradicts_itself(panoptic):
-    source = open_label_maps(panoptic(lambda tables: tables["annotations"][0]["segments_info"].pop(0)))["all"]
+    source = open_as(panoptic(lambda tables: tables["annotations"][0]["segments_info"].pop(0)), LabelMaps)["all"]
     with pytest.raises(DataError, match=r"segments that segments_info lacks: 1 \(6 pixels\)"):
         source.target.maps.read_map(0)
-    source = open_label_maps(panoptic(put("annotations", "segments_info", [{**s, "category_id": 8} for s in SEGMENTS])))
+    source = open_as(
+        panoptic(put("annotations", "segments_info", [{**s, "category_id": 8} for s in SEGMENTS])), LabelMaps
+    )
     with pytest.raises(DataError, match="values without a class: 8"):
         source["all"].target.maps.read_map(0)
 
@@ -766,7 +769,7 @@ def test_a_grey_panoptic_file_is_refused(panoptic, tmp_path):
     spec = panoptic()
     write(tmp_path / "annotations" / "panoptic_val2017" / "1.png", grid(1))
     with pytest.raises(UnreadableImage, match="a grey image"):
-        open_label_maps(spec)["all"].target.maps.read_map(0)
+        open_as(spec, LabelMaps)["all"].target.maps.read_map(0)
 
 
 # Masks of manifests
@@ -791,12 +794,12 @@ def test_masks_of_a_manifest_are_drawn_small_ones_on_top(tmp_path):
     images = [{"id": 1, "file_name": "1.jpg", "width": WIDTH, "height": HEIGHT}]
     file = tmp_path / "m.json"
     file.write_text(json.dumps({"images": images, "annotations": rows, "categories": categories}))
-    source = open_label_maps(str(file))["all"]
+    source = open_as(str(file), LabelMaps)["all"]
     found = source.target.maps.read_map(0)
-    assert source.target.classes == ("background", "cat", "dog") and not are_label_maps(str(file))
+    assert source.target.classes == ("background", "cat", "dog") and not kind_alone(str(file))
     assert columns(found.semantic) == [1, 2, 0, X, X, 1, 1, 1]
     assert columns(found.instances) == [1, 2, 0, 0, 0, 5, 5, 0]
-    ignoring = open_label_maps(f"{file}?ignore=background")["all"]
+    ignoring = open_as(f"{file}?ignore=background", LabelMaps)["all"]
     assert columns(ignoring.target.maps.read_map(0).semantic) == [0, 1, X, X, X, 0, 0, 0]
 
 
@@ -805,13 +808,13 @@ def test_masks_of_a_manifest_are_drawn_small_ones_on_top(tmp_path):
 
 def test_what_holds_no_label_maps(tmp_path):
     draw(tmp_path / "photos" / "cat" / "1.jpg")
-    assert not are_label_maps(str(tmp_path / "photos"))
-    with pytest.raises(UsageError, match="has no label maps\nSupported: images/ and masks/"):
-        open_label_maps(str(tmp_path / "photos"))
+    assert not kind_alone(str(tmp_path / "photos"))
+    with pytest.raises(UsageError, match=r"has no images with a class for every pixel\nLooked for:\n.*ADE20K"):
+        open_as(str(tmp_path / "photos"), LabelMaps)
     with pytest.raises(UsageError, match="does not exist"):
-        open_label_maps(str(tmp_path / "photso"))
+        open_as(str(tmp_path / "photso"), LabelMaps)
     with pytest.raises(UsageError, match="unknown key 'ignor'\nDid you mean 'ignore'"):
-        open_label_maps(f"{tmp_path}/photos?ignor=0")
+        open_as(f"{tmp_path}/photos?ignor=0", LabelMaps)
 
 
 @pytest.mark.parametrize(
@@ -829,13 +832,13 @@ def test_damaged_lists_of_classes(pairs, tmp_path, name, content, words):
     spec = pairs(classes=(), a=grid(0))
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=words):
-        open_label_maps(spec)
+        open_as(spec, LabelMaps)
 
 
 def test_pictures_given_as_maps(pairs):
     noise = np.random.default_rng(0).integers(0, 256, (80, 80, 3), dtype=np.uint8)
     with pytest.raises(DataError, match="different values, too many for classes"):
-        open_label_maps(pairs(classes=(), a=noise))
+        open_as(pairs(classes=(), a=noise), LabelMaps)
 
 
 def test_folders_of_images_are_groups_where_that_is_asked_for(tmp_path):
@@ -843,18 +846,18 @@ def test_folders_of_images_are_groups_where_that_is_asked_for(tmp_path):
         for i in range(2):
             draw(tmp_path / "images" / folder / f"{i}.jpg")
             write(tmp_path / "masks" / folder / f"{i}.png", grid(0, 1))
-    for opened, options in (
-        (open_label_maps, ""),
-        (open_masks_as_data, ""),
-        (open_boundaries, "images=images&maps=masks&"),
-        (open_signals, "maps=masks&scale=1&"),
+    for kind, options in (
+        (LabelMaps, ""),
+        (Foreground, ""),
+        (Boundaries, "images=images&maps=masks&"),
+        (Signals, "maps=masks&scale=1&"),
     ):
-        source = opened(f"{tmp_path}?{options}group=folder")["all"]
+        source = open_as(f"{tmp_path}?{options}group=folder", kind)["all"]
         assert source.grouped_by == "folder" and source.attributes["folder"] == ("a", "a", "b", "b")
     with pytest.raises(UsageError, match="group: should be one of folder or null"):
-        open_label_maps(f"{tmp_path}?group=patient")
+        open_as(f"{tmp_path}?group=patient", LabelMaps)
 
 
 def test_no_images_of_nyu_have_no_digests(nyu):
-    source = open_label_maps(str(nyu(np.ones((2, HEIGHT, WIDTH), int))))["all"].select(np.arange(0))
+    source = open_as(str(nyu(np.ones((2, HEIGHT, WIDTH), int))), LabelMaps)["all"].select(np.arange(0))
     assert source.images.digests().shape == source.target.maps.maps.digests().shape == (0, 16)

@@ -8,10 +8,11 @@ import pytest
 from helpers.containers import png
 
 from sslbench.data.containers.listed import find_listed, plain_path
-from sslbench.data.depth.location import open_depth
 from sslbench.data.in_memory import sources_of
-from sslbench.data.open import open_as, open_data, open_label_maps, open_objects
+from sslbench.data.open import open_as, open_data, open_objects
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.label_maps import LabelMaps
+from sslbench.targets.pixel_values import Depth
 from sslbench.targets.triplets import Triplets
 from sslbench_visbench.targets import CameraPairs
 
@@ -110,7 +111,7 @@ def depths(root, names):
     for name in NAMES:
         np.save(root / "photos" / f"{name}.npy", np.ones((6, 5), dtype=np.float32))
     rows = [(name, f"photos/{own}.npy") for name, own in zip(names, NAMES, strict=True)]
-    return open_depth(write(root / "d.csv", ["image", "depth"], rows))["all"]
+    return open_as(write(root / "d.csv", ["image", "depth"], rows), Depth)["all"]
 
 
 KINDS = [
@@ -195,7 +196,7 @@ def test_panoptic_files_of_another_machine(root):
         names["annotations"].append({"image_id": i, "file_name": f"x\\{name}.png", "segments_info": []})
     content = {**names, "categories": [{"id": 1, "name": "x", "isthing": 1}]}
     (root / "panoptic_val.json").write_text(json.dumps(content))
-    source = open_label_maps(str(root / "panoptic_val.json"))["all"]
+    source = open_as(str(root / "panoptic_val.json"), LabelMaps)["all"]
     assert source.images.read(2) == png(2) and source.target.maps.maps.path(2).endswith("panoptic_val/c.png")
 
 
@@ -275,8 +276,8 @@ def test_masks_of_a_manifest_whose_images_lie_elsewhere(root):
     (root / "lists" / "m.json").write_text(json.dumps(content))
     spec = str(root / "lists" / "m.json")
     with pytest.raises(DataError, match=r"m\.json\?images=\.\./photos"):
-        open_label_maps(spec)
-    assert len(open_label_maps(f"{spec}?images=../photos")["all"]) == 4
+        open_as(spec, LabelMaps)
+    assert len(open_as(f"{spec}?images=../photos", LabelMaps)["all"]) == 4
 
 
 def test_a_frame_has_no_option(root, monkeypatch):

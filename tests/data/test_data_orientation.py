@@ -8,18 +8,19 @@ from PIL import Image
 from sample_data import davis, hpatches, spair
 
 from sslbench.backbones.build import build
-from sslbench.data.boundaries import open_boundaries
 from sslbench.data.checks.parts import check_parts, open_with_boxes
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.decode.reading import DEFAULT
-from sslbench.data.depth.location import open_depth, open_normals
 from sslbench.data.images import Files
 from sslbench.data.maps.sizes import size_and_turn, unknown_orientation
-from sslbench.data.open import open_as, open_data, open_label_maps, open_masks_as_data, open_objects
+from sslbench.data.open import open_as, open_data, open_objects
 from sslbench.errors import DataError
 from sslbench.evaluation import Request, RunSettings, make_task, prepare
 from sslbench.evaluation.record import Encoded, describe
+from sslbench.targets.foreground import Foreground
+from sslbench.targets.label_maps import LabelMaps
 from sslbench.targets.pairs import Homographies, Points
+from sslbench.targets.pixel_values import Boundaries, Depth, Normals
 from sslbench.targets.videos import Parts, Poses, Tracks
 from sslbench_visbench.signal_maps import open_signals
 
@@ -59,11 +60,11 @@ FILES = {
     "signals": ("depth", lambda file, grid: np.save(file.with_suffix(".npy"), 1.0 + grid)),
 }
 OPENED = {
-    "label maps": lambda place: open_label_maps(place)["all"].target.maps.read_map(0),
-    "masks": lambda place: open_masks_as_data(place)["all"].target.maps.read_map(0),
-    "boundaries": lambda place: values(open_boundaries(place)["all"]),
-    "depth": lambda place: values(open_depth(place)["all"]),
-    "normals": lambda place: values(open_normals(place)["all"]),
+    "label maps": lambda place: open_as(place, LabelMaps)["all"].target.maps.read_map(0),
+    "masks": lambda place: open_as(place, Foreground)["all"].target.maps.read_map(0),
+    "boundaries": lambda place: values(open_as(place, Boundaries)["all"]),
+    "depth": lambda place: values(open_as(place, Depth)["all"]),
+    "normals": lambda place: values(open_as(place, Normals)["all"]),
     "signals": lambda place: values(open_signals(f"{place}?maps=depth")["all"]),
 }
 
@@ -216,8 +217,8 @@ def test_maps_and_depth_with_an_orientation_of_their_own_are_refused(turn, size,
             (tmp_path / kind).mkdir(exist_ok=True)
             Image.fromarray(np.full(size, i, np.uint8)).save(tmp_path / kind / f"{i}.png", exif=exif)
     for read in (
-        lambda: open_label_maps(f"{tmp_path}?images=images&maps=masks"),
-        lambda: open_depth(str(tmp_path))["all"].target.pixels.read_values(0),
+        lambda: open_as(f"{tmp_path}?images=images&maps=masks", LabelMaps),
+        lambda: open_as(str(tmp_path), Depth)["all"].target.pixels.read_values(0),
     ):
         with pytest.raises((DataError, UnreadableImage), match=r"an EXIF orientation of its own.*exiftool"):
             read()

@@ -8,9 +8,11 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 
 from sslbench.data import textures
-from sslbench.data.open import open_as, open_boxes_as_data, open_data, open_label_maps, open_masks_as_data
+from sslbench.data.open import open_as, open_boxes_as_data, open_data
 from sslbench.data.textures import IMAGES, VIDEOS
 from sslbench.errors import UsageError
+from sslbench.targets.foreground import Foreground
+from sslbench.targets.label_maps import LabelMaps
 from sslbench.targets.videos import Parts, Poses, Tracks
 
 
@@ -77,7 +79,7 @@ def test_masks_are_the_pixels_of_the_objects(monkeypatch):
 
 def test_every_face_of_the_images_says_the_same():
     samples, boxes = open_data(IMAGES), open_boxes_as_data(IMAGES)
-    maps, masks = open_label_maps(IMAGES), open_masks_as_data(IMAGES)
+    maps, masks = open_as(IMAGES, LabelMaps), open_as(IMAGES, Foreground)
     assert list(samples) == list(boxes) == list(maps) == list(masks) == ["train", "test"]
     for split, source in samples.items():
         assert np.ptp(np.bincount(source.target.values)) == 0
@@ -148,7 +150,7 @@ def test_other_names_are_refused():
         (open_data, "textures:image", "no drawn textures 'textures:image'"),
         (open_data, "textures:images-seed", "textures:images-seed1"),
         (open_data, VIDEOS, "textures:videos holds no images"),
-        (open_label_maps, VIDEOS, "textures:videos holds no images"),
+        (lambda place: open_as(place, LabelMaps), VIDEOS, "textures:videos holds no images"),
         (lambda place: open_as(place, Tracks), IMAGES, "textures:images holds no videos"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -163,8 +163,11 @@ OTHERS = {"retrieval": ("retrieval", *PIXELS), "hpatches": (*ON_PAIRS[:-1],)}
 NOT_EVALUATED = {
     "several": "train and test are the same images, which is refused",
     "zip": "train and test are the same images, which is refused",
-    "nyu40": "two images are too few for train and test",
-    **dict.fromkeys(("camera-pairs", "triplets"), "the runs of their protocols read such tables"),
+    "nyu": "two images are too few for train and test",
+    **dict.fromkeys(
+        ("camera-pairs", "triplets", "depth", "boundaries", "motorcycle", "pascal-context"),
+        "the runs of their protocols read such tables",
+    ),
     **dict.fromkeys(("sklearn", "textures", "kwcoco"), "takes seconds, or draws other pictures each time"),
 }
 SHORT = (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from PIL import Image
 
-from sslbench.data.boundaries import MaskBoundaries
+from sslbench.data.formats.boundaries import MaskBoundaries
 from sslbench.data.image_pairs import PointPair, pairs_source
 from sslbench.data.images import Arrays
 from sslbench.data.poses import poses_source

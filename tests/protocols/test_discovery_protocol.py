@@ -10,7 +10,7 @@ from torch import nn
 
 from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
-from sslbench.data.open import open_boxes_as_data, open_masks_as_data
+from sslbench.data.open import open_as, open_boxes_as_data
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.settings import ExtractSettings
@@ -262,7 +262,7 @@ def masks_folder(folder, arrays):
 def test_soft_masks_are_cut_at_one_half_and_masks_of_ones_are_kept(tmp_path):
     soft, ones = np.zeros((4, 6)), np.zeros((4, 6))
     soft[1, :4], ones[2, 2] = (255, 128, 127, 60), 1
-    source = open_masks_as_data(str(masks_folder(tmp_path / "set", [soft, ones, np.zeros((4, 6))])))["all"]
+    source = open_as(str(masks_folder(tmp_path / "set", [soft, ones, np.zeros((4, 6))])), Foreground)["all"]
     assert isinstance(source.target, Foreground) and len(source) == 3
     found = [source.target.maps.read_map(i).semantic for i in range(3)]
     assert found[0].sum() == 2 and found[0][1, :2].all() and found[1].sum() == 1 == found[1][2, 2]
@@ -275,7 +275,7 @@ def test_soft_masks_are_cut_at_one_half_and_masks_of_ones_are_kept(tmp_path):
     [(np.full((4, 5), 255), "5 x 4 pixels, but its image 6 x 4"), (np.full((4, 6), 20), "up to 20")],
 )
 def test_masks_of_another_size_or_of_classes_are_one_message(tmp_path, array, message):
-    source = open_masks_as_data(str(masks_folder(tmp_path / "set", [array])))["all"]
+    source = open_as(str(masks_folder(tmp_path / "set", [array])), Foreground)["all"]
     with pytest.raises(DataError, match=message):
         source.target.maps.read_map(0)
 
@@ -283,9 +283,9 @@ def test_masks_of_another_size_or_of_classes_are_one_message(tmp_path, array, me
 def test_label_maps_need_a_background(tmp_path):
     folder = masks_folder(tmp_path / "set", [np.ones((4, 6)), np.zeros((4, 6))])
     (folder / "classes.txt").write_text("Background\ncat\n")
-    source = open_masks_as_data(str(folder))["all"]
+    source = open_as(str(folder), Foreground)["all"]
     assert isinstance(source, Source) and source.target.maps.read_map(0).semantic.min() == 1
     assert source.target.maps.read_map(1).semantic.max() == 0
     (folder / "classes.txt").write_text("dog\ncat\n")
     with pytest.raises(DataError, match="none is called background"):
-        open_masks_as_data(str(folder))
+        open_as(str(folder), Foreground)

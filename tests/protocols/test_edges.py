@@ -12,8 +12,8 @@ from torch import nn
 
 from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
-from sslbench.data.boundaries import open_boundaries
 from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.open import open_as
 from sslbench.errors import DataError, UsageError
 from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
@@ -21,6 +21,7 @@ from sslbench.protocols import edges
 from sslbench.protocols.edges import Edges, annotations
 from sslbench.runtime.seeds import seeded
 from sslbench.solvers.dense.losses import balanced_cross_entropy
+from sslbench.targets.pixel_values import Boundaries
 
 SIZE = (20, 30)
 
@@ -52,14 +53,14 @@ def bsds(tmp_path):
 
 
 def test_files_of_bsds_have_a_map_for_every_annotator(bsds):
-    parts = open_boundaries(str(bsds))
+    parts = open_as(str(bsds), Boundaries)
     assert list(parts) == ["train", "test"] and parts["test"].ids == ("0.jpg", "1.jpg")
     values = parts["test"].target.pixels.read_values(1, size=SIZE)
     np.testing.assert_array_equal(values, np.moveaxis(lines(4, 4, 9), 0, 2))
 
 
 def test_a_target_has_the_consensus_and_every_annotator(bsds):
-    test = open_boundaries(str(bsds))["test"]
+    test = open_as(str(bsds), Boundaries)["test"]
     target = Edges(edges.Settings()).read(test, 1, SIZE)
     assert (target[0, :, 4] == 1).all() and np.isnan(target[0, :, 9]).all() and (target[0, :, 5] == 0).all()
     np.testing.assert_array_equal(annotations(target), lines(4, 4, 9))
@@ -70,16 +71,16 @@ def test_a_target_has_the_consensus_and_every_annotator(bsds):
 def test_a_damaged_file_is_one_message(bsds, content):
     (bsds / "groundTruth" / "test" / "0.mat").write_bytes(content)
     with pytest.raises(UnreadableImage, match=r"0\.mat"):
-        open_boundaries(str(bsds))["test"].target.pixels.read_values(0)
+        open_as(str(bsds), Boundaries)["test"].target.pixels.read_values(0)
 
 
 def test_a_file_of_something_else_and_another_size_are_one_message(bsds):
-    values = open_boundaries(str(bsds))["test"].target.pixels
+    values = open_as(str(bsds), Boundaries)["test"].target.pixels
     with pytest.raises(DataError, match="boundaries is 30 x 20 pixels, but its image 8 x 9"):
         values.read_values(0, size=(9, 8))
     savemat(bsds / "groundTruth" / "test" / "0.mat", {"other": np.ones(3)})
     with pytest.raises(UnreadableImage, match="groundTruth"):
-        open_boundaries(str(bsds))["test"].target.pixels.read_values(0)
+        open_as(str(bsds), Boundaries)["test"].target.pixels.read_values(0)
 
 
 def test_folders_of_maps_are_thinned_and_masks_refused(tmp_path):
@@ -88,20 +89,20 @@ def test_folders_of_maps_are_thinned_and_masks_refused(tmp_path):
     Image.new("RGB", SIZE[::-1]).save(tmp_path / "images" / "a.png")
     thick = lines(9, 10, 11).any(axis=0)
     Image.fromarray((255 * thick).astype(np.uint8)).save(tmp_path / "boundaries" / "a.png")
-    (source,) = open_boundaries(str(tmp_path)).values()
+    (source,) = open_as(str(tmp_path), Boundaries).values()
     marked = source.target.pixels.read_values(0, size=SIZE)[..., 0]
     assert marked[5:-5].sum(axis=1).tolist() == [1] * 10 and (marked[5:-5, 10] == 1).all()
     Image.fromarray(np.full(SIZE, 255, np.uint8)).save(tmp_path / "boundaries" / "a.png")
     with pytest.raises(DataError, match="100% of the pixels are marked"):
-        open_boundaries(str(tmp_path))["all"].target.pixels.read_values(0, size=SIZE)
+        open_as(str(tmp_path), Boundaries)["all"].target.pixels.read_values(0, size=SIZE)
 
 
 def test_a_location_without_boundaries_is_one_message(tmp_path):
-    for spec, message in ((tmp_path, "has no images/"), (tmp_path / "none", "there is no folder")):
+    for spec, message in ((tmp_path, "has no images/"), (tmp_path / "none", "does not exist")):
         with pytest.raises(UsageError, match=message):
-            open_boundaries(str(spec))
-    with pytest.raises(UsageError, match="classes="):
-        open_boundaries(f"{tmp_path}?classes=a.txt")
+            open_as(str(spec), Boundaries)
+    with pytest.raises(UsageError, match="unknown key 'classes'"):
+        open_as(f"{tmp_path}?classes=a.txt", Boundaries)
 
 
 def test_the_loss_is_that_of_a_slow_loop():
@@ -119,7 +120,7 @@ def test_the_loss_is_that_of_a_slow_loop():
 
 
 def test_a_perfect_map_scores_1_in_all_metrics(bsds):
-    source = open_boundaries(str(bsds))["test"]
+    source = open_as(str(bsds), Boundaries)["test"]
     one = Edges(edges.Settings())
     target = one.read(source, 0, SIZE)
     row = one.row(torch.tensor(target[:1]), target)

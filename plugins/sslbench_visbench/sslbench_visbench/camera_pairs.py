@@ -19,7 +19,7 @@ from sslbench.arrays import FloatArray, IntArray
 from sslbench.config import setting
 from sslbench.data.containers.listed import find_listed, folders_beside
 from sslbench.data.containers.names import split_name
-from sslbench.data.format import SourceFormat, TupleReader
+from sslbench.data.format import Reader, SourceFormat
 from sslbench.data.formats.table import read_cells
 from sslbench.data.formats.table.lists import TableColumns
 from sslbench.data.images import Files
@@ -32,6 +32,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.targets.images import Images
 from sslbench.text import printable
+from sslbench_visbench.signal_maps import READERS
 from sslbench_visbench.targets import CameraPairs
 
 PREFIX = "rotations:"
@@ -288,4 +289,12 @@ def _usable(poses: FloatArray) -> npt.NDArray[np.bool_]:
     return np.asarray(np.isfinite(poses).all(axis=1) & np.isfinite(lengths) & (lengths > _LEAST))
 
 
-FORMAT = SourceFormat(__doc__, readers={CameraPairs: TupleReader(recognises, open, options=PoseOptions, prefix=PREFIX)})
+FORMAT = SourceFormat(
+    __doc__,
+    readers={
+        CameraPairs: Reader(
+            lambda spec, _: recognises(spec), open, PoseOptions, unresolved=lambda spec: spec.startswith(PREFIX)
+        ),
+        **READERS,  # one format for all kinds of the plug-in, as a plug-in names its formats one by one
+    },
+)

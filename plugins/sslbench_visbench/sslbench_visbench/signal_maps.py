@@ -10,7 +10,7 @@ import csv
 import dataclasses
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,14 +22,14 @@ from sslbench import config
 from sslbench.config import setting
 from sslbench.data.containers.names import split_name
 from sslbench.data.decode.picture import UnreadableImage
-from sslbench.data.depth.files import SUFFIXES, decode_values
-from sslbench.data.depth.location import holds_values, open_depth, open_normals
+from sslbench.data.format import NoOptions, Reader
 from sslbench.data.images import Files
 from sslbench.data.location import Location, locate
 from sslbench.data.maps import pairs
 from sslbench.data.maps.layout import Pairs, by_folder, by_key, in_order, pair, walk
 from sslbench.data.maps.sizes import SAME_SIZE, size_difference
-from sslbench.data.open import are_label_maps, open_data, open_label_maps
+from sslbench.data.maps.values import SUFFIXES, decode_values
+from sslbench.data.open import kind_alone, open_as, open_data
 from sslbench.data.source import Source
 from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
@@ -177,9 +177,8 @@ def _images_alone(spec: str) -> Mapping[str, Source]:
         return open_signal_maps(dataclasses.replace(location, options=options))
     if not location.options and root.is_dir() and pairs.recognises(root):
         return _of_places(location.text, pairs.find_places(root))
-    if (quantity := holds_values(spec)) is not None:
-        return open_depth(spec) if quantity == "depth" else open_normals(spec)
-    return open_label_maps(spec) if are_label_maps(spec) else open_data(spec)
+    kind = kind_alone(spec)
+    return open_data(spec) if kind is None else open_as(spec, kind)
 
 
 def _of_places(text: str, places: list[pairs.Place]) -> dict[str, Source]:
@@ -369,3 +368,11 @@ def _listed_keys(path: Path) -> frozenset[str]:
     if not rows or any(row.get(column) in (None, "") for row in rows for column in columns):
         raise DataError(f"{path} should list building, point and view, one image per row")
     return frozenset(f"{row['building']}/point_{row['point']}_view_{row['view']}" for row in rows)
+
+
+def _reader(read: Callable[[str], dict[str, Source]]) -> Reader[NoOptions]:
+    """Return a reader of any location, with the options of whatever format it has."""
+    return Reader(lambda *_: True, lambda spec, _: read(spec), NoOptions, unresolved=lambda _: True)
+
+
+READERS = {Signals: _reader(open_signals), Orientations: _reader(open_orientations)}

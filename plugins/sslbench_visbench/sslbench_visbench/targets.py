@@ -1,8 +1,7 @@
 """Targets: signals and orientations of pixels, and pairs of images with the relative pose of their cameras."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +14,6 @@ from sslbench.targets.pixel_values import PixelValues
 from sslbench.targets.target import Rows, WithoutValues
 from sslbench.targets.triplets import Placed
 from sslbench_visbench import metrics
-
-if TYPE_CHECKING:
-    from sslbench.data.source import Source
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,13 +58,6 @@ class Signals(WithoutValues):
         """Return the metrics of signals."""
         return metrics.signal_measures(scores.astype(np.float64))
 
-    @classmethod
-    def open(cls, place: str) -> Mapping[str, "Source"]:
-        """Open any images, or maps of numbers beside them."""
-        from sslbench_visbench.signal_maps import open_signals
-
-        return open_signals(place)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Orientations(WithoutValues):
@@ -98,13 +87,6 @@ class Orientations(WithoutValues):
     def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
         """Return the metrics of orientations."""
         return metrics.orientation_measures(scores.astype(np.float64))
-
-    @classmethod
-    def open(cls, place: str) -> Mapping[str, "Source"]:
-        """Open any images."""
-        from sslbench_visbench.signal_maps import open_orientations
-
-        return open_orientations(place)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -150,10 +132,3 @@ class CameraPairs(Placed):
     def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
         """Return the errors of rotations and translations."""
         return metrics.pose_measures(scores.astype(np.float64), values.astype(np.float64))
-
-    @classmethod
-    def open(cls, place: str) -> Mapping[str, "Source"]:
-        """Open NAVI, a table of pairs, or views of any images."""
-        from sslbench.data.open import open_as
-
-        return open_as(place, cls)

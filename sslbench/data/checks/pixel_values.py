@@ -8,9 +8,9 @@ import numpy as np
 from sslbench.data.checks.findings import Finding, by_level
 from sslbench.data.checks.parts import picture_findings, spread
 from sslbench.data.decode.picture import UnreadableImage
-from sslbench.data.depth.values import Quantity, implausible_unit
 from sslbench.data.loading import loader
 from sslbench.data.maps.sizes import size_and_turn, unknown_orientation
+from sslbench.data.maps.values import Quantity, implausible_unit
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import SslbenchError

@@ -15,10 +15,11 @@ import numpy.typing as npt
 
 from sslbench.data.containers.names import split_name
 from sslbench.data.decode.picture import UnreadableImage
-from sslbench.data.format import LabelMapReader, SourceFormat
+from sslbench.data.format import SourceFormat
 from sslbench.data.images import Files
-from sslbench.data.maps.classes import LabelMapOptions, coding_beside, make_coding, with_ignored
+from sslbench.data.maps.classes import LabelMapOptions, coding_beside, make_coding, names_folders, with_ignored
 from sslbench.data.maps.files import MapPixels, ValueMaps, load
+from sslbench.data.maps.foreground import map_readers
 from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, source_of, walk
 from sslbench.data.maps.pairs import find_places, paired
 from sslbench.data.maps.types import Coding, RawMap
@@ -40,7 +41,7 @@ def recognises(spec: str) -> bool:
 
 
 def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
-    """Return the label maps of either release; see `sslbench.data.open.open_label_maps`."""
+    """Return the label maps of either release; see `sslbench.data.open.open_as`."""
     root = Path(spec)
     return _scene_parse(spec, root, options) if (root / _INFO).is_file() else _full(spec, root / _FULL, options)
 
@@ -184,8 +185,12 @@ def _numbers(splits: dict[str, Pairs]) -> list[int]:
     return sorted(found - {0})
 
 
-def _recognises_without_folders(spec: str, options: LabelMapOptions) -> bool:
-    return not options.names_folders and recognises(spec)
-
-
-FORMAT = SourceFormat(__doc__, maps=LabelMapReader(_recognises_without_folders, open_maps, maps_only=recognises))
+FORMAT = SourceFormat(
+    __doc__,
+    readers=map_readers(
+        lambda spec, options: not names_folders(options) and recognises(spec),
+        open_maps,
+        LabelMapOptions,
+        alone=recognises,
+    ),
+)

@@ -14,10 +14,11 @@ import numpy as np
 
 from sslbench.data.containers.names import split_name
 from sslbench.data.decode.picture import UnreadableImage
-from sslbench.data.format import LabelMapReader, ObjectReader, SourceFormat
+from sslbench.data.format import ObjectReader, SourceFormat
 from sslbench.data.images import Files
-from sslbench.data.maps.classes import LabelMapOptions, with_ignored
+from sslbench.data.maps.classes import LabelMapOptions, names_folders, with_ignored
 from sslbench.data.maps.files import MapPixels, ValueMaps, load
+from sslbench.data.maps.foreground import map_readers
 from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, source_of, walk
 from sslbench.data.maps.types import Coding
 from sslbench.data.objects.annotated import AnnotatedImage, object_sources
@@ -54,7 +55,7 @@ def recognises(spec: str) -> bool:
 
 
 def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
-    """Return the label maps of a Cityscapes folder; see `sslbench.data.open.open_label_maps`."""
+    """Return the label maps of a Cityscapes folder; see `sslbench.data.open.open_as`."""
     root = Path(spec)
     truth = next(name for name in _TRUTH if (root / name).is_dir())
     files = walk(root / truth)
@@ -164,12 +165,13 @@ def _annotated(pairs: Pairs, index: int) -> AnnotatedImage:
     return AnnotatedImage(pairs.ids[index], Path(pairs.images.path(index)), (height, width), rows)
 
 
-def _recognises_without_folders(spec: str, options: LabelMapOptions) -> bool:
-    return not options.names_folders and recognises(spec)
-
-
 FORMAT = SourceFormat(
     __doc__,
     objects=ObjectReader(recognises, open_objects),
-    maps=LabelMapReader(_recognises_without_folders, open_maps, maps_only=recognises),
+    readers=map_readers(
+        lambda spec, options: not names_folders(options) and recognises(spec),
+        open_maps,
+        LabelMapOptions,
+        alone=recognises,
+    ),
 )

@@ -7,9 +7,10 @@ _labelTrainIds, as MMSegmentation writes them, number the same classes from 0 to
 
 from pathlib import Path
 
-from sslbench.data.format import LabelMapReader, SourceFormat
-from sslbench.data.maps.classes import LabelMapOptions, with_ignored
+from sslbench.data.format import SourceFormat
+from sslbench.data.maps.classes import LabelMapOptions, names_folders, with_ignored
 from sslbench.data.maps.files import ValueMaps
+from sslbench.data.maps.foreground import map_readers
 from sslbench.data.maps.layout import by_key, pair, source_of, walk
 from sslbench.data.maps.types import Coding
 from sslbench.data.source import Source
@@ -68,7 +69,7 @@ def _splits(root: Path) -> dict[str, tuple[Path, Path]]:
 
 
 def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
-    """Return the label maps of COCO-Stuff; see `sslbench.data.open.open_label_maps`."""
+    """Return the label maps of COCO-Stuff; see `sslbench.data.open.open_as`."""
     sources = {}
     for split, (photos, folder) in _splits(Path(spec)).items():
         files = walk(folder)
@@ -81,8 +82,12 @@ def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     return sources
 
 
-def _recognises_without_names(spec: str, options: LabelMapOptions) -> bool:
-    return not options.names_folders and options.classes is None and recognises(spec)
-
-
-FORMAT = SourceFormat(__doc__, maps=LabelMapReader(_recognises_without_names, open_maps, maps_only=recognises))
+FORMAT = SourceFormat(
+    __doc__,
+    readers=map_readers(
+        lambda spec, options: not names_folders(options) and "classes" not in options and recognises(spec),
+        open_maps,
+        LabelMapOptions,
+        alone=recognises,
+    ),
+)

@@ -6,7 +6,7 @@ which counts as background.
 
 from pathlib import Path
 
-from sslbench.data.format import SourceFormat, TupleReader
+from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.palette_masks import palette_videos
 from sslbench.data.source import Source
 from sslbench.data.wording import some
@@ -49,4 +49,4 @@ def open(spec: str) -> dict[str, Source]:
     return sources
 
 
-FORMAT = SourceFormat(__doc__, readers={Tracks: TupleReader(recognises, lambda spec, _: open(spec))})
+FORMAT = SourceFormat(__doc__, readers={Tracks: plain_reader(recognises, open)})

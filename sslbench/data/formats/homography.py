@@ -6,7 +6,7 @@
 import importlib.util
 from pathlib import Path
 
-from sslbench.data.format import SourceFormat, TupleReader
+from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.images import Files
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
@@ -63,4 +63,4 @@ def _pictures() -> Source:
     return Source("homography:pictures", ids, Unlabelled(len(ids)), Files(tuple(files[name] for name in ids)))
 
 
-FORMAT = SourceFormat(__doc__, readers={Homographies: TupleReader(recognises, lambda spec, _: open(spec))})
+FORMAT = SourceFormat(__doc__, readers={Homographies: plain_reader(recognises, open)})

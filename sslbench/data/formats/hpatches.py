@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sslbench.data.format import SourceFormat, TupleReader
+from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.image_pairs import pairs_source
 from sslbench.data.images import Files
 from sslbench.data.source import Source
@@ -62,4 +62,4 @@ def _matrix(file: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     return matrix
 
 
-FORMAT = SourceFormat(__doc__, readers={Homographies: TupleReader(recognises, lambda spec, _: open(spec))})
+FORMAT = SourceFormat(__doc__, readers={Homographies: plain_reader(recognises, open)})

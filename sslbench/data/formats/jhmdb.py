@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sslbench.arrays import FloatArray
-from sslbench.data.format import SourceFormat, TupleReader
+from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.images import Files
 from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.palette_masks import frames_in
@@ -118,4 +118,4 @@ def _joints(file: Path) -> FloatArray:
     return np.ascontiguousarray(found.transpose(2, 1, 0)) - 1
 
 
-FORMAT = SourceFormat(__doc__, readers={Poses: TupleReader(recognises, lambda spec, _: open(spec))})
+FORMAT = SourceFormat(__doc__, readers={Poses: plain_reader(recognises, open)})

@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sslbench.data.format import LabelMapReader, ObjectReader, SampleReader, SourceFormat, TupleReader
+from sslbench.data.format import ObjectReader, SampleReader, SourceFormat, plain_reader
 from sslbench.data.formats import coco
 from sslbench.data.formats.coco import WHOLE_IMAGES, CocoOptions
 from sslbench.data.maps.classes import LabelMapOptions
+from sslbench.data.maps.foreground import map_readers
 from sslbench.data.objects import toy
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
@@ -59,10 +60,6 @@ def _is_no_file(spec: str) -> bool:
     return recognises(spec) and not Path(spec).exists()
 
 
-def _recognises_maps(spec: str, _: LabelMapOptions) -> bool:
-    return _is_no_file(spec)
-
-
 def _open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     if options.images:
         raise UsageError(f"{spec}: its images are drawn, so it takes no option '?images='")
@@ -78,6 +75,8 @@ FORMAT = SourceFormat(
         frozenset(("attribute",)),
     ),
     ObjectReader(_is_no_file, open_objects),
-    LabelMapReader(_recognises_maps, _open_maps),
-    readers={Tracks: TupleReader(_is_no_file, lambda spec, _: open_videos(spec))},
+    {
+        **map_readers(lambda spec, _: _is_no_file(spec), _open_maps, LabelMapOptions),
+        Tracks: plain_reader(_is_no_file, open_videos),
+    },
 )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sslbench.arrays import FloatArray
-from sslbench.data.format import SourceFormat, TupleReader
+from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.image_pairs import check_points, pairs_source
 from sslbench.data.images import Files
 from sslbench.data.objects.boxes import size_in_file
@@ -112,4 +112,4 @@ def _annotated(file: Path, number: int, both: list[dict[str, Any] | None]) -> tu
     return points[0][seen], points[1][seen]
 
 
-FORMAT = SourceFormat(__doc__, readers={Points: TupleReader(recognises, lambda spec, _: open(spec))})
+FORMAT = SourceFormat(__doc__, readers={Points: plain_reader(recognises, open)})

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from sslbench.arrays import FloatArray
-from sslbench.data.format import SourceFormat, TupleReader
+from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.image_pairs import check_points, pairs_source
 from sslbench.data.images import Files
 from sslbench.data.maps.sizes import SAME_SIZE, size_difference
@@ -104,4 +104,4 @@ def _points(given: object) -> FloatArray:
     return np.array(given, dtype=np.float64).reshape(-1, 2)
 
 
-FORMAT = SourceFormat(__doc__, readers={Points: TupleReader(recognises, lambda spec, _: open(spec))})
+FORMAT = SourceFormat(__doc__, readers={Points: plain_reader(recognises, open)})

@@ -12,10 +12,19 @@ import numpy.typing as npt
 
 from sslbench.arrays import IntArray
 from sslbench.data.containers.names import numbered_ids
-from sslbench.data.format import LabelMapReader, NoOptions, ObjectReader, SampleReader, SourceFormat, TupleReader
+from sslbench.data.format import (
+    NoOptions,
+    ObjectReader,
+    Reader,
+    SampleReader,
+    SourceFormat,
+    plain_reader,
+)
+from sslbench.data.formats.boundaries import with_boundaries
 from sslbench.data.formats.coco.masks import open_maps
 from sslbench.data.images import Arrays
 from sslbench.data.maps.classes import LabelMapOptions
+from sslbench.data.maps.foreground import map_readers
 from sslbench.data.objects.types import Objects, ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.textures import (
@@ -33,6 +42,8 @@ from sslbench.data.tracks import videos_source
 from sslbench.errors import UsageError
 from sslbench.metrics.detection import masks as rle
 from sslbench.targets.classes import Classes
+from sslbench.targets.foreground import Foreground
+from sslbench.targets.pixel_values import Boundaries
 from sslbench.targets.videos import Ids, Tracks
 
 _NAME = re.compile(rf"{PREFIX}(?P<what>images|videos)(-seed(?P<seed>\d{{1,9}}))?")
@@ -162,18 +173,25 @@ def _is_no_file(spec: str) -> bool:
     return recognises(spec) and not Path(spec).exists()
 
 
-def _recognises_maps(spec: str, _: LabelMapOptions) -> bool:
-    return _is_no_file(spec)
-
-
 def _open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     return open_maps(spec, options, open_objects)
+
+
+_MAPS = map_readers(lambda spec, _: _is_no_file(spec), _open_maps, LabelMapOptions)
+
+
+def _open_boundaries(spec: str, options: LabelMapOptions) -> dict[str, Source]:
+    masks = _MAPS[Foreground].open(spec, options)
+    return {split: with_boundaries(source, regions=True) for split, source in masks.items()}
 
 
 FORMAT = SourceFormat(
     __doc__,
     SampleReader(recognises, lambda request: open(request.spec), NoOptions),
     ObjectReader(_is_no_file, open_objects),
-    LabelMapReader(_recognises_maps, _open_maps),
-    readers={Tracks: TupleReader(_is_no_file, lambda spec, _: open_videos(spec))},
+    {
+        **_MAPS,
+        Boundaries: Reader(_MAPS[Foreground].recognises, _open_boundaries, LabelMapOptions),
+        Tracks: plain_reader(_is_no_file, open_videos),
+    },
 )

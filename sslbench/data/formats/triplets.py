@@ -18,7 +18,7 @@ from sslbench.arrays import IntArray
 from sslbench.config import setting
 from sslbench.data.containers.listed import find_listed, folders_beside
 from sslbench.data.containers.names import split_name
-from sslbench.data.format import SourceFormat, TupleReader
+from sslbench.data.format import Reader, SourceFormat
 from sslbench.data.formats.table import read_cells
 from sslbench.data.formats.table.lists import TableColumns
 from sslbench.data.maps.layout import in_order
@@ -52,7 +52,7 @@ class TripletOptions:
     )
 
 
-def recognises(spec: str) -> bool:
+def recognises(spec: str, _: Mapping[str, str]) -> bool:
     """Return whether a location starts with 'triplets:', is a table, or a folder with data.csv."""
     table = _table(spec)
     return spec.startswith(PREFIX) or (table.is_file() and table.suffix.lower() in (".csv", ".tsv", ".jsonl"))
@@ -212,4 +212,8 @@ def _choice(table: TableColumns, row: int) -> int | None:
     return None if left == right else int(right > left)
 
 
-FORMAT = SourceFormat(__doc__, readers={Triplets: TupleReader(recognises, open, options=TripletOptions, prefix=PREFIX)})
+def _is_prefixed(spec: str) -> bool:
+    return spec.startswith(PREFIX)
+
+
+FORMAT = SourceFormat(__doc__, readers={Triplets: Reader(recognises, open, TripletOptions, unresolved=_is_prefixed)})

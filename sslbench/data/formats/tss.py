@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from sslbench.arrays import FloatArray
-from sslbench.data.format import SourceFormat, TupleReader
+from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.image_pairs import check_points, pairs_source
 from sslbench.data.images import Files
 from sslbench.data.objects.boxes import size_in_file
@@ -89,4 +89,4 @@ def read_flow(file: Path) -> FloatArray:
     return np.frombuffer(content[12:], dtype="<f4").reshape(height, width, 2).astype(np.float64)
 
 
-FORMAT = SourceFormat(__doc__, readers={Points: TupleReader(recognises, lambda spec, _: open(spec))})
+FORMAT = SourceFormat(__doc__, readers={Points: plain_reader(recognises, open)})

@@ -5,7 +5,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -41,7 +41,6 @@ class LabelMapOptions:
         classes: a file that names the classes, relative to the location.
         images: the folder of the images, relative to the location.
         maps: the folder of the maps, relative to the location.
-        train: the list of the images to train on, for formats with `LabelMapReader.train_lists`.
         group: 'folder': the images of a folder stay together in splits and intervals.
     """
 
@@ -49,13 +48,12 @@ class LabelMapOptions:
     classes: str | None = None
     images: str | None = None
     maps: str | None = None
-    train: str | None = None
     group: Literal["folder"] | None = None
 
-    @property
-    def names_folders(self) -> bool:
-        """True if the user names the folders of images and maps."""
-        return bool(self.images or self.maps)
+
+def names_folders(options: Mapping[str, str]) -> bool:
+    """Return whether the user names the folders of images and maps, so that no layout has to be recognised."""
+    return bool(options.get("images") or options.get("maps"))
 
 
 def coding_beside(root: Path, options: LabelMapOptions) -> Coding | None:

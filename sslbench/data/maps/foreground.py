@@ -2,12 +2,14 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data.format import Reader
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.files import ValueMaps
 from sslbench.data.maps.pairs import find_places, named_places, paired
@@ -20,6 +22,9 @@ from sslbench.preprocessing import MAX_PIXELS
 from sslbench.targets.foreground import Foreground
 from sslbench.targets.images import Images
 from sslbench.targets.label_maps import IGNORED, LabelMap, LabelMaps, PixelLabels
+from sslbench.targets.target import Target
+
+O = TypeVar("O")  # noqa: E741 - dataclass of options
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,6 +122,20 @@ def binary_masks(spec: str, options: LabelMapOptions) -> dict[str, Source]:
         masks = BinaryMasks(name, pairs.images, ValueMaps(pairs.maps))
         found[split] = Source(name, pairs.ids, Foreground(masks), pairs.images, tuple(notes))
     return found
+
+
+def map_readers(
+    recognises: Callable[[str, Mapping[str, str]], bool],
+    read: Callable[[str, O], Mapping[str, Source]],
+    options: type[O],
+    *,
+    alone: Callable[[str], bool] = lambda _: False,
+) -> dict[type[Target], Reader[Any]]:
+    """Return the reader of label maps and that of the foreground in them; see `Reader`."""
+    return {
+        LabelMaps: Reader(recognises, read, options, alone),
+        Foreground: Reader(recognises, lambda spec, given: foreground_of(read(spec, given)), options),
+    }
 
 
 def foreground_of(maps: Mapping[str, Source]) -> dict[str, Source]:

@@ -41,7 +41,7 @@ def recognises(root: Path) -> bool:
 
 
 def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
-    """Return the label maps of a folder; see `sslbench.data.open.open_label_maps`."""
+    """Return the label maps of a folder; see `sslbench.data.open.open_as`."""
     root = Path(spec)
     places = named_places(spec, root, options) or find_places(root)
     return sources_of(spec, paired(places), coding_beside(root, options), options)

@@ -63,6 +63,21 @@ class CheckFlags:
         """Return the names in --decoder."""
         return tuple(name.strip() for name in self.decoder.split(",")) if self.decoder else ()
 
+    def kind_of_pixels(self) -> str:
+        """Return the targets of pixels to check: asked for, or the only ones that fit the layout; '' without any."""
+        from sslbench.data.open import kind_alone
+
+        if self.pixel_values or self.label_maps:
+            return self.pixel_values or "map"
+        columns = self.label_column or self.image_column
+        if self.boxes or columns or self.store:
+            return ""
+        kind = kind_alone(self.data)
+        name = "" if kind is None else kind.name
+        near = self.near_copies not in (None, "none")
+        of_images = self.label_maps is False or self.test_data or self.pairs or near
+        return "" if name == "map" and of_images else name
+
     def look_for_copies(self, images: int) -> bool:
         """Return whether files of equal content are looked for."""
         return images <= HASHED if self.copies is None else self.copies
@@ -165,9 +180,12 @@ def command(ctx: click.Context, /, **flags: Any) -> None:
         raise UsageError(f"--test-fraction should lie between 0 and 1, not {check_flags.test_fraction:g}")
     if not (check_flags.boxes or check_flags.label_maps or check_flags.pixel_values):  # they refuse other flags first
         early.refuse_mistyped(data=(check_flags.data, check_flags.test_data))
-    if (quantity := _quantity(ctx, check_flags)) is not None:
-        ctx.exit(_check_values(check_flags, quantity))
-    if _are_maps(ctx, check_flags):
+    kind = check_flags.kind_of_pixels()
+    if kind == "depth" or kind == "normals":
+        _refuse_beside_values(ctx, kind)
+        ctx.exit(_check_values(check_flags, kind))
+    if kind == "map":
+        _refuse_beside_maps(ctx, check_flags)
         ctx.exit(_check_maps(check_flags))
     if check_flags.boxes:
         columns = {"image_column", "label_column"}
@@ -191,45 +209,22 @@ def command(ctx: click.Context, /, **flags: Any) -> None:
     ctx.exit(report.exit_code(checked.findings))
 
 
-def _quantity(ctx: click.Context, given: CheckFlags) -> Literal["depth", "normals"] | None:
-    """Return the values of pixels that are checked: asked for, or the only ones that fit the layout of DATA."""
-    from sslbench.data.depth.location import holds_values
-
-    for_others = given.boxes or given.label_maps or given.image_column or given.label_column or given.store
-    quantity = given.pixel_values or (None if for_others else holds_values(given.data))
-    if quantity is not None:
-        _refuse_beside_values(ctx, quantity)
-    return quantity
-
-
-def _refuse_beside_values(ctx: click.Context, quantity: Literal["depth", "normals"]) -> None:
+def _refuse_beside_values(ctx: click.Context, quantity: str) -> None:
     options.refuse(ctx, used=("pixel_values", "decode"), what=f"values of pixels ({quantity})")
 
 
 def _check_values(given: CheckFlags, quantity: Literal["depth", "normals"]) -> int:
     """Check depth or normals, print the report and return the exit code."""
     from sslbench.data.checks.pixel_values import check_values
-    from sslbench.data.depth.location import open_depth, open_normals
+    from sslbench.data.open import open_as
+    from sslbench.targets.pixel_values import Depth, Normals
 
-    parts = (open_depth if quantity == "depth" else open_normals)(given.data)
+    parts = open_as(given.data, Depth if quantity == "depth" else Normals)
     found = check_values(parts, quantity, given.decode)
     for line in found.lines:
         echo(line)
     report.show_findings(found.findings)
     return report.exit_code(found.findings)
-
-
-def _are_maps(ctx: click.Context, given: CheckFlags) -> bool:
-    """Return whether DATA is checked as label maps: by --label-maps, or if nothing else fits its layout."""
-    from sslbench.data.open import are_label_maps
-
-    columns = given.label_column or given.image_column
-    near = given.near_copies not in (None, "none")
-    for_images = bool(given.boxes or columns or given.test_data or given.store or given.pairs or near)
-    maps = given.label_maps or (given.label_maps is None and not for_images and are_label_maps(given.data))
-    if maps:
-        _refuse_beside_maps(ctx, given)
-    return bool(maps)
 
 
 def _refuse_beside_maps(ctx: click.Context, given: CheckFlags) -> None:
@@ -241,11 +236,12 @@ def _check_maps(given: CheckFlags) -> int:
     """Check label maps, print the report and return the exit code."""
     from sslbench.cli.commands.check_data import maps as map_report
     from sslbench.data.checks.maps import check_maps
-    from sslbench.data.open import open_label_maps
+    from sslbench.data.open import open_as
+    from sslbench.targets.label_maps import LabelMaps
 
     reading, workers = _reading(given)
     try:
-        parts = open_label_maps(given.data)
+        parts = open_as(given.data, LabelMaps)
         copies = given.look_for_copies(sum(map(len, parts.values())))
         found = check_maps(given.data, parts, copies=copies, read=given.decode, workers=workers, reading=reading)
     except DataError as error:

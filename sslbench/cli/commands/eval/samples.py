@@ -390,7 +390,7 @@ def _requests(
     """Return the requests for one weights file; protocols that want the same images share one."""
     from sslbench.cli.commands.eval.presets import grouped, layers_and_preprocessing, mark_changes
     from sslbench.evaluation import make_task
-    from sslbench.evaluation.dense import dense_data, dense_kind
+    from sslbench.evaluation.opening import kinds_of_places
     from sslbench.library.benchmarks import data_of
 
     common = {
@@ -426,13 +426,9 @@ def _requests(
             of_images = layers_and_preprocessing(run, layers, preprocessing, benchmark)
             task = make_task(run.protocol, routed.protocols[run.protocol], benchmark, run.preset)
             tasks.append((mark_changes(task, *of_images), of_images))
-        kind = dense_kind([task for task, _ in tasks])
+        kinds = kinds_of_places([task for task, _ in tasks])
         if data is None:
-            data = (
-                options.default_data()
-                if kind is None
-                else options.default_data(dense_data(kind).default, dense_data(kind).title)
-            )
+            data = options.default_data(*kinds[0].default) if kinds else options.default_data()
         if chosen.data.test_data:
             _refuse_unscored_test("--test-data", [task for task, _ in tasks])
         requests += grouped(common, data, tasks)

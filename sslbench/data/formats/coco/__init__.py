@@ -1,7 +1,7 @@
 """COCO or kwcoco manifest (.json, .kwcoco.json, .kwcoco.zip, its view .sqlite): images, annotations, categories."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from sslbench.data.containers.members import refuse_twice
 from sslbench.data.containers.names import by_split, split_name
 from sslbench.data.containers.sniff import is_json_table
 from sslbench.data.containers.view import viewed
-from sslbench.data.format import LabelMapReader, ObjectReader, SampleReader, SourceFormat, TupleReader
+from sslbench.data.format import ObjectReader, SampleReader, SourceFormat, plain_reader
 from sslbench.data.formats.coco import masks, panoptic
 from sslbench.data.formats.coco.asset_images import AssetImages
 from sslbench.data.formats.coco.assets import images_of
@@ -31,6 +31,7 @@ from sslbench.data.formats.coco.objects import object_sources
 from sslbench.data.formats.coco.tracks import has_tracks, video_sources
 from sslbench.data.images import Files
 from sslbench.data.maps.classes import LabelMapOptions
+from sslbench.data.maps.foreground import map_readers
 from sslbench.data.objects.crops import ElsewhereOptions, crops_of
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
@@ -237,7 +238,7 @@ def _recognises_objects(spec: str) -> bool:
     return Path(spec).exists() and recognises(spec)
 
 
-def _recognises_maps(spec: str, _: LabelMapOptions) -> bool:
+def _recognises_maps(spec: str, _: Mapping[str, str]) -> bool:
     return panoptic.recognises(spec) or (Path(spec).is_file() and recognises(spec))
 
 
@@ -263,10 +264,8 @@ FORMAT = SourceFormat(
         frozenset(("attribute",)),
     ),
     ObjectReader(_recognises_objects, open_objects, open_objects),
-    LabelMapReader(_recognises_maps, open_maps, panoptic.recognises),
-    readers={
-        Tracks: TupleReader(
-            lambda spec: _recognises_objects(spec) and has_tracks(Path(spec)), lambda spec, _: open_videos(spec)
-        )
+    {
+        **map_readers(_recognises_maps, open_maps, LabelMapOptions, alone=panoptic.recognises),
+        Tracks: plain_reader(lambda spec: _recognises_objects(spec) and has_tracks(Path(spec)), open_videos),
     },
 )

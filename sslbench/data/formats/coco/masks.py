@@ -23,7 +23,7 @@ BACKGROUND = "background"
 def open_maps(
     spec: str, options: LabelMapOptions, open_objects: Callable[[str], Mapping[str, ObjectSource]]
 ) -> dict[str, Source]:
-    """Return the masks of a manifest as label maps; see `sslbench.data.open.open_label_maps`."""
+    """Return the masks of a manifest as label maps; see `sslbench.data.open.open_as`."""
     if options.maps or options.classes:
         raise UsageError(f"{spec}: a manifest names its own maps and classes; the options are images= and ignore=")
     sources = open_objects(spec)

@@ -44,7 +44,7 @@ def recognises(spec: str) -> bool:
 
 
 def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
-    """Return the label maps of one file, or of a folder with several; see `sslbench.data.open.open_label_maps`."""
+    """Return the label maps of one file, or of a folder with several; see `sslbench.data.open.open_as`."""
     path = Path(spec)
     files = _in_folder(path) if path.is_dir() else [path]
     if len(files) > 1 and (options.images or options.maps):

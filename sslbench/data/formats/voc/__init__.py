@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.format import LabelMapReader, ObjectReader, SampleReader, SourceFormat
-from sslbench.data.formats.voc import context, maps, objects
+from sslbench.data.format import ObjectReader, SampleReader, SourceFormat
+from sslbench.data.formats.voc import maps, objects
 from sslbench.data.formats.voc.tree import IMAGES, MAIN_LISTS, SPLITS, find_years, image_files, one_year, read_lines
 from sslbench.data.images import Files
-from sslbench.data.maps.classes import LabelMapOptions
+from sslbench.data.maps.foreground import map_readers
 from sslbench.data.objects.crops import WHOLE_IMAGES, CropOptions, crops_of
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
@@ -131,23 +131,9 @@ def _read(path: Path) -> dict[str, int]:
     return rows
 
 
-def _recognises_maps(spec: str, options: LabelMapOptions) -> bool:
-    return context.recognises(spec, options) or maps.recognises(spec, options)
-
-
-def _open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
-    if context.recognises(spec, options):
-        return context.open_maps(spec, options)
-    return maps.open_maps(spec, options)
-
-
-def _maps_only(spec: str) -> bool:
-    return context.maps_only(spec) or maps.maps_only(spec)
-
-
 FORMAT = SourceFormat(
     __doc__,
     SampleReader(recognises, lambda request: open(request.spec, options=request.options), CropOptions),
     ObjectReader(objects.recognises, objects.open_objects),
-    LabelMapReader(_recognises_maps, _open_maps, _maps_only, train_lists=True),
+    map_readers(maps.recognises, maps.open_maps, maps.VocMapOptions, alone=maps.maps_only),
 )

@@ -27,7 +27,7 @@ from sslbench.data.formats.voc.tree import (
     read_stems,
 )
 from sslbench.data.images import Files
-from sslbench.data.maps.classes import LabelMapOptions, coding_beside, colour, with_ignored
+from sslbench.data.maps.classes import LabelMapOptions, coding_beside, colour, names_folders, with_ignored
 from sslbench.data.maps.colours import voc_palette
 from sslbench.data.maps.files import MapPixels, ValueMaps, load
 from sslbench.data.maps.layout import Pairs, by_key, source_of, walk
@@ -49,9 +49,16 @@ NAMES = (
 """Classes of Pascal VOC by index."""
 
 
-def recognises(spec: str, options: LabelMapOptions) -> bool:
+@dataclasses.dataclass(frozen=True)
+class VocMapOptions(LabelMapOptions):
+    """Options of label maps; train: a list in ImageSets/Segmentation of the images to train on, such as trainaug."""
+
+    train: str | None = None
+
+
+def recognises(spec: str, options: Mapping[str, str]) -> bool:
     """Return whether the string is a tree with SegmentationClass/ and ImageSets/Segmentation/."""
-    return not options.names_folders and bool(_years(spec))
+    return not names_folders(options) and bool(_years(spec))
 
 
 def maps_only(spec: str) -> bool:
@@ -64,8 +71,8 @@ def _years(spec: str) -> list[Path]:
     return find_years(Path(spec), SEGMENTATION_LISTS, CLASS_MAPS)
 
 
-def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
-    """Return the label maps of one year; see `sslbench.data.open.open_label_maps`."""
+def open_maps(spec: str, options: VocMapOptions) -> dict[str, Source]:
+    """Return the label maps of one year; see `sslbench.data.open.open_as`."""
     root = one_year(spec, _years(spec))
     lists = map_lists(root, SEGMENTATION_LISTS)
     maps = by_key(root / CLASS_MAPS, walk(root / CLASS_MAPS))

@@ -6,8 +6,10 @@ MMSegmentation converts trainval_merged.json into such maps; those in another or
 """
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
+from sslbench.data.format import SourceFormat
 from sslbench.data.formats.voc.maps import CLASS_MAPS
 from sslbench.data.formats.voc.tree import (
     MAIN_LISTS,
@@ -20,10 +22,11 @@ from sslbench.data.formats.voc.tree import (
 )
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside, with_ignored
 from sslbench.data.maps.files import ValueMaps
+from sslbench.data.maps.foreground import map_readers
 from sslbench.data.maps.layout import by_key, source_of, walk
 from sslbench.data.maps.types import Coding
 from sslbench.data.source import Source
-from sslbench.errors import DataError, UsageError
+from sslbench.errors import DataError
 
 _MAPS = "SegmentationClassContext"
 _LISTS = Path("ImageSets") / "SegmentationContext"
@@ -51,19 +54,19 @@ NAMES = (
 """Classes by value, from 1."""
 
 
-def recognises(spec: str, options: LabelMapOptions) -> bool:
+def recognises(spec: str, options: Mapping[str, str]) -> bool:
     """Return whether the maps of the tree are those of Pascal Context.
 
     A tree with VOC's own maps too is read as VOC, unless the options name the folder.
     """
-    if options.images is not None or options.maps not in (None, _MAPS):
+    if "images" in options or options.get("maps") not in (None, _MAPS):
         return False
-    return bool(_years(spec)) and (options.maps == _MAPS or not find_years(Path(spec), SEGMENTATION_LISTS, CLASS_MAPS))
+    named = options.get("maps") == _MAPS
+    return bool(_years(spec)) and (named or not find_years(Path(spec), SEGMENTATION_LISTS, CLASS_MAPS))
 
 
-def maps_only(spec: str) -> bool:
-    """Return whether the string is such a tree without ImageSets/Main."""
-    return recognises(spec, LabelMapOptions()) and not any((year / MAIN_LISTS).is_dir() for year in _years(spec))
+def _alone(spec: str) -> bool:
+    return recognises(spec, {}) and not any((year / MAIN_LISTS).is_dir() for year in _years(spec))
 
 
 def _years(spec: str) -> list[Path]:
@@ -71,9 +74,7 @@ def _years(spec: str) -> list[Path]:
 
 
 def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
-    """Return the label maps of Pascal Context; see `sslbench.data.open.open_label_maps`."""
-    if options.train is not None:
-        raise UsageError(f"{spec}: train={options.train} is a list of VOC's own maps, not of Pascal Context")
+    """Return the label maps of Pascal Context; see `sslbench.data.open.open_as`."""
     root = one_year(spec, _years(spec))
     if not (root / _LISTS).is_dir():
         raise DataError(
@@ -89,3 +90,6 @@ def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
         pairs = listed_pairs(root, file, stems, images, _MAPS, maps)
         found[split] = source_of(spec, split, pairs, ValueMaps(pairs.maps, coding.colours), coding)
     return found
+
+
+FORMAT = SourceFormat(__doc__, readers=map_readers(recognises, open_maps, LabelMapOptions, alone=_alone))

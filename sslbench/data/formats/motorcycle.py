@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
-from sslbench.data.depth.values import Quantity
+from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.images import Arrays
+from sslbench.data.maps.values import Quantity
 from sslbench.data.source import Source
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
@@ -27,7 +28,6 @@ from sslbench.targets.pixel_values import Depth, Normals
 
 PREFIX = "skimage:"
 MOTORCYCLE = f"{PREFIX}motorcycle"
-"""Data with depth when the user names none."""
 
 _FOCAL, _BASELINE, _OFFSET = 994.978, 0.193001, 31.086
 """Pixels, metres, and the difference of the principal points in pixels (calib.txt of the quarter size)."""
@@ -74,11 +74,7 @@ class ValueArrays:
 
 
 def open_tiles(spec: str, quantity: Quantity) -> dict[str, Source]:
-    """Return the tiles of the left half (train) and of the right half (test).
-
-    Raises:
-        UsageError: scikit-image bundles no such data.
-    """
+    """Return the tiles of the left half (train) and of the right half (test)."""
     if spec != MOTORCYCLE:
         raise UsageError(f"there is no data set '{spec}' with {quantity}", did_you_mean(spec, [MOTORCYCLE]))
     image, inverse = _scene()
@@ -157,3 +153,16 @@ def normals_of(inverse: FloatArray) -> npt.NDArray[np.float32]:
     whole = np.full((*inverse.shape, 3), np.nan, dtype=np.float32)
     whole[radius : inverse.shape[0] - radius, radius : inverse.shape[1] - radius] = vectors
     return whole
+
+
+def _recognises(spec: str) -> bool:
+    return spec.startswith(PREFIX)
+
+
+FORMAT = SourceFormat(
+    __doc__,
+    readers={
+        Depth: plain_reader(_recognises, lambda spec: open_tiles(spec, "depth"), alone=_recognises),
+        Normals: plain_reader(_recognises, lambda spec: open_tiles(spec, "normals")),
+    },
+)

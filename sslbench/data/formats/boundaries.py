@@ -1,4 +1,4 @@
-"""Boundaries drawn by annotators: BSDS500's .mat files, folders of boundary maps, outlines of drawn objects.
+"""Boundaries by annotators: BSDS500 (images/ and groundTruth/ with .mat files), or images/ and boundaries/ (0 and 255).
 
 Martin et al., ICCV 2001; Arbelaez et al., 2011: images/SPLIT/ID.jpg and groundTruth/SPLIT/ID.mat, in which each of
 several annotators has a map of lines.
@@ -11,23 +11,22 @@ import os
 import struct
 import zlib
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from sslbench import config
 from sslbench.arrays import BoolArray
+from sslbench.config import setting
 from sslbench.data.containers.names import split_name
 from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.format import Reader, SourceFormat
 from sslbench.data.images import Files
-from sslbench.data.location import locate
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.foreground import binary_masks
-from sslbench.data.maps.layout import by_folder, by_key, in_order, pair, walk
+from sslbench.data.maps.layout import by_key, in_order, pair, walk
 from sslbench.data.maps.sizes import SAME_SIZE, size_difference
-from sslbench.data.open import open_masks_as_data
 from sslbench.data.source import Source
-from sslbench.data.textures import PREFIX
 from sslbench.data.wording import counted
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.dense.contours import thinned
@@ -121,45 +120,30 @@ class MaskBoundaries:
         return hashlib.sha256(f"{self.masks.fingerprint()} {self.regions}".encode()).hexdigest()[:32]
 
 
-def open_boundaries(spec: str) -> dict[str, Source]:
-    """Open images with boundaries.
+@dataclasses.dataclass(frozen=True)
+class BoundaryOptions:
+    """Options behind a '?': DATA?images=photos&maps=lines."""
 
-    Args:
-        spec: BSDS500 (images/ and groundTruth/, with folders of splits), a folder with images/ and boundaries/ (0 and
-            255, equal names), the same with names of folders (`DATA?images=photos&maps=lines`), or textures:images,
-            of which the outlines of the objects are taken.
+    images: str | None = setting(None, "folder of the images, relative to the location")
+    maps: str | None = setting(None, "folder of the boundary maps, relative to the location")
+    group: Literal["folder"] | None = setting(None, "folder: images of a folder stay together in splits and intervals")
 
-    Raises:
-        UsageError: the location does not exist, or has no boundaries.
-        DataError: it is damaged, or no image has boundaries.
 
-    >>> open_boundaries("textures:images")["test"].target.pixels.read_values(0).shape
-    (128, 128, 1)
-    """
-    location = locate(spec)
-    if location.text.startswith(PREFIX):
-        drawn = open_masks_as_data(spec)
-        return {split: _with_boundaries(part, part.name, regions=True) for split, part in drawn.items()}
-    root = Path(location.text)
-    options = config.build(LabelMapOptions, {**location.options}, f"the options of {location.text}")
-    if other := [name for name in location.options if name not in ("images", "maps", "group")]:
-        raise UsageError(f"boundaries do not support the option '?{other[0]}='", "Supported: images, maps and group.")
-    if not root.is_dir():
-        raise UsageError(f"there is no folder {location.text}", "Give BSDS500, or images/ with boundaries/.")
-    if not options.names_folders and (root / _ANNOTATED).is_dir():
-        found = _bsds(location.text, root)
-        return {split: by_folder(part) for split, part in found.items()} if options.group else found
-    if not options.names_folders:
-        maps = next((name for name in _MAPS if (root / name).is_dir()), None)
-        if maps is None or not (root / "images").is_dir():
+def open(spec: str, options: BoundaryOptions) -> dict[str, Source]:
+    """Return the images with boundaries of BSDS500, or of a folder of images and one of boundary maps."""
+    root = Path(spec)
+    images, maps = options.images, options.maps
+    if not images and not maps:
+        if (root / _ANNOTATED).is_dir():
+            return _bsds(spec, root)
+        images, maps = "images", next((name for name in _MAPS if (root / name).is_dir()), None)
+        if maps is None or not (root / images).is_dir():
             raise UsageError(
-                f"{location.text} has no images/ with {_ANNOTATED}/ or {_MAPS[0]}/",
-                f"Name the folders: {location.text}?images=photos&maps=lines",
+                f"{spec} has no images/ with {_ANNOTATED}/ or {_MAPS[0]}/",
+                f"Name the folders: {spec}?images=photos&maps=lines",
             )
-        options = LabelMapOptions(images="images", maps=maps, group=options.group)
-    masks = binary_masks(location.text, options)
-    found = {split: _with_boundaries(part, part.name, regions=False) for split, part in masks.items()}
-    return {split: by_folder(part) for split, part in found.items()} if options.group else found
+    masks = binary_masks(spec, LabelMapOptions(images=images, maps=maps))
+    return {split: with_boundaries(part, regions=False) for split, part in masks.items()}
 
 
 def outline(mask: BoolArray) -> BoolArray:
@@ -227,5 +211,14 @@ def _bsds(spec: str, root: Path) -> dict[str, Source]:
     return in_order(found)
 
 
-def _with_boundaries(part: Source, name: str, *, regions: bool) -> Source:
-    return dataclasses.replace(part, target=Boundaries(MaskBoundaries(name, Foreground.of(part.target).maps, regions)))
+def with_boundaries(source: Source, *, regions: bool) -> Source:
+    """Return the images with the outlines of their masks, or with masks of lines as they are."""
+    masks = Foreground.of(source.target).maps
+    return dataclasses.replace(source, target=Boundaries(MaskBoundaries(source.name, masks, regions)))
+
+
+FORMAT = SourceFormat(
+    __doc__,
+    readers={Boundaries: Reader(lambda spec, _: Path(spec).is_dir(), open, BoundaryOptions)},
+    last_resort=True,
+)

@@ -1,4 +1,4 @@
-"""Small NYUv2 with 40 classes, for the tests that run over every format; see `sample_data`."""
+"""Small NYUv2, for the tests that run over every format; see `sample_data`."""
 
 import numpy as np
 import pytest

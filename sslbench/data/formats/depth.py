@@ -1,4 +1,7 @@
-"""Images and their files of depth or normals: folders with equal names, lists of pairs, and tables."""
+"""Depth or normals: images/ beside depth/ or normals/, a list of pairs (.txt), a table or manifest with such columns.
+
+Files hold depths, or vectors (.npy, .npz, .pfm) or pictures with (n + 1) / 2 of the largest number of each colour.
+"""
 
 import csv
 import dataclasses
@@ -14,13 +17,15 @@ from sslbench.data.containers.listed import find_listed, folders_beside
 from sslbench.data.containers.members import in_clutter, is_image
 from sslbench.data.containers.names import split_name
 from sslbench.data.containers.text import read_text
-from sslbench.data.depth.files import SUFFIXES
-from sslbench.data.depth.values import Quantity
+from sslbench.data.format import Reader, SourceFormat
 from sslbench.data.images import Files
-from sslbench.data.maps.layout import by_key, in_order, pair
+from sslbench.data.maps.layout import FOLDER, by_key, in_order, pair
+from sslbench.data.maps.values import SUFFIXES, DepthOptions, NormalOptions, Quantity, ValueFiles
+from sslbench.data.source import Source
 from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
+from sslbench.targets.pixel_values import Depth, Normals
 from sslbench.text import printable
 
 _IMAGES = ("images", "image", "imgs", "rgb", "img", "photos")
@@ -40,6 +45,14 @@ _VALUE_COLUMNS: Mapping[Quantity, tuple[str, ...]] = {
 _TABLES = (".csv", ".tsv", ".jsonl", ".json")
 _BESIDE = ("", "sync", "train", "official_splits/test", "test", "input", "gt_depth", "raw", "data")
 """Folders beside a list in which its paths may begin: BTS keeps NYUv2 in sync/ and official_splits/test/."""
+_LISTS = {"train": "*train*_files_with_gt.txt", "test": "*test*_files_with_gt.txt"}
+"""Lists of BTS in a folder: nyudepthv2_train_files_with_gt.txt, eigen_test_files_with_gt.txt."""
+_KNOWN = {
+    "nyu": DepthOptions(depth_scale=1000.0, min_depth=0.001, max_depth=10.0),
+    "kitti": DepthOptions(depth_scale=256.0, min_depth=0.001, max_depth=80.0),
+    "eigen": DepthOptions(depth_scale=256.0, min_depth=0.001, max_depth=80.0),
+}
+"""Scale and range of known data sets, by the first letters of a list's name."""
 _NONE = "None"
 """Depth file of a line of KITTI's lists whose image has none."""
 
@@ -281,3 +294,78 @@ def listed_pairs(
         notes,
         tuple(groups[names[i]] for i in order) if groups else (),
     )
+
+
+def recognises(spec: str, _: Mapping[str, str]) -> bool:
+    """Return whether the location is a folder, a list or a table; `open` refuses one without such files."""
+    path = Path(spec)
+    return path.is_dir() or is_table(path) or (path.suffix.lower() == ".txt" and path.is_file())
+
+
+def open_depth(spec: str, options: DepthOptions) -> dict[str, Source]:
+    """Return the images with depth; images without are left out, with a note."""
+    if options.max_depth is not None and options.max_depth <= options.min_depth:
+        raise UsageError(f"the options of {spec}: max_depth should be above min_depth, {options.min_depth:g}")
+    return _open(spec, "depth", options, (options.images, options.depth))
+
+
+def open_normals(spec: str, options: NormalOptions) -> dict[str, Source]:
+    """Return the images with surface normals; images without are left out, with a note."""
+    return _open(spec, "normals", DepthOptions(group=options.group), (options.images, options.normals))
+
+
+def _open(
+    spec: str, quantity: Quantity, options: DepthOptions, folders: tuple[str | None, str | None]
+) -> dict[str, Source]:
+    path = Path(spec)
+    if is_table(path):
+        pairs = table_pairs(path, quantity, *folders, None if options.group == FOLDER else options.group)
+    elif options.group not in (None, FOLDER):
+        raise UsageError(
+            f"{spec} is no table, so it has no column for group={options.group}",
+            f"group={FOLDER} keeps the images of a folder together.",
+        )
+    elif path.is_dir():
+        lists = {split: next(iter(sorted(path.glob(pattern))), None) for split, pattern in _LISTS.items()}
+        pairs = {split: list_pairs(file, quantity, *folders) for split, file in lists.items() if file}
+        options = _with_known(next((file.name for file in lists.values() if file), ""), options)
+        pairs = pairs or folder_pairs(path, quantity, *folders)
+    else:
+        pairs = {"all": list_pairs(path, quantity, *folders)}
+        options = _with_known(path.name, options)
+    return {split: _source(spec, split, found, quantity, options) for split, found in pairs.items()}
+
+
+def _with_known(name: str, options: DepthOptions) -> DepthOptions:
+    """Return the options with the scale and range of a known list where the user gives none."""
+    known = next((each for prefix, each in _KNOWN.items() if name.lower().startswith(prefix)), DepthOptions())
+    return dataclasses.replace(
+        options,
+        depth_scale=options.depth_scale or known.depth_scale,
+        min_depth=options.min_depth or known.min_depth,
+        max_depth=options.max_depth or known.max_depth,
+    )
+
+
+def _source(text: str, split: str, pairs: ValuePairs, quantity: Quantity, options: DepthOptions) -> Source:
+    name = text if split == "all" else f"{text} ({split})"
+    column = options.group if pairs.groups and options.group else ""
+    return Source(
+        name,
+        pairs.ids,
+        (Depth if quantity == "depth" else Normals)(ValueFiles(name, pairs.values, quantity, options)),
+        pairs.images,
+        pairs.notes,
+        {column: pairs.groups} if column else {},
+        column,
+    )
+
+
+FORMAT = SourceFormat(
+    __doc__,
+    readers={
+        Depth: Reader(recognises, open_depth, DepthOptions, lambda spec: is_pair_folder(Path(spec), "depth")),
+        Normals: Reader(recognises, open_normals, NormalOptions, lambda spec: is_pair_folder(Path(spec), "normals")),
+    },
+    last_resort=True,
+)
