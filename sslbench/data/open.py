@@ -267,12 +267,12 @@ def open_as(spec: str, *kinds: type[Target]) -> dict[str, Source]:
     try:
         reader = next((reader for reader in readers if users or reader.recognises(text, options)), None)
         if reader is not None:
-            given = _build_options(reader.options, options, f"the options of {location.text}")
+            given = _build_options(reader.options, options, location.text)
             sources = dict(reader.open(text, given))
             by = getattr(given, "group", None)
             return {split: by_folder(found) for split, found in sources.items()} if by == FOLDER else sources
         if options and readers:
-            _build_options(readers[-1].options, options, f"the options of {location.text}")  # raises if unknown
+            _build_options(readers[-1].options, options, location.text)  # raises if one is unknown
         images = open_data(location.text)  # raises if the location does not exist or is damaged
     except OSError as error:
         raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
@@ -343,11 +343,13 @@ def _parsed_options(spec: str, reader: SampleReader[Any], given: dict[str, str])
         )
     if left := given.keys() & of_tiles - own:
         raise UsageError(f"'{spec}': '{min(left)}' is an option of tiles, and images stay whole here", example)
-    return _build_options(reader.options, given, f"the options of {spec}")
+    return _build_options(reader.options, given, spec)
 
 
-def _build_options(options: type[O], given: Mapping[str, str], where: str) -> O:
+def _build_options(options: type[O], given: Mapping[str, str], spec: str) -> O:
     """Return options from their text: numbers, true and false are read as YAML does, except for settings of text."""
+    if given and not dataclasses.fields(options):  # type: ignore[arg-type]
+        raise UsageError(f"'{spec}' takes no option, and '?{next(iter(given))}=' was given")
     plain = re.compile(r"-?[\d.]+(e-?\d+)?|true|false")  # only these words of YAML; 'no' stays text here
     hints = get_type_hints(options)
     textual = {key for key, hint in hints.items() if str in (hint, *get_args(hint))}
@@ -355,7 +357,7 @@ def _build_options(options: type[O], given: Mapping[str, str], where: str) -> O:
         key: yaml.safe_load(text) if plain.fullmatch(text) and key not in textual else text
         for key, text in given.items()
     }
-    return config.build(options, values, where)
+    return config.build(options, values, f"the options of {spec}")
 
 
 def _reader_of_path(spec: str) -> SampleReader[Any]:

@@ -288,7 +288,9 @@ def test_a_folder_of_images_and_label_maps_is_not_two_classes(world, sslbench, c
         for i, file in enumerate(sorted((world / "photos" / "train" / "red").glob("*.png"))[:3]):
             shutil.copy(file, world / "scenes" / folder / f"{i}.png")
     code, _, err = sslbench(*command, "--data", "scenes")
-    assert code == 2 and "scenes holds images with label maps" in err and "sslbench check-data scenes" in err
+    assert (
+        code == 2 and "scenes holds images with a class for every pixel" in err and "sslbench check-data scenes" in err
+    )
 
 
 def eval_in(rank, folder):

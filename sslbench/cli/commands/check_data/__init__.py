@@ -181,9 +181,9 @@ def command(ctx: click.Context, /, **flags: Any) -> None:
     if not (check_flags.boxes or check_flags.label_maps or check_flags.pixel_values):  # they refuse other flags first
         early.refuse_mistyped(data=(check_flags.data, check_flags.test_data))
     kind = check_flags.kind_of_pixels()
-    if kind == "depth" or kind == "normals":
+    if kind in ("depth", "normals"):
         _refuse_beside_values(ctx, kind)
-        ctx.exit(_check_values(check_flags, kind))
+        ctx.exit(_check_values(check_flags, "depth" if kind == "depth" else "normals"))
     if kind == "map":
         _refuse_beside_maps(ctx, check_flags)
         ctx.exit(_check_maps(check_flags))
