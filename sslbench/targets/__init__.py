@@ -1,19 +1,29 @@
-"""Targets of samples: one file per kind, found in this package and in installed plug-ins; nothing else lists them."""
+"""Targets of samples: a file per kind, in this package, in plug-ins and in modules of users; nothing else lists them."""
 
 import functools
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from sslbench.names import installed
 from sslbench.targets.target import Target
 
 
-@functools.cache
 def kinds() -> Mapping[str, type[Target]]:
-    """Return every kind of target by its name in records: each class of these modules that has a name of its own."""
-    names = [*(entry.value for entry in installed("target").values())]
-    names += [f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__)]
-    modules = map(importlib.import_module, names)
-    classes = (value for module in modules for value in vars(module).values() if isinstance(value, type))
-    return {kind.name: kind for kind in classes if issubclass(kind, Target) and "name" in vars(kind)}
+    """Return every kind of target by its name in records: each imported class of targets that has a name of its own."""
+    _import_all()
+    return {kind.name: kind for kind in _below(Target) if "name" in vars(kind)}
+
+
+@functools.cache
+def _import_all() -> None:
+    """Import the kinds of this package and of installed plug-ins; a protocol of the user's imports its own."""
+    names = [f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__)]
+    for name in [*names, *(entry.value for entry in installed("target").values())]:
+        importlib.import_module(name)
+
+
+def _below(kind: type[Target]) -> Iterator[type[Target]]:
+    for below in kind.__subclasses__():
+        yield below
+        yield from _below(below)

@@ -74,6 +74,7 @@ class Depth(ReadValues):
 
     name: ClassVar[str] = "depth"
     title: ClassVar[str] = "a depth for every pixel"
+    default: ClassVar[tuple[str, str]] = ("skimage:motorcycle", "a stereo picture of a motorcycle, cut into tiles")
     metric: ClassVar[str] = "depth_rmse"
     given_columns: ClassVar[tuple[str, ...]] = depth.COLUMNS
 
@@ -88,6 +89,7 @@ class Normals(ReadValues):
 
     name: ClassVar[str] = "normals"
     title: ClassVar[str] = "a surface normal for every pixel"
+    default: ClassVar[tuple[str, str]] = ("skimage:motorcycle", "a stereo picture of a motorcycle, cut into tiles")
     metric: ClassVar[str] = "angle_mean"
     given_columns: ClassVar[tuple[str, ...]] = normals.COLUMNS
 
@@ -102,6 +104,7 @@ class Boundaries(ReadValues):
 
     name: ClassVar[str] = "boundaries"
     title: ClassVar[str] = "boundaries by annotators"
+    default: ClassVar[tuple[str, str]] = ("textures:images", "outlines of drawn textures")
     metric: ClassVar[str] = "boundary_ods"
     given_columns: ClassVar[tuple[str, ...]] = contours.COLUMNS
 
