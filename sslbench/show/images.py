@@ -63,11 +63,7 @@ class Pictures:
 
 
 def images_of(request: Request, run: RunSettings) -> Source:
-    """Return a sample of the images of a location: of the parts it has, the first of test, val, all, train.
-
-    Raises:
-        SslbenchError: the location cannot be opened.
-    """
+    """Return a sample of the images of a location: of the parts it has, the first of test, val, all, train."""
     if kind := kind_alone(request.data):
         parts = open_as(request.data, kind)
     else:

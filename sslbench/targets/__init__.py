@@ -1,4 +1,4 @@
-"""Targets of samples: a file per kind, in this package, in plug-ins and in modules of users; nothing else lists them."""
+"""Targets of samples: a file per kind, in this package, a plug-in or a module of the user; nothing else lists them."""
 
 import functools
 import importlib

@@ -89,7 +89,7 @@ def check_maps(
 
     Args:
         spec: data location, as the user gave it.
-        sources: result of `open_label_maps`.
+        sources: result of `open_as`.
         copies: look for duplicates; images and maps not hashed yet are read.
         read: number of evenly spaced images and maps to read per split; None: all.
         workers: number of decoding processes.
