@@ -12,15 +12,14 @@ if TYPE_CHECKING:
 def arithmetic(device: "torch.device | str", *, tf32: bool = False, benchmark: bool | None = None) -> Iterator[None]:
     """Choose the rounding of float32 products and convolutions during a block, and restore the caller's choice.
 
-    Evaluations compute exactly to float32 on every device, whatever the caller chose: cuDNN's own default,
-    TensorFloat-32, changes features in the third digit. Pretraining has a setting for it.
-
     `benchmark`: let cuDNN try its algorithms for each new shape and keep the fastest; None: as it is.
 
     >>> with arithmetic("cpu"):
     ...     float32_rounding()
     'ieee'
     """
+    # Evaluations compute exactly to float32 on every device, whatever the caller chose: cuDNN's own default,
+    # TensorFloat-32, changes features in the third digit. Pretraining has a setting for it.
     import torch
 
     rounded = tf32 and torch.device(device).type == "cuda"

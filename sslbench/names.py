@@ -101,10 +101,8 @@ def installed(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
 
 @functools.cache  # asked hundreds of times per evaluation
 def modules(kind: str) -> dict[str, str]:
-    """Return name -> module, built in or of a plug-in; protocols and sources have hyphens (low-shot), not underscores.
-
-    A plug-in cannot replace what is built in: its name in a record would mean two things.
-    """
+    """Return name -> module, built in or of a plug-in; names of protocols and sources have hyphens (low-shot)."""
+    # A plug-in cannot replace what is built in: its name in a record would mean two things.
     package = importlib.import_module(_PACKAGES[kind])
     stems = [m.name for m in pkgutil.iter_modules(package.__path__) if m.name[0] != "_" and m.name != kind]
     hyphens = kind in ("protocol", "source")
@@ -232,10 +230,8 @@ def module_file(kind: ModuleKind, name: str) -> Path | None:
 
 
 def find_object(spec: str) -> Any:
-    """Return the object called `module:attribute`, for instance a user's function that builds a backbone.
-
-    The current folder is searched too, as `python -m` does.
-    """
+    """Return the object called `module:attribute`, for instance a user's function that builds a backbone."""
+    # The current folder is searched too, as `python -m` does.
     refuse_named_by_file(spec)
     module_name, _, attribute = spec.partition(":")
     module = _import_user_module(module_name)

@@ -18,10 +18,8 @@ DataFolder = Literal["benchmarks", "configs", "model_converters"]
 
 @functools.cache  # asked a hundred times per weights file
 def builtin_dir(kind: DataFolder) -> Path:
-    """Return the data folder shipped with sslbench: inside an installed wheel, else beside the package in a checkout.
-
-    The wheel comes first: an unrelated folder of the same name may be beside an installed package.
-    """
+    """Return a data folder shipped with sslbench: inside an installed wheel, else beside the package."""
+    # The wheel comes first: an unrelated folder of the same name may be beside an installed package.
     package = Path(__file__).resolve().parent
     in_wheel = package / "_data" / kind
     if in_wheel.is_dir():
@@ -55,11 +53,9 @@ def cache_dir() -> Path:
 
 
 def files_below(folder: Path, suffix: str) -> list[Path]:
-    """Return the files below a folder with this suffix, sorted; hidden files and folders are passed over.
-
-    Links to folders are not followed, so that none is visited for ever; folders wait in a list, so that any number may
-    lie in each other.
-    """
+    """Return the files below a folder with this suffix, sorted; hidden files and folders are passed over."""
+    # Links to folders are not followed, so that none is visited for ever; folders wait in a list, so that any number
+    # may lie in each other.
     return sorted(map(Path, paths_below(folder, suffix)), key=lambda path: path.parts)
 
 
@@ -105,11 +101,9 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def temporary_beside(path: Path, suffix: str = "") -> Iterator[Path]:
-    """Yield a new hidden file in the folder of `path`, to be renamed to it; otherwise it is removed at the end.
-
-    Its writer holds a lock on it, which the operating system releases however the process ends. Files without this lock
-    were left by writers that were killed: the next writer of `path` removes them.
-    """
+    """Yield a new hidden file in the folder of `path`, to be renamed to it; otherwise it is removed at the end."""
+    # Its writer holds a lock on it, which the operating system releases however the process ends. Files without this
+    # lock were left by writers that were killed: the next writer of `path` removes them.
     _remove_leftovers(path, suffix)
     handle, temporary = _new_locked(path, suffix)
     with os.fdopen(handle, "r+b") as file:

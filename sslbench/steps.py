@@ -30,11 +30,10 @@ def shown_by(listener: Listener | None) -> Iterator[None]:
 def counted(title: str, unit: str, total: int) -> Iterator[Advance]:
     """Provide the function that counts the steps of one computation.
 
-    Computations inside it are not shown: the steps of the outer one stand for them.
-
     >>> with counted("linear", "fits", 2) as advance:
     ...     advance(1)
     """
+    # Computations inside it are not shown: the steps of the outer one stand for them.
     listener = _listener.get()
     if listener is None:
         yield lambda steps: None

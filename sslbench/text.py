@@ -38,14 +38,13 @@ _PLAIN_VALUE = re.compile(r"[a-z_./,-]{0,40}|[\d.,]{1,8}")
 def without_secrets(text: T) -> T:
     """Replace logins and secrets of queries in the URLs of a text.
 
-    A value of a query stays only if its name is none of a secret and it is a small number or a word in lower case, as
-    the options of data are; `#sha256=` stays. Whatever is written to disk, logged or printed passes through here; a
-    value that is no plain text is returned as it is.
-
     Example:
         >>> without_secrets("https://me:pw@host/a.tar?X-Amz-Signature=5f0c&unit=annotation: not found")
         'https://***@host/a.tar?X-Amz-Signature=***&unit=annotation: not found'
     """
+    # A value of a query stays only if its name is none of a secret and it is a small number or a word in lower case, as
+    # the options of data are; `#sha256=` stays. Whatever is written to disk, logged or printed passes through here; a
+    # value that is no plain text is returned as it is.
     if not isinstance(text, str) or type(text) is not str or ":/" not in text:
         return text
     return cast(T, _URL.sub(_hidden, text))

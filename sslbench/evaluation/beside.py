@@ -97,11 +97,9 @@ def _of_single_labels(
 
 
 def _table_of_several(scores: records.Scores, own: npt.NDArray[np.float32]) -> list[list[str]]:
-    """Return a line per sample with several labels: the present and unknown classes, and the score of each class.
-
-    No class is called predicted: the protocols rank samples by each class, and have no threshold. A class without a
-    classifier has an empty cell.
-    """
+    """Return a line per sample with several labels: the present and unknown classes, and the score of each class."""
+    # No class is called predicted: the protocols rank samples by each class, and have no threshold. A class without a
+    # classifier has an empty cell.
     table = [["id", "labels", "unknown", *(f"score:{name}" for name in scores.classes)]]
     for sample, labels, row in zip(scores.ids, scores.labels, own.tolist(), strict=True):
         present, unknown = (";".join(scores.classes[i] for i in np.flatnonzero(labels == mark)) for mark in (1, -1))

@@ -49,10 +49,8 @@ def extract_only(
 def extract_several(
     requests: Sequence[Request], run: RunSettings, *, store: Path, progress: Progress | None = None
 ) -> Iterator[tuple[str, dict[str, Extraction]]]:
-    """Yield the weights and the extractions of `extract_only` for several weights on the same data.
-
-    In one process, images that are decoded alike are decoded once for as many weights as fit `TOGETHER_BYTES`.
-    """
+    """Yield the weights and the extractions of `extract_only` for several weights on the same data."""
+    # In one process, images that are decoded alike are decoded once for as many weights as fit `TOGETHER_BYTES`.
     parts = _parts_to_encode(requests[0], run, None)
     waiting, size = [], 0
     for number, request in enumerate(requests, 1):
@@ -145,10 +143,8 @@ def encode_parts(
     *,
     work: bool = False,
 ) -> Encoded:
-    """Return features of train and test; when both were cut from one source, that source is encoded and then cut.
-
-    So `sslbench extract` and evaluations with other seeds or test fractions share one entry of the store.
-    """
+    """Return features of train and test; when both were cut from one source, that source is encoded and then cut."""
+    # So `sslbench extract` and evaluations with other seeds or test fractions share one entry of the store.
     whole = data.whole
     parts = [("all", whole)] if whole is not None else [("train", data.train), ("test", data.test)]
     parts = parts[1:] if data.train is data.test and whole is None else parts  # one part stands for both

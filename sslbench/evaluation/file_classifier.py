@@ -27,10 +27,8 @@ _ROWS = 8192
 
 
 def read_class_names(path: Path) -> list[str]:
-    """Return the names of classes in a text file, one per line; empty lines at the end do not count.
-
-    A name may occur twice: ImageNet has two classes called crane.
-    """
+    """Return the names of classes in a text file, one per line; empty lines at the end do not count."""
+    # A name may occur twice: ImageNet has two classes called crane.
     try:
         names = [line.strip() for line in path.read_text(encoding="utf-8-sig").rstrip().splitlines()]
     except (OSError, UnicodeDecodeError) as error:

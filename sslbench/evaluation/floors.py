@@ -178,10 +178,8 @@ def keep(result: Result, scores: records.Scores) -> records.Scores:
 
 
 def show(result: Result, scores: records.Scores, out: Path) -> None:
-    """Write a floor's result into the results, as a row of its own on leaderboards, unless it is there already.
-
-    Where the user asked for it by name (`--weights random`), the record there holds more.
-    """
+    """Write a floor's result into the results, as a row of its own on leaderboards, unless it is there already."""
+    # Where the user asked for it by name (`--weights random`), the record there holds more.
     try:
         found = records.read_intact(records.path_of(result, out))
         stored = found.asked if records.scores_path(found) is not None else None

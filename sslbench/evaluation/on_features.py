@@ -214,10 +214,8 @@ def _lacking(prepared: Prepared, task: Task) -> dict[str, str]:
 def _describe_parts(
     prepared: Prepared, scored: _Scored, layer: str, task: Task, number: int, command: str, noise: float
 ) -> tuple[Subject, Features, Features]:
-    """Return the description and features that a protocol uses: both parts, or one of them in the place of both.
-
-    With label noise, the train labels are those of `prepared`.
-    """
+    """Return the description and features that a protocol uses: both parts, or one of them in the place of both."""
+    # With label noise, the train labels are those of `prepared`.
     parts = scored.parts
     train, test = one_part_of_features(parts.train[layer], parts.test[layer], parts.whole.get(layer), task)
     train = rows_of(train, prepared.data.train) if noise else train

@@ -156,11 +156,10 @@ def predict(
 ) -> PredictionCounts:
     """Write one row per image to a CSV file: classes and probabilities, or the reason why an image cannot be read.
 
-    Rows are written as they are computed, so memory does not grow with the number of images; the file appears complete
-    or not at all.
-
     `threshold`: smallest probability of the predicted classes of multiple labels; None: 0.5.
     """
+    # Rows are written as they are computed, so memory does not grow with the number of images; the file appears
+    # complete or not at all.
     refuse_missing_folder(out)
     refuse_targets_of_pixels(request.data)
     parts = open_data(request.data, image_column=request.image_column)

@@ -208,10 +208,8 @@ def prepare(
 
 
 def _notes_of_record(request: Request, data: TrainTest) -> tuple[str, ...]:
-    """Return the notes on the split and on the parts that are used.
-
-    Images that EXIF turns while nothing tells the pixels of their annotations are a warning, too.
-    """
+    """Return the notes on the split and on the parts that are used."""
+    # Images that EXIF turns while nothing tells the pixels of their annotations are a warning, too.
     used = {task.part for task in request.tasks}
     parts = {"train": data.train, "test": data.test}
     chosen = parts.values() if None in used else [parts[part] for part in used if part is not None]

@@ -87,10 +87,8 @@ def _outcomes(
 
 
 def row_subjects(subject: Subject, task: Task, sets: Mapping[str, ImageSet]) -> dict[str, tuple[Subject, Task]]:
-    """Return subject and task of each record: '' for test, and the names of recorded sets.
-
-    The record on test names all sets that it depends on. That of a set is the same whatever else is scored.
-    """
+    """Return subject and task of each record: '' for test, and the names of recorded sets."""
+    # The record on test names all sets that it depends on. That of a set is the same whatever else is scored.
     further = tuple(
         DataPart(name=name, fingerprint=each.fingerprint, n=len(each.source), n_used=len(each.source), classes=())
         for name, each in sets.items()

@@ -193,10 +193,8 @@ def _with_average(board: Board) -> Board:
 def floor_rows(
     measured: Sequence[Row], results: Sequence[Result], columns: Sequence[Column], groups: Mapping[str, ColumnKey]
 ) -> list[Row]:
-    """Return the floor rows: floors with a record of their own, and floors that other records state.
-
-    Of different values that the results of one column state for a floor, the best counts: rows should be above it.
-    """
+    """Return the floor rows: floors with a record of their own, and floors that other records state."""
+    # Of different values that the results of one column state for a floor, the best counts: rows should be above it.
     measured_cells = {
         (*_kind(row.weights, row.backbone), i) for row in measured for i, cell in enumerate(row.cells) if cell
     }

@@ -58,10 +58,8 @@ def _backbone_cost(value: Callable[[Costs], float | None]) -> Callable[[Sequence
 
 
 def _extraction_cost(value: Callable[[Stage], float | None]) -> Callable[[Sequence[Result]], float | None]:
-    """Return the function to the first known cost of extraction, from records that encoded images.
-
-    Stored features cost nothing, so that records which reused them state no cost of extraction.
-    """
+    """Return the function to the first known cost of extraction, from records that encoded images."""
+    # Stored features cost nothing, so that records which reused them state no cost of extraction.
     return _backbone_cost(
         lambda costs: (
             value(costs.stages["extract"])

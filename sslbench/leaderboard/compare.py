@@ -375,11 +375,9 @@ def with_holm(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def pairs(first: Sequence[Result], second: Sequence[Result], metric: str | None = None) -> list[tuple[Result, Result]]:
-    """Return all comparable pairs of two lists: equal but for the backbone, with equal seeds and layers.
-
-    Where both have one result only for a seed, their layers may differ. Floors (untrained, pixels) are left out where a
-    list has anything else.
-    """
+    """Return all comparable pairs of two lists: equal but for the backbone, with equal seeds and layers."""
+    # Where both have one result only for a seed, their layers may differ. Floors (untrained, pixels) are left out where
+    # a list has anything else.
     found = []
     sides = (without_parts(first), without_parts(second))
     results_a, results_b = (_without_floors(newest_of_each(side, groups_of(side, metric))) for side in sides)

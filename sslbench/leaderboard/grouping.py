@@ -103,11 +103,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def column_keys(results: Sequence[Result], metric: str | None) -> list[ColumnKey]:
-    """Return the key of each result; those of one key may be compared, all others may not.
-
-    A result without the name of a benchmark joins the benchmark that measures the same, if there is one only;
-    two benchmarks, or two versions of one, are never in one group, whatever they have in common.
-    """
+    """Return the key of each result; those of one key may be compared, all others may not."""
+    # A result without the name of a benchmark joins the benchmark that measures the same, if there is one only; two
+    # benchmarks, or two versions of one, are never in one group, whatever they have in common.
     named: dict[Comparability, set[str]] = defaultdict(set)
     keys = [comparability_key(result, metric) for result in results]
     for key, result in zip(keys, results, strict=True):
@@ -125,11 +123,9 @@ def groups_of(results: Sequence[Result], metric: str | None) -> dict[str, Column
 
 
 def newest_of_each(results: Sequence[Result], groups: Mapping[str, ColumnKey]) -> list[Result]:
-    """Return the newest record of each cell and seed, in the order of the results.
-
-    One measurement may have several records: with and without the name of a benchmark, or of a benchmark whose file
-    was edited. They do not count as seeds.
-    """
+    """Return the newest record of each cell and seed, in the order of the results."""
+    # One measurement may have several records: with and without the name of a benchmark, or of a benchmark whose file
+    # was edited. They do not count as seeds.
     newest: dict[tuple[object, ...], Result] = {}
     for result in results:
         key = (row_key(result), result.weights.sha256, groups[result.id], result.seed)

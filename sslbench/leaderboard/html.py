@@ -33,12 +33,10 @@ _KINDS = {"jpeg": b"\xff\xd8\xff", "png": b"\x89PNG"}
 
 
 def to_html(board: Board, path: Path, title: str = "Leaderboard") -> None:
-    """Write a board as one HTML file that needs nothing else: no network, no fonts.
-
-    Rows can be sorted by every column and filtered by words, columns by their name; the address of the page holds
-    both. A click on a number shows its provenance, its classes and the pictures beside the record; below the table the
-    ranks are drawn, and each column with its intervals and floors.
-    """
+    """Write a board as one HTML file that needs nothing else: no network, no fonts."""
+    # Rows can be sorted by every column and filtered by words, columns by their name; the address of the page holds
+    # both. A click on a number shows its provenance, its classes and the pictures beside the record; below the table
+    # the ranks are drawn, and each column with its intervals and floors.
     page = html_page(
         Path(__file__).with_name("board.html.jinja"),
         breakable=_breakable,

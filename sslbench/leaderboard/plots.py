@@ -87,11 +87,10 @@ class EfficiencyCurve:
 def data_efficiency(results: Iterable[Result], path: Path, *, metric: str | None = None) -> None:
     """Draw score over the number of training samples: a panel per benchmark, a line per backbone and layer.
 
-    The line is the mean over the draws, the band its 95 % interval over the draws. Results without such points (of
-    protocols that learn from all of train) are left out. Floors are grey; chance is dotted.
-
     `metric`: metric to draw; None: the leading metric of each benchmark.
     """
+    # The line is the mean over the draws, the band its 95 % interval over the draws. Results without such points (of
+    # protocols that learn from all of train) are left out. Floors are grey; chance is dotted.
     board = table((result for result in results if _has_curve(result)), metric=metric)
     shown = [
         (board.columns[i], unit, lines)

@@ -53,11 +53,9 @@ def _row(file: Path, line: int, row: dict[str, str]) -> Published:
 
 
 def with_published(board: Board, published: Iterable[Published]) -> Board:
-    """Return the board with the published rows of its benchmarks and metrics, best first by their first column.
-
-    They have no interval and no per-sample scores, and their protocols are the sources' own: they are never marked as
-    best or tied, count in no average, and stand in a block of their own.
-    """
+    """Return the board with the published rows of its benchmarks and metrics, best first by their first column."""
+    # They have no interval and no per-sample scores, and their protocols are the sources' own: they are never marked as
+    # best or tied, count in no average, and stand in a block of their own.
     # Of several columns of one benchmark (other data, other settings) the published numbers stand in an unmodified one.
     order = sorted(range(len(board.columns)), key=lambda i: not _modified(board, i))
     columns = [(i, board.columns[i]) for i in order]

@@ -207,10 +207,8 @@ def _markdown_text(text: str) -> str:
 
 
 def to_rich(board: Board, width: int) -> "Table":
-    """Return a table for a terminal of `width` characters; flags stand below it, so that it stays narrow.
-
-    Where the numbers do not fit beside each other, each column of the board becomes a block of rows.
-    """
+    """Return a table for a terminal of `width` characters; flags stand below it, so that it stays narrow."""
+    # Where the numbers do not fit beside each other, each column of the board becomes a block of rows.
     numbers = {flag: f"[{i}]" for i, flag in enumerate(distinct_flags(board), start=1)}
     return _beside(board, numbers) if _least_width(board) <= width else _below(board, numbers)
 
@@ -298,11 +296,9 @@ def distinct_flags(board: Board) -> list[str]:
 
 
 def to_latex(board: Board, path: Path) -> None:
-    """Write a board as LaTeX; the document needs `booktabs`.
-
-    The best values and those tied with them are bold, the 95 % interval stands small beside a value, and flags are
-    numbered footnotes.
-    """
+    """Write a board as LaTeX; the document needs `booktabs`."""
+    # The best values and those tied with them are bold, the 95 % interval stands small beside a value, and flags are
+    # numbered footnotes.
     write_text(path, latex(board))
 
 

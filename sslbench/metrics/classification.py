@@ -222,13 +222,12 @@ def softmax(scores: npt.NDArray[np.floating]) -> FloatArray:
 def log_losses(classes: IntArray, probabilities: FloatArray) -> FloatArray:
     """Return the negative log probability of each sample's class, in nats (N,); their mean is the log loss.
 
-    A probability of 0 counts as 2.2e-16 (a loss of 36), as in scikit-learn's `log_loss`.
-
     `classes`: (N,), the true class of each sample; `probabilities`: (N, C), each row summing to 1.
 
     >>> log_losses(np.array([0, 1]), np.array([[1.0, 0.0], [0.5, 0.5]])).round(3).tolist()
     [0.0, 0.693]
     """
+    # A probability of 0 counts as 2.2e-16 (a loss of 36), as in scikit-learn's `log_loss`.
     smallest = np.finfo(np.float64).eps
     own = np.take_along_axis(probabilities, classes[:, None], axis=1)[:, 0]
     return np.asarray(-np.log(np.clip(own, smallest, 1 - smallest)))
@@ -276,10 +275,8 @@ class CalibrationError:
 
     @property
     def bias(self) -> float:
-        """Excess of the error on these samples over that on very many: chance makes the gap of a bin larger.
-
-        Gaps are sums of independent answers, taken as normal; the part of a gap that chance alone gives is left out.
-        """
+        """Excess of the error on these samples over that on very many: chance makes the gap of a bin larger."""
+        # Gaps are sums of independent answers, taken as normal; the part of a gap that chance alone gives is left out.
         from scipy.special import erf
 
         gap, variance = (np.add.reduceat(part[self._order], self._starts) for part in (self._gap, self._variance))

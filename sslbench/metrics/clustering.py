@@ -150,9 +150,6 @@ def silhouette(
 ) -> Interval:
     """Return the mean silhouette of the samples with Euclidean distance, -1 to 1, and its 95 % interval.
 
-    Rousseeuw 1987, section 2. Every silhouette depends on all samples, so that the standard error is that of the mean
-    without a twentieth of the units, for each of 20 random parts (delete-a-group jackknife).
-
     `x`: (N, D); `clusters`: (N,) cluster numbers; `groups`: (N,) the group of each sample; None: each stands for
     itself; returns value, low, high; NaN with a single cluster, or when every sample is a cluster of its own.
 
@@ -160,6 +157,8 @@ def silhouette(
     >>> round(silhouette(x, np.array([0, 0, 1, 1]), most=100, seed=0)[0], 3)
     0.989
     """
+    # Rousseeuw 1987, section 2. Every silhouette depends on all samples, so that the standard error is that of the mean
+    # without a twentieth of the units, for each of 20 random parts (delete-a-group jackknife).
     from scipy.sparse import csr_array
     from scipy.spatial.distance import cdist
 

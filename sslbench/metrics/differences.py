@@ -110,9 +110,6 @@ def difference(
 ) -> PairedDifference:
     """Compare two models by a metric.
 
-    With several trainings the interval also covers the variance between trainings: the half widths of the two are
-    added as squares. Trainings on the same samples (draws with the same seed) are compared pair by pair.
-
     `groups`: (N,) the group of each sample; None: each stands for itself.
 
     >>> from sslbench.targets.classes import Classes
@@ -122,6 +119,8 @@ def difference(
     >>> found.difference, found.low > 0, found.p is not None and found.p < 0.001
     (1.0, True, True)
     """
+    # With several trainings the interval also covers the variance between trainings: the half widths of the two are
+    # added as squares. Trainings on the same samples (draws with the same seed) are compared pair by pair.
     units = Units.of(len(labels), groups)
     if metric in TOP_K and kind.metric == TOP1.name:
         right = [_right(answers, labels, TOP_K[metric]) for answers in (a, b)]
@@ -202,12 +201,11 @@ def _right(answers: Predictions, labels: npt.NDArray[np.integer], k: int) -> npt
 def sign_flip(sums: FloatArray) -> float:
     """Return the two-sided p value of the exact sign-flip test (Fisher 1935, section 21); 1 where no unit differs.
 
-    If two models are equally good, the difference of a unit has either sign with equal chance. For single samples that
-    are right or wrong this is McNemar's exact test (McNemar 1947).
-
     >>> sign_flip(np.array([1.0, 1.0, 1.0]))
     0.25
     """
+    # If two models are equally good, the difference of a unit has either sign with equal chance. For single samples
+    # that are right or wrong this is McNemar's exact test (McNemar 1947).
     sizes, counts = np.unique(np.abs(np.rint(sums[np.rint(sums) != 0])).astype(np.int64), return_counts=True)
     observed = abs(int(np.rint(sums).sum()))
     if not len(sizes) or observed == 0:
@@ -226,10 +224,8 @@ def sign_flip(sums: FloatArray) -> float:
 
 
 def _chances_of_signs(number: int) -> FloatArray:
-    """Return the chance of 0 to `number` positive signs, (number + 1,): binomial with one half.
-
-    From the middle outwards by the ratio of neighbours; scipy.stats would take half a second to import.
-    """
+    """Return the chance of 0 to `number` positive signs, (number + 1,): binomial with one half."""
+    # From the middle outwards by the ratio of neighbours; scipy.stats would take half a second to import.
     middle = number // 2
     beyond = np.arange(middle, number)
     right = np.cumprod(np.concatenate([[1.0], (number - beyond) / (beyond + 1)]))
@@ -240,11 +236,10 @@ def _chances_of_signs(number: int) -> FloatArray:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p values corrected for the number of tests (Holm 1979).
 
-    Any is below 5 % by chance in at most 5 % of cases. NaN stays, and does not count as a test.
-
     >>> holm([0.01, 0.04])
     [0.02, 0.04]
     """
+    # Any is below 5 % by chance in at most 5 % of cases. NaN stays, and does not count as a test.
     order = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
     adjusted, largest = [math.nan] * len(p_values), 0.0
     for rank, (p, i) in enumerate(order):

@@ -47,9 +47,6 @@ def by_group(  # noqa: PLR0913  the parts of an evaluation, and two kinds of gro
 ) -> list[GroupScore]:
     """Return the metric on every group, the worst first (ties by name), groups without a value last.
 
-    The interval of a group is that of its own samples, and of other draws of train if there are several; it is not
-    corrected for the choice of the worst group.
-
     `draws`: scores (N, C) of each draw of train, of which the metric is the mean; usually one; `together`: (N,)
     numbers; samples with the same one are kept together by the intervals (`groups` of `summarise`).
 
@@ -59,6 +56,8 @@ def by_group(  # noqa: PLR0913  the parts of an evaluation, and two kinds of gro
     >>> [(group.name, group.value) for group in found]
     [('b', 0.0), ('a', 1.0)]
     """
+    # The interval of a group is that of its own samples, and of other draws of train if there are several; it is not
+    # corrected for the choice of the worst group.
     names, number = np.unique(np.asarray(groups, dtype=np.str_), return_inverse=True)
     found, sign = [], 1
     for i, name in enumerate(names.tolist()):

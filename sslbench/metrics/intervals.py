@@ -131,10 +131,8 @@ def biases(value: FloatArray, values: FloatArray, units: Units, decay: FloatArra
 
 
 def mean_errors(each: FloatArray, units: Units) -> FloatArray:
-    """Return the standard errors (M,) of the means over the samples of values (N, M), in closed form.
-
-    The error of a ratio of sums over the units, which need not have equally many samples.
-    """
+    """Return the standard errors (M,) of the means over the samples of values (N, M), in closed form."""
+    # The error of a ratio of sums over the units, which need not have equally many samples.
     number = units.number
     if number < 2:
         return np.full(each.shape[1], np.nan)
@@ -341,9 +339,6 @@ def paired_difference(
 ) -> Interval:
     """Return the mean difference of two models' values on the same samples, and its 95 % interval.
 
-    Two pseudo-units are added to the sums of the differences over each unit: as large as the units that differ are on
-    average, one in favour of either model. Two models that agree on every sample differ by 0.
-
     `a`: (N,), one value per sample (for top-1: 1 where right, 0 where wrong); `b`: (N,), the same of the other model,
     in the same order; `units`: units of the samples; every sample by itself when None; returns difference, low and high
     end. The two are tied when the interval covers 0. NaN ends if there is one unit only.
@@ -351,6 +346,8 @@ def paired_difference(
     >>> paired_difference(np.array([1, 1, 1]), np.array([0, 0, 0]))[1] < 0
     True
     """
+    # Two pseudo-units are added to the sums of the differences over each unit: as large as the units that differ are on
+    # average, one in favour of either model. Two models that agree on every sample differ by 0.
     if a.shape != b.shape or a.ndim != 1 or not len(a):
         raise ValueError(f"paired values must be two lists of the same samples, not {a.shape} and {b.shape}")
     each = a.astype(np.float64) - b.astype(np.float64)

@@ -51,10 +51,8 @@ class Measure:
 
     @property
     def missing_variance(self) -> float:
-        """Factor of the standard errors for classes with one unit, which show no variance; NaN if all have one.
-
-        The variance of a class is assumed to fall with the number of its units.
-        """
+        """Factor of the standard errors for classes with one unit, which show no variance; NaN if all have one."""
+        # The variance of a class is assumed to fall with the number of its units.
         if not self.class_units:
             return 1.0
         seen = sum(1 / number for number in self.class_units if number > 1)

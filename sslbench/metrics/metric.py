@@ -118,10 +118,8 @@ class Metric:
         return -1 if self.direction == -1 else 1
 
     def chance_level(self, frequencies: ClassFrequencies) -> Fraction | float | None:
-        """Return the expected value of random guessing, as computed; None if unknown, NaN if it cannot be computed.
-
-        A `Fraction` is exact, so that percent are rounded once.
-        """
+        """Return the expected value of random guessing, as computed; None if unknown, NaN if it cannot be computed."""
+        # A `Fraction` is exact, so that percent are rounded once.
         return self.chance(frequencies) if callable(self.chance) else self.chance
 
     def averages_with(self, other: "Metric") -> bool:

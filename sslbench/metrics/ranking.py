@@ -31,10 +31,8 @@ _SMALL = 2**24  # weights times classes up to which sorted passes take less than
 
 
 def _positive_rate(frequencies: ClassFrequencies) -> Fraction | float:
-    """Return the mean share of positives over the classes that have any: about the average precision of a random order.
-
-    With one class per sample the shares sum to 1.
-    """
+    """Return the mean share of positives over the classes that have any: about the AP of a random order."""
+    # With one class per sample the shares sum to 1.
     some = frequencies.positives > 0
     if not some.any():
         return float("nan")

@@ -60,13 +60,12 @@ class GroundTruth:
 def ranks_of_positives(scores: npt.NDArray[np.floating], truth: GroundTruth) -> IntArray:
     """Return the 0-based ranks of the positives, ascending, (P,).
 
-    Takes O(N log P) time for a database of N items: the negatives are counted, never sorted.
-
     `scores`: (N,) similarity of the query to every item of the database, higher is nearer.
 
     >>> ranks_of_positives(np.array([0.9, 0.8, 0.7, 0.1]), GroundTruth(np.array([1, 3]), np.array([0]))).tolist()
     [0, 2]
     """
+    # Takes O(N log P) time for a database of N items: the negatives are counted, never sorted.
     positives = np.sort(scores[truth.positives])
     if len(positives) <= _FEW:
         ignored, top = scores[truth.ignored], positives[::-1]
@@ -110,12 +109,11 @@ def average_precision(
 def precision_at(ranks: IntArray, k: int) -> float:
     """Return the precision among the first k items, from 0 to 1; NaN without positives.
 
-    Where the last positive stands before place k, the list ends with it: a query with three positives at the first
-    three places has 1, not 3 / k (revisited protocol, Radenovic et al., CVPR 2018, code `compute_map`).
-
     >>> precision_at(np.array([0, 2]), 5)
     0.6666666666666666
     """
+    # Where the last positive stands before place k, the list ends with it: a query with three positives at the first
+    # three places has 1, not 3 / k (revisited protocol, Radenovic et al., CVPR 2018, code `compute_map`).
     if len(ranks) == 0:
         return float("nan")
     length = min(int(ranks[-1]) + 1, k)
@@ -125,11 +123,10 @@ def precision_at(ranks: IntArray, k: int) -> float:
 def recall_at(ranks: IntArray, k: int) -> float:
     """Return 1 if a positive is among the first k items, else 0; NaN without positives.
 
-    The recall@k of metric learning (Oh Song et al., CVPR 2016, section 5), not the share of the positives found.
-
     >>> recall_at(np.array([3, 8]), 1), recall_at(np.array([3, 8]), 5)
     (0.0, 1.0)
     """
+    # The recall@k of metric learning (Oh Song et al., CVPR 2016, section 5), not the share of the positives found.
     return float(ranks[0] < k) if len(ranks) else float("nan")
 
 
@@ -169,12 +166,11 @@ def ranking_values(ranks: IntArray) -> FloatArray:
 def random_order_values(n_positives: int, n_candidates: int) -> FloatArray:
     """Return the expected values of `RANKING` when the candidates are in random order, (6,) fractions.
 
-    Exact. A given place holds a positive with probability R / M; if it does, each earlier place does with probability
-    (R - 1) / (M - 1).
-
     >>> random_order_values(1, 2).tolist()
     [0.5, 1.0, 1.0, 0.5, 0.75, 0.5]
     """
+    # Exact. A given place holds a positive with probability R / M; if it does, each earlier place does with probability
+    # (R - 1) / (M - 1).
     r, m = n_positives, n_candidates
     recalls = [1 - math.comb(m - r, k) / math.comb(m, k) if k < m else 1.0 for k in _RECALLED]
     earlier = (r - 1) / (m - 1) if m > 1 else 1.0
@@ -198,12 +194,11 @@ def landmark_values(ranks: IntArray) -> FloatArray:
 def random_order_landmark_values(n_positives: int, n_candidates: int) -> FloatArray:
     """Return the expected values of `LANDMARK` when the candidates are in random order, (4,) fractions.
 
-    Exact, see `random_order_values`. The precision just before a positive is 1 at the first place, and elsewhere
-    (R - 1) / (M - 1) on average; the last positive is at place l with probability C(l, R - 1) / C(M, R).
-
     >>> random_order_landmark_values(1, 2).tolist()
     [0.625, 0.5, 0.75, 0.75]
     """
+    # Exact, see `random_order_values`. The precision just before a positive is 1 at the first place, and elsewhere (R -
+    # 1) / (M - 1) on average; the last positive is at place l with probability C(l, R - 1) / C(M, R).
     r, m = n_positives, n_candidates
     step = random_order_values(r, m)[RANKING.index(RETRIEVAL_MAP)]
     before = (1 + (r - 1)) / m

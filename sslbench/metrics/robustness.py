@@ -125,8 +125,6 @@ def corruption_means(
 ) -> SampleMeans:
     """Return the metrics of corruptions as means over images: of all, of each corruption, and of each severity.
 
-    mCE is such a mean too: each of its errors is one, and the errors of the reference are constants.
-
     `wrong`: (N, C, S), True where an image is misclassified under a corruption and severity; `clean`: (N,), True where
     it is misclassified without; `reference`: (C, S) errors of the reference classifier; None: no mCE;
     `reference_clean`: its error on clean images; None: no relative mCE.
@@ -138,6 +136,7 @@ def corruption_means(
     >>> found.metrics[3:]
     ('corruption_error(fog)', 'corruption_error(fog,1)', 'corruption_error(fog,2)')
     """
+    # mCE is such a mean too: each of its errors is one, and the errors of the reference are constants.
     n, c, s = wrong.shape
     each = np.eye(c * s + 1)[: c * s].reshape(c, s, -1)  # weights of one error; the last outcome is `clean`
     on_clean = np.eye(c * s + 1)[-1]

@@ -68,11 +68,10 @@ class Spectrum:
 def spectrum(x: Matrix, *, centred: bool, groups: IntArray | None = None) -> Spectrum:
     """Return the spectrum of features (N, D) around their mean (`centred`) or around zero.
 
-    Computed from X'X or XX', whichever is smaller, in float64.
-
     >>> spectrum(np.array([[2.0, 0.0], [0.0, 1.0]]), centred=False).values.round(6).tolist()
     [2.0, 0.5]
     """
+    # Computed from X'X or XX', whichever is smaller, in float64.
     given = np.asarray(x, dtype=np.float64)
     if centred:
         given = given - given.mean(axis=0)
@@ -133,14 +132,13 @@ def effective_rank(found: Spectrum) -> Interval:
 def alpha_req(found: Spectrum, ranks: tuple[int, int]) -> Interval:
     """Return the exponent with which the eigenvalues of the covariance fall: value_k ~ k^-alpha (Agrawal et al. 2022).
 
-    The slope of log(value_k) on log(k), least squares weighted by 1/k, over the ranks from `ranks[0]` to `ranks[1]`,
-    fewer where there are fewer eigenvalues; NaN for fewer than three. The authors' code uses ranks 4 to 100 and these
-    weights; their paper names neither.
-
     >>> found = Spectrum(1 / np.arange(1.0, 21.0), np.ones((3, 20)), Units.of(3, None))
     >>> round(alpha_req(found, (4, 20))[0], 4)
     1.0
     """
+    # The slope of log(value_k) on log(k), least squares weighted by 1/k, over the ranks from `ranks[0]` to `ranks[1]`,
+    # fewer where there are fewer eigenvalues; NaN for fewer than three. The authors' code uses ranks 4 to 100 and these
+    # weights; their paper names neither.
     first, last = ranks
     k = np.arange(first, min(last, int(np.sum(found.values > 0))) + 1)
     if len(k) < 3:
@@ -182,15 +180,14 @@ def uniformity(unit: Matrix, t: float = 2.0, groups: IntArray | None = None) -> 
 def alignment(unit: Matrix, classes: IntArray, groups: IntArray | None = None) -> Interval:
     """Return the mean of |x - y|^2 over all pairs of different samples of one class, 0 to 4; lower is closer.
 
-    Wang & Isola 2020, eq. 1 with exponent 2; their pairs are two views of one image, these are two images of one class.
-    NaN where no class has two samples.
-
     `unit`: (N, D) features of length 1; `classes`: (N,) class numbers; `groups`: (N,) the group of each sample; None:
     each stands for itself.
 
     >>> round(alignment(np.array([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]), np.array([0, 0, 1]))[0], 4)
     2.0
     """
+    # Wang & Isola 2020, eq. 1 with exponent 2; their pairs are two views of one image, these are two images of one
+    # class. NaN where no class has two samples.
     given = np.asarray(unit, dtype=np.float64)
     present, own = np.unique(classes, return_inverse=True)
     sums = np.zeros((len(present), given.shape[1]))

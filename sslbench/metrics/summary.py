@@ -220,11 +220,9 @@ def one_measure(
 
 
 def with_intervals(measure: Measure, units: Units, seed: int, resamples: int) -> Values:
-    """Return the metrics on the samples of these units: name -> value, low and high end of its 95 % interval.
-
-    The standard error of a share of single samples is known and not estimated: with the quantile of the normal
-    distribution that makes Wilson's interval.
-    """
+    """Return the metrics on the samples of these units: name -> value, low and high end of its 95 % interval."""
+    # The standard error of a share of single samples is known and not estimated: with the quantile of the normal
+    # distribution that makes Wilson's interval.
     value = measure.statistic(np.ones((1, units.samples)))[0]
     shift, quantile = np.zeros(len(value)), None
     if measure.per_sample is not None:

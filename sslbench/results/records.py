@@ -113,14 +113,13 @@ def write(  # noqa: PLR0913  the parts of a file of scores
 ) -> Result:
     """Write a record and its per-sample scores to `<folder>/<protocol>/<weights>-<id>.json` and `.scores.npz`.
 
-    The JSON file is written last, so that a visible record has its scores. A record of the same measurement under the
-    same name is replaced. Scores of more than 100 classes are stored in half precision, with `places`.
-
     `scores`: (N, C), columns in the order of `result.data.test.classes`; (N, 0) where classes have no scores. Of label
     maps and videos (N, K * C): the K counts of each class in `summary.CLASS_COLUMNS`. Of other labels without classes
     the columns of `summary.ROW_COLUMNS`; `labels`: int64 (N,), or int8 (N, C); `groups`: int64 (N,), or None; `draws`:
     scores (N, C) of every draw; of more than 256 MB only `places` are written; `places`: uint16 (R, N), see `Scores`.
     """
+    # The JSON file is written last, so that a visible record has its scores. A record of the same measurement under the
+    # same name is replaced. Scores of more than 100 classes are stored in half precision, with `places`.
     classes = kinds()[result.data.labels].columns(result.data.test.classes) if scores.shape[1] else ()
     if scores.shape != (len(ids), len(classes)) or len(labels) != len(ids):
         raise ValueError(f"scores {scores.shape}, {len(ids)} ids, {len(labels)} labels, {len(classes)} classes")
@@ -160,10 +159,8 @@ def _exponent(parts: Iterable[npt.NDArray[np.floating]]) -> int:
 
 
 def _halved(scores: npt.NDArray[np.floating], exponent: int, *, one_class: bool) -> npt.NDArray[np.float16]:
-    """Return scores times 2^exponent in half precision, in which the predicted class is that of the scores.
-
-    Where rounding makes the best score equal to another, it gets the next larger number.
-    """
+    """Return scores times 2^exponent in half precision, in which the predicted class is that of the scores."""
+    # Where rounding makes the best score equal to another, it gets the next larger number.
     half: npt.NDArray[np.float16] = np.ldexp(scores, exponent).astype(np.float16)
     if one_class:
         best = predicted_classes(scores)
@@ -339,10 +336,8 @@ def read_tree(folder: Path) -> list[Result]:
 
 
 def read_readable(folder: Path) -> tuple[list[Result], list[ResultError]]:
-    """Return all records below a folder as `read_tree` does, and the errors of those that cannot be read.
-
-    These are never left out in silence: a table would lack a row.
-    """
+    """Return all records below a folder as `read_tree` does, and the errors of those that cannot be read."""
+    # These are never left out in silence: a table would lack a row.
     folder = Path(folder)
     if folder.is_file():
         return [read(folder)], []

@@ -96,11 +96,9 @@ def _test_part(result: Result, typed: AsTyped, test_fraction: float) -> ObjectSo
 
 
 def image_f1(truth: Truth, found: Detections) -> FloatArray:
-    """Return the F-score of the boxes of each image, (N,): 2 TP / (2 TP + FP + FN); 1 where there is nothing to find.
-
-    Detections with scores from 0.5 on are matched in falling order of score, each to the object of its class that it
-    overlaps most, by 0.5 or more. Crowds and difficult objects count neither as found nor as missed.
-    """
+    """Return the F-score of the boxes of each image, (N,): 2 TP / (2 TP + FP + FN); 1 with nothing to find."""
+    # Detections with scores from 0.5 on are matched in falling order of score, each to the object of its class that it
+    # overlaps most, by 0.5 or more. Crowds and difficult objects count neither as found nor as missed.
     values = np.ones(truth.n_images)
     ignored = truth.crowd | truth.difficult
     for image in range(truth.n_images):

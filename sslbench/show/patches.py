@@ -77,11 +77,10 @@ def fit_colours(patches: Matrix) -> PatchColours:
 def foreground(grids: Sequence[Matrix]) -> list[BoolArray]:
     """Return the patches of the foreground of images, (h, w) each: one side of the first principal component.
 
-    DINOv2 takes the patches with a first component above a threshold, here 0. The sign of a component is arbitrary; the
-    foreground is the side with the smaller share of the patches along the borders of the images.
-
     `grids`: (h, w, C) each, of all images.
     """
+    # DINOv2 takes the patches with a first component above a threshold, here 0. The sign of a component is arbitrary;
+    # the foreground is the side with the smaller share of the patches along the borders of the images.
     colours = fit_colours(np.concatenate([grid.reshape(-1, grid.shape[2]) for grid in grids]))
     positive = [colours.project(grid)[..., 0] > 0 for grid in grids]
     border = np.concatenate([_along_border(side) for side in positive])
@@ -139,13 +138,12 @@ def similarities(query: Matrix, image: Matrix, size: tuple[int, int]) -> FloatAr
 def grid_points(size: tuple[int, int], n_images: int, most: int = MOST_ANSWERS) -> tuple[IntArray, tuple[int, int]]:
     """Return evenly spaced patches of an image, and the rows and columns of their grid.
 
-    Together with the points of n - 1 other images they have at most `most` answers, one per point and image; with too
-    many images for one point each, there is one point each.
-
     >>> points, grid = grid_points((4, 4), 2, most=16)
     >>> points.tolist(), grid
     ([0, 3, 12, 15], (2, 2))
     """
+    # Together with the points of n - 1 other images they have at most `most` answers, one per point and image; with too
+    # many images for one point each, there is one point each.
     side = max(1, int(np.sqrt(most / n_images**2)))
     rows, columns = (np.linspace(0, n - 1, min(n, side)).round().astype(np.int64) for n in size)
     return (rows[:, None] * size[1] + columns).ravel(), (len(rows), len(columns))

@@ -45,10 +45,8 @@ PanelRow = tuple[str, Sequence[Panel]]
 
 
 def picture_of(image: torch.Tensor) -> Image.Image:
-    """Return an image (C, H, W), uint8 or float from 0 to 255, as RGB.
-
-    One or two channels are shown as grey, of more than three the first three.
-    """
+    """Return an image (C, H, W), uint8 or float from 0 to 255, as RGB."""
+    # One or two channels are shown as grey, of more than three the first three.
     pixels = image.to(torch.float32).round().clamp(0, 255).to(torch.uint8)
     shown = pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, -1, -1)
     return Image.fromarray(np.ascontiguousarray(shown.permute(1, 2, 0).numpy()))

@@ -53,13 +53,12 @@ BOUNDARY_F = Metric("boundary_F", "F-score of the boundaries, mean over classes"
 def matched_pixels(found: Pixels, truth: Pixels, *, tolerance: float = TOLERANCE) -> tuple[Pixels, Pixels]:
     """Return the pixels of both maps (H, W) that have a partner in a largest one-to-one matching.
 
-    Among partners in reach, nearer ones are tried first. The Berkeley code looks for the matching of least distance
-    among the largest, by an approximation; the number of pairs is the same where that finds the largest.
-
     >>> line = np.eye(3, dtype=bool)
     >>> [int(part.sum()) for part in matched_pixels(line, line)]
     [3, 3]
     """
+    # Among partners in reach, nearer ones are tried first. The Berkeley code looks for the matching of least distance
+    # among the largest, by an approximation; the number of pairs is the same where that finds the largest.
     from scipy import sparse
     from scipy.spatial import cKDTree
 
@@ -84,13 +83,12 @@ def matched_pixels(found: Pixels, truth: Pixels, *, tolerance: float = TOLERANCE
 def thinned(mask: Pixels) -> Pixels:
     """Return a mask (H, W) thinned to lines of one pixel by the two alternating passes of Guo and Hall, 1989.
 
-    A pass looks again only at pixels beside one that was removed since it last ran: the others stay.
-
     >>> bar = np.zeros((7, 9), dtype=bool)
     >>> bar[2:5] = True
     >>> thinned(bar).sum(axis=0).tolist()[2:-2]
     [1, 1, 1, 1, 1]
     """
+    # A pass looks again only at pixels beside one that was removed since it last ran: the others stay.
     padded = np.pad(mask.astype(bool), 1)
     flat = padded.reshape(-1)
     around = np.array([y * padded.shape[1] + x for y, x in _AROUND])
@@ -154,19 +152,18 @@ def contour_counts(
 def contour_measure(rows: FloatArray) -> Measure:
     """Return the metrics `CONTOURS` of N images as functions of their weights.
 
-    ODS is the largest F at the thresholds themselves; the Berkeley code also interpolates between them. OIS takes the
-    highest of an image's best thresholds, so that an image of which nothing is found adds no wrong pixels. Average
-    precision is the mean over recalls 0, 0.01 to 1 of the largest precision at any threshold with at least that recall,
-    0 beyond the largest: a threshold that is worse than another one in both changes nothing. The Berkeley code takes
-    every threshold as a point of the curve, linear in between, and 0 below the lowest recall, where a perfect detector
-    with a background above 0 has half the value or less.
-
     `rows`: (N, 396), the flattened counts of each image, see `contour_counts`.
 
     >>> perfect = np.tile([5.0, 5.0, 5.0, 5.0], 99)[None]
     >>> contour_measure(perfect).statistic(np.ones((1, 1))).tolist()
     [[1.0, 1.0, 1.0]]
     """
+    # ODS is the largest F at the thresholds themselves; the Berkeley code also interpolates between them. OIS takes the
+    # highest of an image's best thresholds, so that an image of which nothing is found adds no wrong pixels. Average
+    # precision is the mean over recalls 0, 0.01 to 1 of the largest precision at any threshold with at least that
+    # recall, 0 beyond the largest: a threshold that is worse than another one in both changes nothing. The Berkeley
+    # code takes every threshold as a point of the curve, linear in between, and 0 below the lowest recall, where a
+    # perfect detector with a background above 0 has half the value or less.
     counts = rows.reshape(len(rows), len(THRESHOLDS), 4)
     best = len(THRESHOLDS) - 1 - _f(counts)[:, ::-1].argmax(axis=1)
     chosen = counts[np.arange(len(counts)), best]
@@ -221,10 +218,6 @@ def boundary_counts(
 ) -> IntArray:
     """Return the boundary pixels of each class in one image, (4, C).
 
-    A boundary pixel of a class has a pixel of another class to its left, right, above or below, and neither is ignored:
-    edges of ignored regions are no boundaries. Where boundaries themselves are ignored, as in Pascal VOC, little is
-    left to score.
-
     `prediction`: (H, W), 0 to C - 1; any value where the label is ignored; `label`: (H, W), 0 to C - 1 or an ignored
     value.
 
@@ -232,6 +225,9 @@ def boundary_counts(
     >>> boundary_counts(np.array([[0, 0, 1, 1, 1, 1]]), label, 2, ignore=(), tolerance=1).tolist()
     [[1, 1], [1, 1], [1, 1], [1, 1]]
     """
+    # A boundary pixel of a class has a pixel of another class to its left, right, above or below, and neither is
+    # ignored: edges of ignored regions are no boundaries. Where boundaries themselves are ignored, as in Pascal VOC,
+    # little is left to score.
     if prediction.shape != label.shape:
         raise ValueError(f"a prediction of {prediction.shape} for a label map of {label.shape}")
     counted = counted_pixels(label, ignore)

@@ -180,10 +180,6 @@ def pck_measures(pairs: PairHits, units: Units) -> list[Measure]:
 def dyadic_errors(influence: FloatArray, images: IntArray) -> FloatArray:
     """Return the standard errors (M,) of means over pairs of images, where pairs that share an image are dependent.
 
-    The variance is the sum of the products of the influences of all pairs of pairs that share an image (Fafchamps and
-    Gubert 2007; Aronow, Samii and Assenova 2015), at least that of independent pairs, with the factor n / (n - 1) for n
-    images.
-
     `influence`: (N, M) influence of each pair on the mean: for a mean of values, (value - mean) / N; `images`: (N, 2)
     numbers of the two images of each pair; the order does not matter.
 
@@ -192,6 +188,9 @@ def dyadic_errors(influence: FloatArray, images: IntArray) -> FloatArray:
     >>> apart.round(3).tolist(), shared.round(3).tolist()
     ([0.163], [0.316])
     """
+    # The variance is the sum of the products of the influences of all pairs of pairs that share an image (Fafchamps and
+    # Gubert 2007; Aronow, Samii and Assenova 2015), at least that of independent pairs, with the factor n / (n - 1) for
+    # n images.
     numbers = np.unique(images)
     dyads, place = np.unique(np.sort(np.searchsorted(numbers, images), axis=1), axis=0, return_inverse=True)
     of_dyads = np.zeros((len(dyads), influence.shape[1]))
@@ -295,11 +294,9 @@ class MatchErrors:
         return _shares(total[:, np.searchsorted(self._errors, limits, side="right")], total[:, -1:])
 
     def auc(self, weights: FloatArray, limits: tuple[float, ...] = PIXELS) -> FloatArray:
-        """Return the area below the recall up to each limit, divided by the limit, (R, L); NaN without matches.
-
-        By trapezoids between the errors, from (0, 0) on, and flat from the last error below the limit
-        (Sarlin et al., CVPR 2020). Arguments as for `recall`.
-        """
+        """Return the area below the recall up to each limit, divided by the limit, (R, L); NaN without matches."""
+        # By trapezoids between the errors, from (0, 0) on, and flat from the last error below the limit (Sarlin et al.,
+        # CVPR 2020). Arguments as for `recall`.
         found = np.full((len(weights), len(limits)), np.nan)
         for row, weight in enumerate(weights):
             own = weight[self._pairs]

@@ -61,12 +61,11 @@ _KITTI_BENCHMARK = (352, 1216)
 def crop_region(crop: Crop, height: int, width: int) -> tuple[slice, slice]:
     """Return the rows and columns of a map that are scored.
 
-    The fractions of `garg` and `eigen` are taken of the map that is given. BTS gives the full image of KITTI, the
-    toolbox of AdaBins, BinsFormer and DINOv2 the benchmark crop (`kitti_benchmark_crop`); the scores differ.
-
     >>> crop_region("garg", 352, 1216)
     (slice(143, 349, None), slice(43, 1172, None))
     """
+    # The fractions of `garg` and `eigen` are taken of the map that is given. BTS gives the full image of KITTI, the
+    # toolbox of AdaBins, BinsFormer and DINOv2 the benchmark crop (`kitti_benchmark_crop`); the scores differ.
     if crop == "none":
         return slice(0, height), slice(0, width)
     if crop == "nyu":
@@ -106,8 +105,6 @@ def align_depth(
 ) -> tuple[float, float]:
     """Return the scale and shift that map predicted to true depths best.
 
-    Aligned and metric scores are not comparable.
-
     `prediction`: (H, W); `target`: (H, W); `valid`: (H, W), the pixels to fit; returns scale and shift; of several
     equally good ones (a constant prediction) those of least norm. NaN without a valid pixel.
 
@@ -117,6 +114,7 @@ def align_depth(
     >>> round(scale, 6), round(shift, 6)
     (2.0, 3.0)
     """
+    # Aligned and metric scores are not comparable.
     found, true = prediction[valid].astype(np.float64), target[valid].astype(np.float64)
     if alignment == "none":
         return 1.0, 0.0

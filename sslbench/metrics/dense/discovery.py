@@ -148,14 +148,13 @@ class SaliencyValues:
 def saliency_values(saliency: npt.NDArray[np.floating], truth: Mask) -> SaliencyValues:
     """Return the scores of a saliency map.
 
-    The precision of an empty prediction is 1, the recall of an empty region is 1, and where both are 0 so is F. Two
-    empty regions have an IoU of 1.
-
     `saliency`: (H, W) from 0 to 1; `truth`: (H, W) salient region.
 
     >>> saliency_values(np.array([[0.9, 0.2]]), np.array([[True, True]])).iou
     0.5
     """
+    # The precision of an empty prediction is 1, the recall of an empty region is 1, and where both are 0 so is F. Two
+    # empty regions have an IoU of 1.
     found = saliency > 0.5
     union = np.count_nonzero(found | truth)
     iou = float(np.count_nonzero(found & truth) / union) if union else 1.0

@@ -134,11 +134,10 @@ def normal_values(sums: FloatArray, median: FloatArray) -> FloatArray:
 def histogram_median(counts: FloatArray) -> FloatArray:
     """Return the medians (R,) in degrees of histograms (R, bins), to the width of a bin; NaN if empty.
 
-    The pixels of a bin are taken to be spread evenly over it.
-
     >>> histogram_median(np.eye(1, BINS, k=1000)).round(3).tolist()
     [10.005]
     """
+    # The pixels of a bin are taken to be spread evenly over it.
     up_to = counts.cumsum(axis=1)
     total, rows = up_to[:, -1], np.arange(len(counts))
     middle = []

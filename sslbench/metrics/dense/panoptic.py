@@ -66,13 +66,11 @@ def segments_of(
 
 
 def panoptic_counts(prediction: Segments, label: Segments, n_classes: int) -> FloatArray:
-    """Return the sum of IoU, the matched, the surplus and the missed segments of each class in one image, (4, C).
-
-    A predicted and a labelled segment of one class match if their IoU is above 0.5; predicted pixels on void are left
-    out of the union. An unmatched prediction with more than half of its pixels on void or on crowds of its class does
-    not count (panopticapi looks at one crowd per class alone). Areas are those of the maps: panopticapi believes the
-    areas in its JSON file, which are wrong once maps were resized.
-    """
+    """Return the sum of IoU, the matched, the surplus and the missed segments of each class in one image, (4, C)."""
+    # A predicted and a labelled segment of one class match if their IoU is above 0.5; predicted pixels on void are left
+    # out of the union. An unmatched prediction with more than half of its pixels on void or on crowds of its class does
+    # not count (panopticapi looks at one crowd per class alone). Areas are those of the maps: panopticapi believes the
+    # areas in its JSON file, which are wrong once maps were resized.
     if prediction.map.shape != label.map.shape:
         raise ValueError(f"predicted segments of {prediction.map.shape} for a label map of {label.map.shape}")
     overlaps = _overlaps(prediction, label)
@@ -103,11 +101,10 @@ def panoptic_counts(prediction: Segments, label: Segments, n_classes: int) -> Fl
 def panoptic_quality(counts: FloatArray) -> FloatArray:
     """Return PQ, SQ and RQ of each class, (..., 3, C) for counts (..., 4, C).
 
-    NaN for a class without segments; SQ is 0 for a class without a match, as in panopticapi.
-
     >>> panoptic_quality(np.array([[0.8, 0.0], [1.0, 0.0], [0.0, 0.0], [2.0, 0.0]])).round(3).tolist()
     [[0.4, nan], [0.8, nan], [0.5, nan]]
     """
+    # NaN for a class without segments; SQ is 0 for a class without a match, as in panopticapi.
     overlap, matched, surplus, missed = (counts[..., row, :] for row in range(4))
     number = matched + surplus / 2 + missed / 2
     quality = np.where(number > 0, np.nan_to_num(quotient(overlap, matched)), np.nan)

@@ -96,12 +96,11 @@ def class_areas(
 ) -> IntArray:
     """Return the pixels of intersection, prediction and label of each class in one image, (3, C).
 
-    Ignored pixels belong to none of the three. Labels outside the classes are refused; MMSegmentation leaves them out
-    of the area of the labels and keeps them as false positives. Arguments and errors as for `confusion_matrix`.
-
     >>> class_areas(np.array([[0, 1, 1]]), np.array([[1, 1, 255]]), 2, ignore=(255,)).tolist()
     [[0, 1], [1, 1], [0, 2]]
     """
+    # Ignored pixels belong to none of the three. Labels outside the classes are refused; MMSegmentation leaves them out
+    # of the area of the labels and keeps them as false positives. Arguments and errors as for `confusion_matrix`.
     table = confusion_matrix(prediction, label, n_classes, ignore=ignore)
     return np.stack([table.diagonal(), table.sum(axis=0), table.sum(axis=1)])
 
@@ -128,12 +127,11 @@ def class_accuracy(areas: npt.NDArray[np.number]) -> FloatArray:
 def f_score(areas: npt.NDArray[np.number], *, beta: float = 1.0) -> FloatArray:
     """Return the F-score of each class, (..., C): recall counts `beta` times as much as precision; 1 gives Dice.
 
-    NaN for a class without any pixel. A class that is never hit has 0; MMSegmentation and DINOv3 give NaN and leave it
-    out of the mean, which raises the mean.
-
     >>> f_score(np.array([[3, 0, 0], [4, 2, 0], [4, 0, 0]])).tolist()
     [0.75, 0.0, nan]
     """
+    # NaN for a class without any pixel. A class that is never hit has 0; MMSegmentation and DINOv3 give NaN and leave
+    # it out of the mean, which raises the mean.
     both, predicted, labelled = _parts(areas)
     return quotient((1 + beta**2) * both, beta**2 * labelled + predicted)
 
@@ -195,14 +193,13 @@ def _parts(areas: npt.NDArray[np.number]) -> tuple[FloatArray, FloatArray, Float
 def one_to_one(table: IntArray, by: Literal["pixels", "iou"]) -> IntArray:
     """Return the class of each cluster, (P,), so that the sum of common pixels or of IoUs is largest (Hungarian).
 
-    Of more clusters than classes, P - C are `UNASSIGNED`. STEGO never counts clusters beyond the number of classes;
-    Hummingbird takes those that are left over for class 0.
-
     `table`: (C, P) pixels of each class and cluster.
 
     >>> one_to_one(np.array([[1, 5, 4], [8, 0, 0]]), "pixels").tolist()
     [1, 0, -1]
     """
+    # Of more clusters than classes, P - C are `UNASSIGNED`. STEGO never counts clusters beyond the number of classes;
+    # Hummingbird takes those that are left over for class 0.
     from scipy.optimize import linear_sum_assignment
 
     classes, clusters = linear_sum_assignment(table if by == "pixels" else _ious(table), maximize=True)

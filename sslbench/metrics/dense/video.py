@@ -135,10 +135,8 @@ def measure_of_videos(rows: npt.NDArray[np.floating]) -> Measure:
 
 
 def _statistics(values: FloatArray) -> FloatArray:
-    """Return mean, recall and decay (K, 3) of values (K, T).
-
-    The decay compares the first of four runs of frames with the last; neighbouring runs share a frame, as in DAVIS.
-    """
+    """Return mean, recall and decay (K, 3) of values (K, T)."""
+    # The decay compares the first of four runs of frames with the last; neighbouring runs share a frame, as in DAVIS.
     frames = values.shape[1]
     if frames == 0:
         return np.full((len(values), 3), np.nan)

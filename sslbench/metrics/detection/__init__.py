@@ -125,12 +125,6 @@ def voc_ap(
 ) -> DetectionScores:
     """Return AP, AP50 and AP75 as Detectron2's PascalVOCDetectionEvaluator computes them: means over classes.
 
-    Everingham et al. 2010, section 4.2.
-
-    AP is the mean over the overlaps .5, .55, ..., .95. Of equal scores the earlier image comes first; Detectron2 leaves
-    their order to an unstable sort, so that with many ties its number differs between machines. A class without a
-    counted object is left out of the means (here Detectron2 counts 0); on VOC itself there is none.
-
     `resamples`: number of bootstrap resamples; 0 leaves the intervals NaN.
 
     >>> zeros = np.zeros(1, np.int64)
@@ -140,6 +134,10 @@ def voc_ap(
     >>> voc_ap(truth, found, "area", resamples=0).metrics["AP50"][0]
     1.0
     """
+    # Everingham et al. 2010, section 4.2.
+    # AP is the mean over the overlaps .5, .55, ..., .95. Of equal scores the earlier image comes first; Detectron2
+    # leaves their order to an unstable sort, so that with many ties its number differs between machines. A class
+    # without a counted object is left out of the means (here Detectron2 counts 0); on VOC itself there is none.
     matches = match_voc(truth, detections, as_text=as_text)
     curves = [precision_recall.curves(m)[0] for m in matches]
     rule = _RULES[metric]
@@ -164,10 +162,6 @@ def coco_ap(
 ) -> DetectionScores:
     """Return the twelve metrics of COCO: AP, AP50, AP75, APs, APm, APl, AR1, AR10, AR100, ARs, ARm, ARl.
 
-    The values are those of pycocotools (computed by faster-coco-eval; of boundaries by our own matches, which are
-    the same and faster), except that difficult objects, which COCO does not have, are left out together with their
-    detections.
-
     `resamples`: number of bootstrap resamples; 0 leaves the intervals NaN.
 
     >>> zeros = np.zeros(1, np.int64)
@@ -177,6 +171,9 @@ def coco_ap(
     >>> round(found.metrics["AP"][0], 6), found.metrics["APl"][0]
     (1.0, nan)
     """
+    # The values are those of pycocotools (computed by faster-coco-eval; of boundaries by our own matches, which are the
+    # same and faster), except that difficult objects, which COCO does not have, are left out together with their
+    # detections.
     if kind != "boxes" and (truth.masks is None or detections.masks is None):
         raise ValueError("masks are to be scored, but the objects or the detections have none")
     areas = areas_of(detections, masks=kind != "boxes")
@@ -233,10 +230,6 @@ def lvis_ap(
 def keypoint_ap(truth: Truth, detections: Detections, *, seed: int = 0, resamples: int = 1000) -> DetectionScores:
     """Return the ten metrics of COCO's keypoints: AP, AP50, AP75, APm, APl, AR, AR50, AR75, ARm, ARl; see `oks`.
 
-    The values are those of pycocotools (computed by faster-coco-eval), except that difficult objects, which COCO does
-    not have, are left out together with their detections. Whether a detection that matches nothing is medium or large
-    depends on its box, as for results with `bbox` in pycocotools.
-
     `resamples`: number of bootstrap resamples; 0 leaves the intervals NaN.
 
     >>> from sslbench.metrics.detection.keypoints import Skeleton
@@ -248,6 +241,9 @@ def keypoint_ap(truth: Truth, detections: Detections, *, seed: int = 0, resample
     >>> round(keypoint_ap(truth, found, resamples=0).metrics["AP"][0], 6)
     0.8
     """
+    # The values are those of pycocotools (computed by faster-coco-eval), except that difficult objects, which COCO does
+    # not have, are left out together with their detections. Whether a detection that matches nothing is medium or large
+    # depends on its box, as for results with `bbox` in pycocotools.
     there = truth.keypoints is not None and truth.skeleton is not None and bool(truth.skeleton.sigmas)
     if not there or (detections.keypoints is None and len(detections)):
         raise ValueError("keypoints are to be scored, but the objects or the detections have none, or no sigmas")

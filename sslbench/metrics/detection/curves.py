@@ -75,11 +75,9 @@ def area_below(hits: FloatArray, envelope: FloatArray, total: FloatArray) -> Flo
 
 
 def eleven_points(hits: FloatArray, envelope: FloatArray, total: FloatArray) -> FloatArray:
-    """Return the means (R,) of the envelopes at recalls 0, .1, ..., 1 (Pascal VOC 2007).
-
-    The levels are np.arange(0, 1.1, .1) as in Detectron2: three of them lie a hair above .3, .6 and .7, so that a
-    recall of exactly .3 does not reach its level.
-    """
+    """Return the means (R,) of the envelopes at recalls 0, .1, ..., 1 (Pascal VOC 2007)."""
+    # The levels are np.arange(0, 1.1, .1) as in Detectron2: three of them lie a hair above .3, .6 and .7, so that a
+    # recall of exactly .3 does not reach its level.
     return _at_levels(hits, envelope, total, np.arange(0, 1.1, 0.1)[:11])
 
 

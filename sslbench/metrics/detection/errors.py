@@ -49,9 +49,6 @@ class ErrorAnalysis:
 def error_analysis(truth: Truth, found: Detections, *, seed: int = 0, resamples: int = 300) -> ErrorAnalysis:
     """Return the errors of the boxes of a detector, and their costs.
 
-    The costs are those of the package tidecv, except that classes without an object do not enter the mean (there a
-    class with detections alone counts as 0), and that the 100 best detections of a class on an image count, as in AP50.
-
     `resamples`: number of its resamples; 0 leaves the intervals NaN.
 
     >>> zeros, ones = np.zeros(2, np.int64), np.ones(2, np.int64)
@@ -62,6 +59,9 @@ def error_analysis(truth: Truth, found: Detections, *, seed: int = 0, resamples:
     >>> errors.counts["classification"], round(errors.ap50, 3), round(errors.costs["classification"][0], 3)
     (1, 0.5, 0.5)
     """
+    # The costs are those of the package tidecv, except that classes without an object do not enter the mean (there a
+    # class with detections alone counts as 0), and that the 100 best detections of a class on an image count, as in
+    # AP50.
     sorted_ = _Sorted(truth, found)
     once = np.ones((truth.n_images, 1))
     versions = {kind: sorted_.curves(kind) for kind in ("", *KINDS)}

@@ -139,8 +139,6 @@ def similarity(
 ) -> FloatArray:
     """Return the OKS (d, g) of detections with objects, as pycocotools computes it.
 
-    Of an object without a labelled keypoint it is that of the distances from its box, widened by its size on each side.
-
     `points`: (d, K, 2 or more), x and y of the detected keypoints; `truth`: (g, K, 3), x, y and visibility of the
     objects' keypoints; `boxes`: (g, 4), x1, y1, x2, y2 of the objects; `areas`: (g,), of the objects in pixels;
     `sigmas`: (K,).
@@ -149,6 +147,8 @@ def similarity(
     >>> similarity(at + [3, 4, 0], at, np.zeros((1, 4)), np.array([100.0]), [0.5]).round(4).tolist()
     [[0.8825]]
     """
+    # Of an object without a labelled keypoint it is that of the distances from its box, widened by its size on each
+    # side.
     if not points.size or not truth.size:
         return np.zeros((len(points), len(truth)))
     variances = (2 * np.asarray(sigmas, dtype=np.float64)) ** 2

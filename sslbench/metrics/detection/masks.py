@@ -67,13 +67,12 @@ def _run_lengths_problem(counts: object, size: Any) -> str | None:
 def first_problem(segmentations: Sequence[object]) -> tuple[int, str] | None:
     """Return the position of the first malformed segmentation and the reason; None if there is none.
 
-    Polygons are checked all together, since a manifest has millions, and one by one if anything about them is odd.
-
     `segmentations`: None is passed over.
 
     >>> first_problem([None, [[0, 0, 4, 0, 4, 4]], [[0, 0, 4]]])
     (2, 'a polygon is a list of numbers x, y, x, y, ...')
     """
+    # Polygons are checked all together, since a manifest has millions, and one by one if anything about them is odd.
     usual = [type(one) is list and bool(one) and type(one[0]) is list for one in segmentations]
     fine = _are_polygons([one for one, is_usual in zip(segmentations, usual, strict=True) if is_usual])
     for i, one in enumerate(segmentations):
@@ -147,13 +146,12 @@ def areas(rles: Sequence[Rle]) -> npt.NDArray[np.float64]:
 def boundary(rle: Rle) -> Boundary:
     """Return the pixels of a mask at most 2 % of the image's diagonal from its edge (at least one pixel).
 
-    Cheng et al. 2021 (Boundary IoU, arXiv 2103.16562), as their code does it: by an erosion in steps to all eight
-    neighbours; beyond the image there is no mask.
-
     >>> bitmap = np.ones((5, 5), dtype=np.bool_)
     >>> int(boundary(encode(bitmap)).pixels.sum())
     16
     """
+    # Cheng et al. 2021 (Boundary IoU, arXiv 2103.16562), as their code does it: by an erosion in steps to all eight
+    # neighbours; beyond the image there is no mask.
     import cv2
     from faster_coco_eval.core import mask
 

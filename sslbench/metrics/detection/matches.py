@@ -188,12 +188,10 @@ class ClassMatches:
 
 
 def match_voc(truth: Truth, detections: Detections, *, as_text: bool) -> list[ClassMatches]:
-    """Return the matches of each class by the rule of the VOC development kit.
-
-    Overlap is counted in whole pixels, corners included (+1). A detection belongs to the object it overlaps most, if
-    that is more than the threshold: the one of highest score is right, the others wrong, and none counts if the object
-    is difficult.
-    """
+    """Return the matches of each class by the rule of the VOC development kit."""
+    # Overlap is counted in whole pixels, corners included (+1). A detection belongs to the object it overlaps most, if
+    # that is more than the threshold: the one of highest score is right, the others wrong, and none counts if the
+    # object is difficult.
     found, scores = _inclusive(detections.boxes), detections.scores.astype(np.float64)
     if as_text:
         found, scores = _rounded(found, 1), _rounded(scores, 3)
@@ -229,14 +227,13 @@ def match_coco(
 ) -> list[ClassMatches]:
     """Return the matches of each class by the rule of COCO (pycocotools, `evaluateImg`).
 
-    In order of falling score, a detection takes the object that it overlaps most among those not yet taken, at or above
-    the threshold; objects that do not count (crowd, difficult, of another size) only if there is no other.
-    Detections of those are ignored, and so are detections of another size that match no object.
-
     `areas`: (n,), area of each detection in pixels; `kind`: shapes that are compared: 'boxes', 'masks', 'boundaries'
     (of masks, see `coco_overlap`) or 'keypoints' (by OKS; objects without a labelled one do not count); `lenient`:
     (n,), detections that are ignored if they match no object; None: no such.
     """
+    # In order of falling score, a detection takes the object that it overlaps most among those not yet taken, at or
+    # above the threshold; objects that do not count (crowd, difficult, of another size) only if there is no other.
+    # Detections of those are ignored, and so are detections of another size that match no object.
     scores = detections.scores.astype(np.float64)
     low, high = COCO_AREAS[:, :1], COCO_AREAS[:, 1:]
     matches = []
@@ -290,11 +287,9 @@ def _take(
 
 
 def coco_overlap(truth: Truth, detections: Detections, rows: IntArray, objects: IntArray, kind: str) -> FloatArray:
-    """Return the overlaps (d, g) of detections with objects, for crowds as shares of the detection.
-
-    Of boundaries it is the smaller one of the overlap of the masks and that of their boundaries, but for crowds
-    (Cheng et al. 2021, section 5.1); where that of the masks is below every threshold it stands alone.
-    """
+    """Return the overlaps (d, g) of detections with objects, for crowds as shares of the detection."""
+    # Of boundaries it is the smaller one of the overlap of the masks and that of their boundaries, but for crowds
+    # (Cheng et al. 2021, section 5.1); where that of the masks is below every threshold it stands alone.
     from faster_coco_eval.core import mask
 
     if kind == "keypoints":
