@@ -19,7 +19,6 @@ class RowSubset:
     """Some rows of a matrix, copied only where a range of them is read, so that a memory-mapped one stays on disk.
 
     Attributes:
-        x: (N, D).
         rows: (n,) ascending, so that a file is read from its beginning to its end.
 
     >>> RowSubset(np.arange(6.0).reshape(3, 2), np.array([0, 2]))[1:].tolist()

@@ -12,7 +12,6 @@ class SslbenchError(Exception):
     Attributes:
         message: problem and place (file, key, name).
         remedy: one line of advice, or None.
-        exit_code: of the command line.
     """
 
     exit_code = 1

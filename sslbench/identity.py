@@ -91,7 +91,6 @@ class FeatureKey:
         preprocessing: values that decide the pixels.
         precision: precision of the computation, 'fp32', 'bf16', 'fp16' or 'int8'.
         dtype: dtype of the stored array, 'float32' or 'float16'.
-        encoding: see `ENCODING`.
     """
 
     weights: str
@@ -117,7 +116,6 @@ class Comparability:
 
     Attributes:
         train_part: part of train that a network was finetuned on; '' for all of it.
-        unreadable: ids of the images that were left out.
         further: name, fingerprint and number of used images of each further set.
     """
 

@@ -187,7 +187,6 @@ class NamedByFile(str):
     """Name of Python code read from a file. It is never imported: only the user's command chooses the code that runs.
 
     Attributes:
-        where: the file and its key.
         remedy: words to type in order to choose the same code.
     """
 

@@ -47,7 +47,6 @@ class _Scored:
     """Backbone whose features are scored: the evaluated one, or a floor.
 
     Attributes:
-        parts: features of train and test.
         further: further sets of each task, by its number; a floor that a task lacks has none of them.
     """
 

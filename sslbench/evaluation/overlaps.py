@@ -36,7 +36,6 @@ class SuspectedOverlaps:
         suspects: one per image of test.
         by: measure by which the images were compared.
         problem: reason that near duplicates were not searched.
-        seconds: that the search took.
     """
 
     suspects: tuple[Suspect, ...]

@@ -51,7 +51,6 @@ class PredictedBatch:
     """Outputs for consecutive images.
 
     Attributes:
-        ids: of the n readable images.
         values: float32 (n, C): probabilities of the classes, or predicted numbers.
         unreadable: (id, reason) of the images that cannot be read.
     """

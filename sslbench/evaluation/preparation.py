@@ -107,7 +107,6 @@ class Prepared:
         loaded: the backbone as it was loaded, for the next request with the same weights.
         backbone: the same with the preprocessing that this request asks for.
         preprocessing_origins: origin of each value of it that has an effect.
-        findings: warnings and notes about the data.
         notes: remarks on the data that belong into the records.
         baselines: weights of the request's baselines, and the backbone with them.
         sets: for each task of the request the further sets of images that it scores, by name.

@@ -36,7 +36,6 @@ class KnnEvaluator:
 
     Attributes:
         request: data and protocol; its weights are replaced by those to evaluate.
-        run: run settings.
     """
 
     request: Request

@@ -105,13 +105,9 @@ class Subject:
     """Measurement without the protocol: the parts of a record that all results on a layer share.
 
     Attributes:
-        precision: of the forward pass.
-        feature_dtype: of the stored features.
         groups: column of the manifest -> the group of every test sample that is scored.
         members: column -> digest of the group of every test sample, scored or not (`identity.groups_digest`).
-        costs: of everything but the protocol.
         calibration: digest of the images that decide the ranges of int8.
-        notes: remarks on the data.
     """
 
     weights: WeightsUsed

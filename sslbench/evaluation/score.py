@@ -28,7 +28,6 @@ class FurtherSets:
         sets: name -> the images.
         features: name -> layer -> features.
         unreadable: name -> images that were left out.
-        seconds: time of their extraction.
     """
 
     sets: Mapping[str, ImageSet] = dataclasses.field(default_factory=dict)

@@ -40,7 +40,6 @@ class LayerFeatures:
     """Features of the same samples at several layers.
 
     Attributes:
-        name: of the backbone or file.
         layers: name -> (N, D).
         ids: of the samples, in order; None where a file does not say.
         images: fingerprint of ids and image contents; empty where a file does not say.
@@ -58,11 +57,6 @@ class LayerSimilarity:
 
     Attributes:
         values: (rows, columns), NaN where a layer is constant.
-        rows: names of A's layers.
-        columns: names of B's layers.
-        names: of A and B.
-        n: number of samples.
-        debiased: true for the debiased estimator.
     """
 
     values: npt.NDArray[np.float64]

@@ -53,16 +53,11 @@ class Comparison:
     """Comparison of two results on the same test samples by one metric; rates and differences in percent.
 
     Attributes:
-        a: one result.
-        b: the other one.
         metric: metric of the comparison.
         n: number of test samples that the metric is over.
         groups: number of their groups, which are kept together; None if each sample stands for itself.
         value_a: metric on the per-sample scores of a, the mean over all its draws.
-        value_b: metric on those of b.
-        difference: value_a - value_b.
         low: low end of its 95 % interval, by resampling the test samples for both at once; over draws too.
-        high: its high end.
         p_mcnemar: p value of McNemar's exact test (with groups: of the exact sign-flip test over groups); top-1 only,
             and not for means over draws.
         p_holm: the same, corrected for all comparisons of the list by Holm's method.

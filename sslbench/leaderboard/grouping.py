@@ -20,7 +20,6 @@ class Property:
     Attributes:
         value: for comparisons, in full.
         text: for lists of differences.
-        heading: for the heading of a column.
     """
 
     value: str

@@ -14,13 +14,9 @@ class Published:
 
     Attributes:
         benchmark: name of sslbench's benchmark of the same task and data.
-        weights: name of the weights in the source.
         backbone: name for `--backbone`, where there is one.
-        metric: name of sslbench's metric.
-        value: value in percent.
         protocol: the source's evaluation in words; seldom exactly that of the benchmark.
         source: the paper or file, with its date or commit.
-        where: table or section.
     """
 
     benchmark: str
@@ -39,8 +35,6 @@ class Column:
 
     Attributes:
         name: unique on the board; a benchmark, or protocol/data.
-        metric: name of the metric shown.
-        group: key of the results of the column.
     """
 
     name: str

@@ -186,7 +186,6 @@ class LayerProfile:
     """Scores of one backbone by layer, in the order of the plot's axis.
 
     Attributes:
-        label: name of the weights.
         points: layer -> score with its interval.
     """
 

@@ -119,12 +119,8 @@ class PublishedRun:
 
     Attributes:
         name: BENCHMARK/PRESET/WEIGHTS, as `--published` takes it.
-        benchmark: that measures the same.
         preset: that runs the source's protocol; '': the benchmark itself does.
-        weights: name of the weights in the source.
         backbone: name of the network in the source; '' where the benchmark fixes it.
-        values: published values.
-        source: paper or file.
         best_of_layers: True if the source reports the best of several layers.
     """
 

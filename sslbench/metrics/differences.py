@@ -33,7 +33,6 @@ class Predictions:
         trainings: names of the R trainings; two models' trainings on the same samples have the same name.
         scores: (N, C) of each training; empty where only `places` are known.
         places: (R, N), number of classes ranked before the true one in each training; None with several labels.
-        probabilities: see `summary.summarise`.
     """
 
     trainings: tuple[str, ...]
@@ -80,11 +79,7 @@ class PairedDifference:
     """Difference of a metric between two models with its 95 % interval; the values are means over the trainings.
 
     Attributes:
-        value_a: the metric of a.
-        value_b: the metric of b.
-        difference: value_a - value_b.
         low: low end of the interval of the difference; NaN where it cannot be computed.
-        high: high end.
         p: p value of the exact sign-flip test, see `sign_flip`; None for other metrics than top-1, and for several
             trainings, whose variance it leaves out.
     """

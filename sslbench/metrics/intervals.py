@@ -46,8 +46,6 @@ class Units:
     """Units of resampling: single samples, or whole groups of samples.
 
     Attributes:
-        samples: N.
-        number: number of units.
         place: (N,) the unit of each sample, from 0 on; None if every sample is a unit.
     """
 

@@ -20,7 +20,6 @@ class Measure:
     """Metrics that are computed together.
 
     Attributes:
-        metrics: the M metrics.
         statistic: function from weights (R, N) of the samples to values (R, M).
         per_sample: (N, M) values per sample whose means the metrics are; None where they are no such means.
         class_units: for metrics that are means over classes, the number of units that have each class; None where all
@@ -67,7 +66,6 @@ class SampleMeans:
     or without some samples.
 
     Attributes:
-        metrics: names of the metrics.
         weights: (M, K) weight of each outcome.
         outcomes: (N, K).
 

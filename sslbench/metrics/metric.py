@@ -76,11 +76,9 @@ class Metric:
 
     Attributes:
         name: key in records, tables and options.
-        title: name in words.
         unit: unit in records; '%' for rates. Metrics of one unit and direction may be averaged.
         direction: 1 if more is better, -1 if less is, 0 if not known.
         bounds: smallest and largest value as computed (rates: fractions); infinite where there is none.
-        needs: input that it is computed from: of a built-in metric one of `Input`.
         labels: names of the kinds of targets for which it is defined; empty for metrics that use no labels of samples.
         chance: expected value of random guessing, as computed: a number, or a function of the class frequencies; None
             if not known.

@@ -298,7 +298,6 @@ class _Steps:
     """One class's samples down to its lowest positive, by their place among the steps.
 
     Attributes:
-        number: of the class.
         places: twice the number of steps G, the distinct scores of its positives, falling.
         ranked: samples, in order of their places.
         below: the last place has the samples below the last step instead of those at it.

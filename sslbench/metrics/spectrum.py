@@ -53,7 +53,6 @@ class Spectrum:
     Attributes:
         values: (R,) falling, R = min(N, D): eigenvalues of X'X / N.
         squares: (N, R) squared projections of each sample on the eigenvectors; their means are the eigenvalues.
-        units: units of the samples.
     """
 
     values: FloatArray

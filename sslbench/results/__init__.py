@@ -97,18 +97,13 @@ class Result:
         overlaps: test images suspected to be in train too; None: not searched for.
         calibration: digest of the images that decide the ranges of int8; None in other precisions.
         rounding: difference that precision 'int8' makes on a sample; None in other precisions.
-        train: headline metric on the training samples.
-        probabilities: see `Outcome`.
-        costs: time, memory and floating-point operations.
         references: published values for these weights on this benchmark, compared.
         floors: 'chance', 'majority', 'pixels', 'untrained', 'constant box' (detection), ... -> metric -> value.
         missing_floors: floors among 'pixels' and 'untrained' that are missing -> the reason.
         working_folder: folder that the command ran in, with its git commit; None in older records.
         seeds: number of trainings that the metrics are means over; None for a protocol that trains no network or head
             by stochastic gradient descent, and in older records.
-        trainings: each of several trainings.
         ranges: metric -> lowest and highest value over them.
-        timings: stage -> seconds.
         scores_file: name of the file of per-sample scores beside the record.
         weights_file: name of the weights file beside the record, where the protocol trained a network.
         objects_file: name of the file of the objects of the test part beside the record, for detections.

@@ -16,7 +16,6 @@ class Neighbours:
     """First images that a query found.
 
     Attributes:
-        query: id of the test sample.
         found: id of each image, nearest first, and whether it is right.
         part: that the images found belong to.
     """
@@ -31,10 +30,8 @@ class NetworkWeights:
     """Network that a protocol has trained, for a weights file beside the record.
 
     Attributes:
-        backbone: name of the architecture.
         tensors: canonical name -> tensor of the backbone.
         heads: name -> tensor of its classifier.
-        metadata: provenance: numbers and text.
     """
 
     backbone: str
@@ -63,7 +60,6 @@ class Outcome:
             are and not in percent; the unit of sslbench's own metrics is known.
         probabilities: conversion of scores to probabilities: 'softmax', or 'scores' for none; None where there is no
             conversion, as for the decision values of SVMs.
-        weights: trained network; None where none is trained.
         neighbours: first images found by a few queries, for a sheet of pictures.
         chance: expected metrics of a random answer, of protocols that predict no classes; None: chance is that of
             guessing classes.

@@ -184,10 +184,7 @@ class Training:
     """One of several trainings that differ in their seed; it has a record of its own.
 
     Attributes:
-        seed: of the training.
-        record: id of its record.
         record_file: name of its file, beside the record of all.
-        metrics: name -> value.
     """
 
     seed: int
@@ -217,13 +214,9 @@ class ReferenceCompared:
     """Published value for these weights on this benchmark, and its difference from the measured one.
 
     Attributes:
-        weights: name of the weights in the source.
-        metric: name of the metric.
         published: value in the source.
-        source: paper or file.
         tolerance: largest difference of a correct run.
         difference: measured less published; None where nothing was measured.
-        within: True if the difference is within the tolerance.
     """
 
     weights: str
@@ -250,7 +243,6 @@ class Overlaps:
     """Test images suspected to be in train too; the record's metrics include them.
 
     Attributes:
-        n: number of suspected images.
         exact: number of those with the same content; the others look alike.
         by: method of comparison.
         without: headline metric on the other test images; None where there are none, or the metric is not one of
@@ -273,13 +265,8 @@ class Rounding:
 
     Attributes:
         train: number of training samples of it.
-        test: number of test samples.
-        metric: headline metric.
         int8: its value with features in int8, in the unit of the record.
-        fp32: metric in fp32.
         low: low end of the 95 % interval of the paired difference int8 - fp32; None where there is none.
-        high: its high end.
-        problem: reason why there are no values.
     """
 
     train: int
@@ -297,7 +284,6 @@ class Stage:
     """Time and peak memory of one stage; None where not known.
 
     Attributes:
-        seconds: wall-clock time.
         ram_mib: peak memory of this process in MiB, without those that decode images.
         gpu_mib: peak memory that torch allocated on the CUDA device, in MiB.
     """
@@ -344,7 +330,6 @@ class WorkingFolder:
     """Folder that a command ran in, and its state in git; not part of the measurement's identity.
 
     Attributes:
-        path: of the folder.
         commit: the commit that is checked out; None outside git.
         changed: True if files that git tracks differ from the commit; None outside git.
     """

@@ -63,10 +63,8 @@ class Scores:
     """Per-sample scores of a result.
 
     Attributes:
-        ids: ids of the N test samples, in order.
         scores: float32 (N, C), higher means more likely.
         labels: int64 (N,) class numbers, or int8 (N, C) with 1 present, 0 absent, -1 ignore.
-        classes: names of the C classes.
         groups: int64 (N,), the group of each sample, which comparisons keep together; None: each stands for itself.
         draws: scores (N, C) of each draw, for metrics that are means over several draws of train, the first being
             `scores`; empty where the file would be too large.

@@ -36,7 +36,6 @@ class MetricAgain:
     Attributes:
         agrees: True if both are equal within the tolerance, or neither has a value, and the ends of their intervals
             are.
-        ends_agree: True if the ends are.
     """
 
     name: str

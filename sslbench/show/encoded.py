@@ -87,8 +87,6 @@ class EncodedImage:
     """Image as a backbone saw it, with its features.
 
     Attributes:
-        id: of the sample.
-        row: position in the source.
         picture: resized, and cut to whole patches.
         resized: height and width before the cut; the cut is central.
         maps: layer -> (h, w, C).

@@ -24,8 +24,6 @@ class Section:
     """Part of a page.
 
     Attributes:
-        title: heading.
-        text: paragraph below it.
         rows: (heading, pictures) from top to bottom.
         side: longer side of a picture on the page, in pixels.
         legend: names with their colours.
@@ -83,12 +81,7 @@ def _figure(panel: Panel, side: int) -> dict[str, Any]:
 
 @dataclasses.dataclass
 class ShowFolder:
-    """Folder that is being written.
-
-    Attributes:
-        path: path of the folder.
-        files: names of the files written so far.
-    """
+    """Folder that is being written."""
 
     path: Path
     files: list[str] = dataclasses.field(default_factory=list)

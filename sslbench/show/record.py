@@ -29,12 +29,6 @@ class AsTyped:
 
     Attributes:
         data: location of the data, where it is not the one in the record.
-        test_data: see `Request`.
-        image_column: see `Request`.
-        label_column: see `Request`.
-        backbone: see `Request`.
-        protocol: name of the protocol.
-        decoder: see `Preprocessing`.
     """
 
     data: str | None = None
@@ -51,7 +45,6 @@ class ChosenImages:
     """Test images of one group.
 
     Attributes:
-        title: 'best', 'median' or 'worst'.
         rows: positions among the scored test images, the first first.
     """
 

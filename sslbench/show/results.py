@@ -29,7 +29,6 @@ class RecordPictures:
     Attributes:
         typed: words of the user, in place of those of the record.
         each: number of images per group: best, median, worst.
-        store: folder of the feature store.
     """
 
     typed: AsTyped

@@ -48,10 +48,7 @@ class Points:
     """Samples to draw.
 
     Attributes:
-        name: of the data.
         layers: layer -> features (N, D).
-        ids: of the N samples.
-        labels: of the N samples.
         source: of their images; None for features made elsewhere.
         facts: provenance, for show.json.
     """
@@ -131,7 +128,6 @@ class Colouring:
     """Colours of samples.
 
     Attributes:
-        names: of the groups.
         colours: of the groups, '#rrggbb'.
         group: int64 (N,), group of each sample.
     """

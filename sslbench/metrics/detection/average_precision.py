@@ -182,11 +182,8 @@ class ClassCurve:
     """Precision-recall curve of a class at one overlap.
 
     Attributes:
-        name: of the class.
-        overlap: intersection over union.
         scores: (D,), score of each detection that counts, falling.
         precision: (D,), of the detections up to each.
-        recall: (D,), likewise.
     """
 
     name: str

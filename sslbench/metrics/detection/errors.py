@@ -94,12 +94,7 @@ def error_analysis(truth: Truth, found: Detections, *, seed: int = 0, resamples:
 
 
 class _Sorted:
-    """Detections sorted into right ones and kinds of error.
-
-    Attributes:
-        kinds: see `ErrorAnalysis`.
-        missed: missed objects, see `ErrorAnalysis`.
-    """
+    """Detections sorted into right ones and kinds of error."""
 
     def __init__(self, truth: Truth, found: Detections) -> None:
         self.truth, self.found = truth, found

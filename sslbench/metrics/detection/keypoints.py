@@ -47,7 +47,6 @@ class Skeleton:
     """Kinds of keypoints that objects may have.
 
     Attributes:
-        names: of the K keypoints.
         edges: pairs of positions that pictures join by a line.
         mirrors: pairs of names that change places in a mirrored image, where the data say so (kwcoco's
             reflection_id); a name without a partner stands beside itself.

@@ -28,7 +28,6 @@ class Boundary:
 
     Attributes:
         top: first row of the box.
-        left: its first column.
         pixels: bool (height, width) of the box.
     """
 

@@ -115,7 +115,6 @@ class Detections:
 
     Attributes:
         images: int64 (n,), position of the image, 0 .. N - 1.
-        boxes: float (n, 4), x1, y1, x2, y2 as in `Truth`.
         scores: float (n,), higher means more certain.
         labels: int64 (n,), position in the truth's classes.
         masks: n run lengths, or None.
