@@ -47,8 +47,8 @@ Features made elsewhere: the fingerprint of their data holds ids, labels, classe
 for the weights (`features.external.FeaturePair`). Without ids the rows are taken in their order.
 
 Versions of torch and Pillow change roundings, as another device does, and stand in the record. sslbench's own networks
-and its way from a file to features change with `ENCODING`, which every key holds; a protocol has its own `version`. The
-code of a user's module counts as it is in memory, too, so another version of Python computes its features again.
+and its way from a file to features change with `ENCODING`, which every key holds; a protocol has its own `version`.
+Features of a module passed from Python are kept for the process only: no file tells all of its code.
 
 A run gets of a backbone and of samples what its key holds, and nothing else (`FeatureInputs` and `ImageInputs` of
 `protocols`, `evaluation.images.as_hashed`, `Source.as_hashed`). Where the settings of a protocol say the sizes of

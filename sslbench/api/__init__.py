@@ -390,7 +390,7 @@ def extract_features(
     backbone = copied_backbone(model, request_options) if isinstance(model, nn.Module) else None
     weights = backbone.name if backbone is not None else str(model)
     request = evaluation.Request(weights=weights, tasks=(), **places.names, **request_options)
-    root = Path(store) if store is not None else paths.cache_dir() / "features"
+    root = None if store is None else Path(store)
     with interactive() as progress:
         found = evaluation.extract_only(
             request, run_settings, store=root, progress=progress, backbone=backbone, in_memory=places.in_memory

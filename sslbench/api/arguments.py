@@ -19,7 +19,7 @@ from sslbench.backbones.in_memory import from_module, unwrapped, users_preproces
 from sslbench.backbones.layer_spec import split_layers
 from sslbench.backbones.load import load_file
 from sslbench.backbones.resnet import ResNet
-from sslbench.backbones.vit.of_timm import is_timm_vit
+from sslbench.backbones.sizes import is_timm_vit
 from sslbench.config import build_partial, resolve
 from sslbench.data.in_memory import Columns, sources_of
 from sslbench.errors import UsageError
@@ -48,7 +48,7 @@ def copied_backbone(model: nn.Module, request: Mapping[str, Any]) -> Backbone:
     inner = unwrapped(model)
     name = request.get("backbone") or type(inner).__name__
     module = copied(inner).cpu().eval().requires_grad_(False)
-    return from_module(name, module, users_preprocessing(name, inner))
+    return from_module(name, module, users_preprocessing(name, inner), inner)
 
 
 def recognised_backbone(module: nn.Module, name: str | None = None) -> Backbone:

@@ -3,17 +3,27 @@
 import copy
 import dataclasses
 import functools
-from collections.abc import Mapping
+import hashlib
+import logging
+import re
+import uuid
+from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor, nn
 
 from sslbench import user_code
-from sslbench.backbones import module_identity
 from sslbench.errors import BackboneError
 from sslbench.preprocessing import Preprocessing
+from sslbench.runtime.seeds import preserved_random_states
 from sslbench.weights.fill import LoadReport, tensors_sha256
 from sslbench.weights.formats.schema import InputImages
 from sslbench.weights.heads import heads_sha256
+
+log = logging.getLogger("sslbench")
+
+PROBE_SIDE = 224  # used if the preprocessing fixes no size
+_OF_TORCH = frozenset(vars(nn.Module()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +67,8 @@ class Backbone:
         report: loaded, missing and ignored tensors; None for random weights.
         format: format of the weights file; None for random weights.
         untrained: True if the parameters are as initialised.
+        in_process: number of a module in memory among those of this process; '' for all others.
+        builder: the user's function that built the module, if any: its file counts as well.
         calibration: preprocessed images (B, C, H, W) that decide the ranges of int8; None: not to be computed in it.
     """
 
@@ -76,6 +88,8 @@ class Backbone:
     report: LoadReport | None = None
     format: str | None = None
     untrained: bool = False
+    in_process: str = ""
+    builder: tuple[object, ...] = ()
     calibration: Tensor | None = None
 
     def __repr__(self) -> str:
@@ -102,33 +116,101 @@ class Backbone:
 
     @functools.cached_property
     def own_identity(self) -> dict[str, str]:
-        """Identity of the forward pass up to the heads; empty for sslbench's own networks.
-
-        Versions of libraries; for a user's module digests of code, structure and outputs, which take two forward passes
-        on one image.
-        """
-        classes = {type(part) for part in self.module.modules()}
-        if not self.kind.users and all(map(user_code.is_library, classes)):
+        """Identity of the forward pass up to the heads: versions of libraries, digests of the user's files."""
+        parts = list(self.module.modules())
+        if not self.kind.users and all(map(user_code.is_library, parts)):
             return dict(self.versions)
-        return module_identity.identify(self.module, self.preprocessing, self.name)
+        return {
+            **user_code.library_versions(parts),
+            "source": user_code.sha256([*parts, *self.builder]) or "libraries",
+            "structure": _structure(self.module),
+        }
+
+    @functools.cached_property
+    def not_kept(self) -> str:
+        """Part of the key of features that no other process may find again; '' if they are kept."""
+        if not self.kind.users:
+            return ""
+        if reason := _irreproducible(self.module, self.preprocessing):
+            log.warning(f"{self.name}: {reason}; its features are not stored")
+            return uuid.uuid4().hex
+        return self.in_process
 
     @functools.cached_property
     def calibration_sha256(self) -> str:
         """Hash of the images that decide the ranges of int8; '' without them."""
         return "" if self.calibration is None else tensors_sha256({"": self.calibration})
 
-    @property
-    def known(self) -> bool:
-        """True if features and results may be stored and found again."""
-        return module_identity.UNKNOWN not in self.identity
+
+def probe_images(preprocessing: Preprocessing, count: int = 1) -> Tensor:
+    """Return noise of the size that the backbone expects, always the same: (count, its channels, H, W)."""
+    size = preprocessing.crop or preprocessing.squash or preprocessing.resize
+    height, width = size if isinstance(size, tuple) else (PROBE_SIDE, PROBE_SIDE)
+    return torch.randn(count, preprocessing.channels, height, width, generator=torch.Generator().manual_seed(0))
+
+
+def _structure(module: nn.Module) -> str:
+    """Return a digest of all state outside the state dict: classes, attributes, hooks, buffers that are not saved.
+
+    ReLU and Tanh, or two strides, have the same tensors.
+    """
+    lines = []
+    for path, part in module.named_modules():
+        state = {name: value for name, value in vars(part).items() if name not in _OF_TORCH}
+        if isinstance(part, torch.jit.ScriptModule):
+            state = {"graph": str(getattr(part, "inlined_graph", ""))}
+        unsaved = getattr(part, "_non_persistent_buffers_set", ())
+        state |= {name: buffer for name, buffer in part.named_buffers(recurse=False) if name in unsaved}
+        hooks = [*part._forward_pre_hooks.values(), *part._forward_hooks.values()]
+        values = [f"{name}={_text(state[name])}" for name in sorted(state)]
+        lines.append(f"{path} {type(part).__module__}.{type(part).__qualname__} {values} {_text(hooks)}")
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Tensor):
+        return tensors_sha256({"": value})
+    if isinstance(value, set | frozenset):
+        return repr(sorted(map(repr, value)))  # their order differs between processes
+    return re.sub(r" at 0x\w+", "", repr(value))
+
+
+def _irreproducible(module: nn.Module, preprocessing: Preprocessing) -> str:
+    """Return the reason why an image has no features of its own, '' if it has; random states stay as they are."""
+    images = probe_images(preprocessing, 2)
+    try:
+        with preserved_random_states(), torch.no_grad():
+            network = copy.deepcopy(module).eval()
+            first, again, beside = (list(_tensors(network(batch))) for batch in (images[:1], images[:1], images))
+    except Exception as error:  # noqa: BLE001 - a user's forward may raise anything
+        text = " ".join(str(error).split())
+        return f"it fails on noise of the size of its images ({type(error).__name__}: {text})"[:300]
+    if any(one.shape != two.shape or not _close(one, two) for one, two in zip(first, again, strict=False)):
+        return "its features of one image change with every call"
+    if any(
+        one.ndim and len(one) == 1 and len(two) == 2 and one.shape[1:] == two.shape[1:] and not _close(one[0], two[0])
+        for one, two in zip(first, beside, strict=False)
+    ):
+        return "its features of an image depend on the other images of the batch"
+    return ""
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are equal up to rounding in half precision."""
+    a, b = one.to(torch.float64), other.to(torch.float64)
+    return bool(((a - b).abs() <= 0.02 * a.abs().max()).all()) if a.numel() else True
+
+
+def _tensors(output: object) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping | list | tuple):
+        for value in output.values() if isinstance(output, Mapping) else output:
+            yield from _tensors(value)
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """Return a deep copy.
-
-    Raises:
-        BackboneError: the module cannot be copied.
-    """
+    """Return a deep copy."""
     try:
         return copy.deepcopy(module)
     except (RuntimeError, TypeError) as error:

@@ -1,6 +1,10 @@
 """Backbones with random weights by name: ResNets, AlexNets, timm models, a user's own module, raw pixels."""
 
 import contextlib
+import dataclasses
+import functools
+import importlib
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -8,10 +12,63 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from sslbench.backbones.architectures import no_backbone
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.family import family_of
 from sslbench.errors import BackboneError, UsageError
 from sslbench.runtime.seeds import seeded
+from sslbench.weights.reading.model_config import ModelConfig
+
+_PACKAGE = "sslbench.backbones.families"
+
+
+def _accept(name: str, where: str) -> None:
+    """Accept any name read from a file."""
+
+
+def _recognise_none(
+    shapes: Mapping[str, tuple[int, ...]], format: str, weights: str, config: ModelConfig
+) -> str | None:
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Architectures that share naming, layers and defaults; a module of `families` defines one as FAMILY.
+
+    Attributes:
+        takes: name of a backbone -> True if it is of this family.
+        build: name -> backbone with random weights, layers, preprocessing and the names of its heads.
+        check_recorded: (name, where) -> None; refuses a name from a file, as a BackboneError or UsageError.
+        recognise: (canonical name -> shape, format, file for messages, configuration beside it) -> name of the backbone
+            with these tensors.
+        last_resort: asked after the other families.
+    """
+
+    takes: Callable[[str], bool]
+    build: Callable[[str], Backbone]
+    check_recorded: Callable[[str, str], None] = _accept
+    recognise: Callable[[Mapping[str, tuple[int, ...]], str, str, ModelConfig], str | None] = _recognise_none
+    last_resort: bool = False
+
+
+@functools.cache
+def families() -> tuple[Family, ...]:
+    """Return all families, those of last resort at the end."""
+    package = importlib.import_module(_PACKAGE)
+    modules = [
+        importlib.import_module(f"{_PACKAGE}.{module.name}") for module in pkgutil.iter_modules(package.__path__)
+    ]
+    found: list[Family] = [module.FAMILY for module in modules]
+    return tuple(sorted(found, key=lambda family: family.last_resort))
+
+
+def family_of(name: str) -> Family:
+    """Return the family of a backbone's name."""
+    for family in families():
+        if family.takes(name):
+            return family
+    raise no_backbone(name)
+
 
 _MUCH_LARGER = 8
 _ALWAYS_BUILT = 50_000_000
@@ -21,16 +78,10 @@ _ALWAYS_BUILT = 50_000_000
 def build(name: str, *, seed: int = 0) -> Backbone:
     """Return a backbone with random weights, frozen and in eval mode; nothing is downloaded.
 
-    Args:
-        name: 'resnet50', 'resnext50_32x4d', 'resnet50w2', 'resnet18_cifar', 'alexnet_bvlc', ...; a timm name, as it is
-            or after 'timm:'; the user's 'module:callable'; 'pixels', 'pixels:SIZE' or 'pixels:native'. ResNets and
-            timm's models take images of another number of channels: 'resnet50,in_chans=13'. ResNets besides:
-            'resnet50,zero_init_residual=true'.
-        seed: of the random weights; the global random state is restored.
-
-    Raises:
-        UsageError: no such name or option; the message gives the nearest names.
-        BackboneError: the user's callable fails or returns something else than a module.
+    name: 'resnet50', 'resnext50_32x4d', 'resnet50w2', 'resnet18_cifar', 'alexnet_bvlc', ...; a timm name, as it is or
+        after 'timm:'; the user's 'module:callable'; 'pixels', 'pixels:SIZE' or 'pixels:native'. ResNets and timm's
+        models take images of another number of channels: 'resnet50,in_chans=13'. ResNets besides:
+        'resnet50,zero_init_residual=true'.
     """
     family = family_of(name)
     with seeded(seed):
@@ -61,11 +112,10 @@ class _WithoutInitialValues(TorchFunctionMode):
 def laid_out() -> Iterator[None]:
     """Build networks without memory for their values and without initial ones, for their names and shapes.
 
-    Example:
-        >>> with laid_out():
-        ...     network = build("resnet18").module
-        >>> network.conv1.weight.is_meta
-        True
+    >>> with laid_out():
+    ...     network = build("resnet18").module
+    >>> network.conv1.weight.is_meta
+    True
     """
     with torch.device("meta"), _WithoutInitialValues():
         yield
@@ -75,15 +125,6 @@ def check_recorded(name: str, where: str, *, numbers: int) -> None:
     """Refuse a backbone that a weights file names unless it is one of sslbench's or timm's that the file could fill.
 
     A network is laid out without memory for its values before one is built.
-
-    Args:
-        name: as the file has it, or as its tensors show.
-        where: the file and its key.
-        numbers: number of values in the file's tensors.
-
-    Raises:
-        BackboneError: the name stands for Python code, has an option that is not taken from files, is unknown, or is
-            that of a network much larger than the file.
     """
     try:
         family = family_of(name)
@@ -100,11 +141,7 @@ def check_recorded(name: str, where: str, *, numbers: int) -> None:
 
 
 def check_size(module: nn.Module, what: str, *, numbers: int) -> None:
-    """Refuse a network laid out on the meta device that is much larger than the file whose numbers would fill it.
-
-    Raises:
-        BackboneError: the network is much larger.
-    """
+    """Refuse a network laid out on the meta device that is much larger than the file whose numbers would fill it."""
     needed = sum(tensor.numel() for tensor in module.state_dict().values())
     if needed > _MUCH_LARGER * numbers + _ALWAYS_BUILT:
         raise BackboneError(

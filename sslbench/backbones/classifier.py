@@ -87,11 +87,8 @@ class Classifier:
 def classifier_scores(module: nn.Module, layer: Layer, head: nn.Module, images: Tensor) -> Tensor:
     """Return the head's scores (B, C) of one layer's pooled features.
 
-    Args:
-        module: the backbone's.
-        layer: layer of the head.
-        head: from (B, D) to (B, C).
-        images: (B, channels, H, W), normalised.
+    head: from (B, D) to (B, C).
+    images: (B, channels, H, W), normalised.
     """
     scores: Tensor = head(forward_layers(module, images, (layer,))[layer.text])
     return scores
@@ -105,15 +102,8 @@ def classifier_metadata(info: ClassifierInfo) -> str:
 def find_classifier(file: WeightsFile, backbone: Backbone, classes: Sequence[str] | None = None) -> Classifier:
     """Return the classifier in a file: that of a finetuned network, or the head of a supervised network.
 
-    Args:
-        file: the weights file.
-        backbone: loaded from it with its heads.
-        classes: names of the classes; needed for heads that are not known to be classifiers. None: the file's own
-            names, else numbers.
-
-    Raises:
-        WeightsError: the file has no classifier, or a damaged one.
-        UsageError: the file names its classes itself, or the names are not as many as the outputs.
+    classes: names of the classes; needed for heads that are not known to be classifiers. None: the file's own names,
+        else numbers.
     """
     own = read_classifier(file, backbone)
     if own is not None:
@@ -140,12 +130,7 @@ def find_classifier(file: WeightsFile, backbone: Backbone, classes: Sequence[str
 
 
 def has_classifier(file: WeightsFile, backbone: Backbone) -> bool:
-    """Return whether a file has a classifier that is known to be one.
-
-    Args:
-        file: the weights file.
-        backbone: loaded from it with its heads.
-    """
+    """Return whether a file has a classifier that is known to be one."""
     return read_classifier(file, backbone) is not None or (HEAD_NAMES[0] in backbone.heads and _is_classifier(backbone))
 
 
@@ -156,15 +141,7 @@ def _is_classifier(backbone: Backbone) -> bool:
 
 
 def read_classifier(file: WeightsFile, backbone: Backbone) -> Classifier | None:
-    """Return the classifier in a file, or None if it has none.
-
-    Args:
-        file: sslbench's own file or checkpoint; those of other formats have no such entry.
-        backbone: loaded from it.
-
-    Raises:
-        WeightsError: the entry is damaged, or does not fit its tensors or the backbone.
-    """
+    """Return the classifier in a file, or None if it has none."""
     metadata = file.content.get("metadata")
     entry = metadata.get("classifier") if isinstance(metadata, Mapping) else None
     if file.content.get("format") not in (save.FORMAT, save.CHECKPOINT_FORMAT) or entry is None:
@@ -178,7 +155,11 @@ def read_classifier(file: WeightsFile, backbone: Backbone) -> Classifier | None:
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{where} should be JSON: {' '.join(str(error).split())[:200]}") from error
     heads = file.content.get("heads")
-    tensors = {_unnumbered(name): tensor for name, tensor in heads.items()} if isinstance(heads, Mapping) else {}
+    tensors = (
+        {str(name).replace("head.0.", "head.", 1): tensor for name, tensor in heads.items()}
+        if isinstance(heads, Mapping)
+        else {}
+    )
     weight = tensors.get("head.weight")
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         raise WeightsError(f"{file.path} names a classifier but has no matrix heads.head.weight")
@@ -187,7 +168,3 @@ def read_classifier(file: WeightsFile, backbone: Backbone) -> Classifier | None:
     head = ClassifierHead(weight.shape[1], weight.shape[0], info.norm)
     fill(head, tensors, what=f"{file.path}: heads")
     return Classifier(head.eval().requires_grad_(False), layer, info)
-
-
-def _unnumbered(name: object) -> str:
-    return str(name).replace("head.0.", "head.", 1)

@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 from sslbench.arithmetic import arithmetic
 from sslbench.backbones.backbone import Backbone, copied
-from sslbench.backbones.facets import Facet
 from sslbench.backbones.grids import grid_of_tokens
+from sslbench.backbones.layer_spec import Facet
 from sslbench.backbones.layers import Layer, hooked, map_of, resolve_layers, run
+from sslbench.backbones.sizes import has_patch_embed, is_timm_vit, resampled_positions
 from sslbench.backbones.speed import CPU_CHUNK, folded
-from sslbench.backbones.vit.of_timm import has_patch_embed, is_timm_vit
-from sslbench.backbones.vit.positions import resampled_positions
 from sslbench.errors import BackboneError, UsageError
 from sslbench.runtime.device import DTYPES
 from sslbench.runtime.resources import Precision
@@ -59,17 +58,7 @@ class DenseInput:
 def layer_inputs(
     backbone: Backbone, layers: Sequence[Layer], *, cls: bool = False, facet: Facet = "token"
 ) -> tuple[DenseInput, ...]:
-    """Return an input per layer.
-
-    Args:
-        backbone: any.
-        layers: of it, single or joined, none with a pool.
-        cls: see `DenseInput`.
-        facet: see `DenseInput`; others than 'token' need blocks of a vision transformer: blocks.11.
-
-    Raises:
-        UsageError: a pool was named, or a facet of what is no block.
-    """
+    """Return an input per layer."""
     inputs = []
     for layer in layers:
         parts = layer.parts or (layer,)
@@ -84,16 +73,7 @@ def layer_inputs(
 
 
 def block_inputs(backbone: Backbone, counts: Sequence[int], *, cls: bool = False) -> tuple[DenseInput, ...]:
-    """Return, for each n, the patches of the last n blocks joined, each after the last norm, as DINOv2 evaluates.
-
-    Args:
-        backbone: a vision transformer with modules blocks.0, blocks.1, ... and norm.
-        counts: numbers n.
-        cls: see `DenseInput`.
-
-    Raises:
-        UsageError: the backbone has no such blocks, or fewer.
-    """
+    """Return, for each n, the patches of the last n blocks joined, each after the last norm, as DINOv2 evaluates."""
     total = number_of_blocks(backbone)
     if max(counts) > total:
         raise UsageError(f"blocks={list(counts)}: {backbone.name} has {total} blocks")
@@ -128,14 +108,7 @@ class DenseEncoder:
     ) -> None:
         """Copy the backbone; the original is not touched.
 
-        Args:
-            backbone: any.
-            inputs: inputs of the heads.
-            device: of the forward pass.
-            precision: of the forward pass; the maps are float32.
-
-        Raises:
-            BackboneError: it cannot be copied, or a layer has no map or no class token.
+        precision: of the forward pass; the maps are float32.
         """
         self.inputs, self.device, self._dtype = tuple(inputs), torch.device(device), DTYPES[precision]
         self._name = backbone.name
@@ -161,11 +134,7 @@ class DenseEncoder:
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
         """Return {name of an input: (B, C, h, w) float32} on `device`, without gradient.
 
-        Args:
-            images: (B, channels, H, W), normalised (`data.decode.transforms.normalise`).
-
-        Raises:
-            BackboneError: the size is no multiple of the patch, or a layer has no map.
+        images: (B, channels, H, W), normalised (`data.decode.transforms.normalise`).
         """
         size = (int(images.shape[2]), int(images.shape[3]))
         if size[0] % self.multiple or size[1] % self.multiple:
@@ -282,11 +251,7 @@ def _patch(module: nn.Module) -> int:
 
 
 def number_of_blocks(backbone: Backbone) -> int:
-    """Return the number of blocks of a vision transformer, called blocks.0, blocks.1, ...
-
-    Raises:
-        UsageError: it has no blocks, or no last norm.
-    """
+    """Return the number of blocks of a vision transformer, called blocks.0, blocks.1, ..."""
     modules: Mapping[str, nn.Module] = dict(backbone.module.named_modules())
     total = next(i for i in range(len(modules) + 1) if f"blocks.{i}" not in modules)
     if not total or _NORM not in modules:

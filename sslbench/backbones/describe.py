@@ -7,20 +7,19 @@ from typing import Any
 
 from torch import Tensor
 
+from sslbench.backbones.architectures import parse
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build
 from sslbench.backbones.classifier import find_classifier, has_classifier
 from sslbench.backbones.load import load_file
 from sslbench.backbones.resnet import recognise_resnet
-from sslbench.backbones.resnet_spec import parse
-from sslbench.backbones.vit.recognise import recognise_vit
+from sslbench.backbones.vit_recognise import recognise_vit
 from sslbench.errors import BackboneError, WeightsError
 from sslbench.preprocessing import Preprocessing
-from sslbench.weights.formats import patterns
-from sslbench.weights.formats.layout import NOTE
+from sslbench.weights.formats import rules
 from sslbench.weights.formats.places import largest, tensors_at
 from sslbench.weights.formats.recognise import OPTIONAL_LEAF, Recognised, recognise
-from sslbench.weights.formats.tables import FormatTable, load_table
+from sslbench.weights.formats.tables import NOTE, FormatTable, load_table
 from sslbench.weights.heads import layer_kinds, load_heads
 from sslbench.weights.reading.files import WeightsFile
 from sslbench.weights.reading.model_config import NO_CONFIG
@@ -103,13 +102,7 @@ class Description:
 def describe(file: WeightsFile, *, backbone: str | None = None, format: str | None = None) -> Description:
     """Look at a file as far as it can be understood; what stops it is in `problem`, nothing is raised for it.
 
-    Args:
-        file: file from `files.read`.
-        backbone: the architecture, where the file does not show it.
-        format: name of the format of its keys; recognised when None.
-
-    Raises:
-        UsageError: there is no such format or backbone.
+    format: name of the format of its keys; recognised when None.
     """
     most = largest(file.content)
     known = Description(
@@ -231,7 +224,7 @@ def _beside(file: WeightsFile) -> dict[str, Any]:
 
 
 def _example(text: str, tensors: Mapping[str, Tensor]) -> str:
-    pattern = patterns.parse(text)
+    pattern = rules.parse_pattern(text)
     return next((key for key in tensors if pattern.match(key) is not None), "")
 
 

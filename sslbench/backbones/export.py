@@ -1,11 +1,14 @@
 """Networks as files of other programs: ONNX and torch.export, with a comparison of their outputs."""
 
 import dataclasses
+import importlib.metadata
 import json
+import logging
+import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +16,77 @@ from torch import Tensor, nn
 from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.classifier import Classifier
 from sslbench.backbones.layers import Layer, forward_layers
-from sslbench.backbones.onnx_files import any_batch, cause_of, need_onnx, refuse_large, write_onnx
-from sslbench.errors import BackboneError
+from sslbench.errors import BackboneError, UsageError
 from sslbench.preprocessing import Preprocessing
+from sslbench.weights.format_name import check_export
 from sslbench.weights.save import new_file
-from sslbench.weights.target import check_export
+
+log = logging.getLogger("sslbench")
+
+_LARGEST = 1.9e9
+
+
+def need_onnx(purpose: str, otherwise: str) -> None:
+    """Refuse what the packages of ONNX are needed for where one is missing."""
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript
+    except ImportError as error:
+        raise UsageError(
+            f"{purpose} need the packages onnx, onnxscript and onnxruntime: {error}",
+            f"pip install 'sslbench[onnx]', or {otherwise}",
+        ) from error
+    log.debug(f"onnx {onnx.__version__}, onnxscript {onnxscript.__version__}, onnxruntime {onnxruntime.__version__}")
+
+
+def quantiser() -> str:
+    """Return the library that rounds networks to 8 bits, with its version."""
+    return f"onnxruntime {importlib.metadata.version('onnxruntime')}"
+
+
+def refuse_large(backbone: Backbone, remedy: str) -> None:
+    """Refuse a network whose tensors one ONNX file cannot hold."""
+    size = sum(tensor.numel() * tensor.element_size() for tensor in backbone.module.state_dict().values())
+    if size > _LARGEST:
+        raise UsageError(f"{backbone.name} has {size / 1e9:.1f} GB of tensors; one ONNX file holds 2 GB", remedy)
+
+
+def any_batch() -> dict[int, Any]:
+    """Return the dynamic shape of images (B, C, H, W) of any number."""
+    return {0: torch.export.Dim("batch", min=1, max=2**31 - 1)}  # without an end torch below 2.8 refuses
+
+
+def write_onnx(
+    network: nn.Module, images: Tensor, path: Path, input_name: str, outputs: Sequence[str], facts: Mapping[str, str]
+) -> None:
+    """Write a network as one ONNX file for any number of images.
+
+    network: images (B, C, H, W) -> one or several tensors.
+    images: an example, two at least.
+    """
+    program = torch.onnx.export(
+        network,
+        (images,),
+        dynamo=True,
+        dynamic_shapes={input_name: any_batch()},
+        input_names=[input_name],
+        output_names=list(outputs),
+        verbose=False,
+    )
+    if program is None:
+        raise RuntimeError("torch.onnx.export returned no program")
+    program.model.metadata_props.update(facts)
+    program.save(path)
+
+
+def cause_of(error: BaseException) -> str:
+    """Return the first line of the error that caused the others; torch's exporter says only in which step it failed."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {lines[0][:300]}"
+
 
 INPUT = "images"
 LARGEST_DIFFERENCE = 1e-3
@@ -66,19 +135,7 @@ class ExportReport:
 def export(
     backbone: Backbone, layer: Layer, out: Path, *, classifier: Classifier | None = None, overwrite: bool = False
 ) -> ExportReport:
-    """Write a network as .onnx or .pt2, for any number of normalised images; the file appears verified or not at all.
-
-    Args:
-        backbone: the backbone.
-        layer: layer whose features are the output; that of the classifier, if one is given.
-        out: file to write; its suffix chooses the format.
-        classifier: classifier whose scores are the output.
-        overwrite: replace an existing file.
-
-    Raises:
-        UsageError: another suffix, the file exists, or a library is missing.
-        BackboneError: the network cannot be exported, or its outputs differ.
-    """
+    """Write a network as .onnx or .pt2, for any number of normalised images; the file appears verified or not."""
     check_export(out, overwrite=overwrite)
     write = _write_onnx if out.suffix == ".onnx" else _write_pt2
     if out.suffix == ".onnx":

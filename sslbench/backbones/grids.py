@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.layer_spec import SIZED_BY_THE_IMAGE, Pool
 from sslbench.backbones.layers import Layer, hooked, map_of, resolve_layers, run, single_layers
-from sslbench.backbones.pool_spec import SIZED_BY_THE_IMAGE, Pool
 from sslbench.errors import BackboneError, UsageError
 
 _LAST_MAPS = ("last", "res5", "conv5")
@@ -23,18 +23,7 @@ _KINDS = SIZED_BY_THE_IMAGE
 
 
 def resolve_grids(backbone: Backbone, specs: Sequence[str], size: tuple[int, int] | None) -> tuple[Layer, ...]:
-    """Return layers with the pool `grid(h,w)` of their own height and width.
-
-    Args:
-        backbone: any.
-        specs: LAYER or LAYER:grid, without names the last layer that has a grid. LAYER:grid+cls joins the class token
-            to each cell, LAYER:grid+flip averages the image and its mirror image, LAYER:grid+cls+flip does both.
-        size: height and width of all images.
-
-    Raises:
-        UsageError: the images differ in size, or another pool was named.
-        BackboneError: the backbone has no such layer, or the layer no grid.
-    """
+    """Return layers with the pool `grid(h,w)` of their own height and width."""
     if size is None:
         raise UsageError(
             f"{backbone.name}: grids of features need images of one size",
@@ -52,11 +41,7 @@ def resolve_grids(backbone: Backbone, specs: Sequence[str], size: tuple[int, int
 
 
 def last_map(backbone: Backbone) -> str:
-    """Return the name of the last layer with a map.
-
-    Raises:
-        UsageError: no layer is known to have one.
-    """
+    """Return the name of the last layer with a map."""
     for name in _LAST_MAPS:
         if name in backbone.aliases:
             return name
@@ -87,9 +72,6 @@ def grid_of_tokens(n: int, size: tuple[int, int], layer: str) -> tuple[int, int]
 
     >>> grid_of_tokens(8 * 12, (128, 192), "last")
     (8, 12)
-
-    Raises:
-        BackboneError: the patches do not fill a grid of the image's proportions.
     """
     rows = round(math.sqrt(n * size[0] / size[1]))
     if rows < 1 or n % rows or round(math.sqrt(n * size[1] / size[0])) * rows != n:

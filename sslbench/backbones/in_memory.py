@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import itertools
+import weakref
 
 import torch
 from torch import nn
@@ -13,9 +15,17 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.runtime.seeds import seeded
 from sslbench.weights.heads import Heads
 
+_numbers: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+_count = itertools.count(1)
 
-def from_module(name: str, module: nn.Module, preprocessing: Preprocessing) -> Backbone:
+
+def from_module(
+    name: str, module: nn.Module, preprocessing: Preprocessing, original: nn.Module | None = None
+) -> Backbone:
     """Return a backbone around a module that is in memory; it has to be frozen and in eval mode."""
+    # Code that was typed in cannot be compared with that of another process, but an object is what it was.
+    owner = module if original is None else original
+    number = _numbers[owner] = _numbers.get(owner) or next(_count)
     return Backbone(
         name=name,
         kind=Kind(users=True, in_memory=True),
@@ -23,6 +33,7 @@ def from_module(name: str, module: nn.Module, preprocessing: Preprocessing) -> B
         preprocessing=preprocessing,
         aliases={},
         default_layer="output",
+        in_process=f"module {number}",
     )
 
 
@@ -41,8 +52,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def untrained_copy(backbone: Backbone, seed: int) -> Backbone | None:
     """Return the same network with every part initialised anew by PyTorch's own rules, for modules in memory.
 
-    Returns:
-        None if there are no parameters, or one belongs to a part that cannot initialise itself: it has no
+    -> None if there are no parameters, or one belongs to a part that cannot initialise itself: it has no
         `reset_parameters`.
     """
     module = copied(backbone.module)
@@ -75,12 +85,7 @@ def untrained_heads(heads: Heads, seed: int) -> dict[str, nn.Sequential]:
 
 
 def users_preprocessing(spec: str, module: nn.Module) -> Preprocessing:
-    """Return the attribute 'preprocessing' of a user's module; ImageNet's defaults if it has none.
-
-    Raises:
-        BackboneError: the attribute is neither a dict nor a `Preprocessing`.
-        UsageError: a key or value is wrong, or the resized images do not fill a crop that was not asked for.
-    """
+    """Return the attribute 'preprocessing' of a user's module; ImageNet's defaults if it has none."""
     given = getattr(module, "preprocessing", None)
     if given is None:
         return Preprocessing(origin=f"ImageNet default ({spec} has no attribute 'preprocessing')")

@@ -22,13 +22,49 @@ import torch
 from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.export import cause_of, need_onnx, refuse_large, write_onnx
 from sslbench.backbones.layers import Layer, forward_layers, single_layers
-from sslbench.backbones.onnx_files import cause_of, need_onnx, refuse_large, write_onnx
-from sslbench.errors import BackboneError, UsageError
+from sslbench.data.decode import transforms
+from sslbench.data.loading import loader
+from sslbench.data.source import Source
+from sslbench.errors import BackboneError, DataError, UsageError
+
+log = logging.getLogger("sslbench")
+
+CALIBRATION_IMAGES = 128
+"""Number of images that decide the ranges."""
 
 _INPUT = "images"
 _CHUNK = 8  # images per pass of the calibration
 _OTHERWISE = "Use --precision bf16 or fp32."
+
+
+def calibrated(backbone: Backbone, source: Source, precision: str, device: torch.device) -> Backbone:
+    """Return a backbone with the images that int8 needs; unchanged in another precision, and for pixels."""
+    if precision != "int8":
+        return backbone
+    if backbone.kind.pixels:
+        log.info(f"{backbone.name} has no weights that int8 could round: computed and recorded in fp32")
+        return backbone
+    check_int8(device)
+    if transforms.output_size(backbone.preprocessing) is None:
+        raise UsageError(
+            "precision int8 is for images of one size, and these keep their own",
+            "Give --resize and --crop, or --precision bf16.",
+        )
+    if backbone.preprocessing.scales != (1.0,):
+        raise UsageError("precision int8 is for images of one scale", "Leave out --scales, or use --precision bf16.")
+    whole = source.every_image()
+    rows = np.unique(np.linspace(0, len(whole) - 1, min(CALIBRATION_IMAGES, len(whole))).astype(np.int64))
+    batches = loader.batches(whole, rows, backbone.preprocessing, batch_size=32, workers=0)
+    images = [
+        transforms.normalise(batch.images, backbone.preprocessing, memory_format=torch.contiguous_format)
+        for batch in batches
+        if len(batch.indices)
+    ]
+    if not images:
+        raise DataError(f"none of {len(rows)} images of {source.name} can be read, which int8 takes its ranges from")
+    return dataclasses.replace(backbone, calibration=torch.cat(images))
 
 
 class Int8Network(nn.Module):
@@ -55,15 +91,7 @@ class Int8Network(nn.Module):
 def int8_network(backbone: Backbone, module: nn.Module, layers: Sequence[Layer], device: torch.device) -> Int8Network:
     """Return the network of a backbone in 8-bit integers.
 
-    Args:
-        backbone: with images for the calibration.
-        module: its module with BatchNorm folded, not changed.
-        layers: of the backbone.
-        device: device of its computations.
-
-    Raises:
-        UsageError: int8 cannot be computed here, or on these images.
-        BackboneError: the network cannot be traced or rounded.
+    module: its module with BatchNorm folded, not changed.
     """
     images = backbone.calibration
     if images is None:
@@ -73,14 +101,13 @@ def int8_network(backbone: Backbone, module: nn.Module, layers: Sequence[Layer],
         )
     check_int8(device)
     refuse_large(backbone, _OTHERWISE)
-    # A module without an identity is known by itself.
     known = (
         backbone.name,  # its options (an activation, say) need not show in the tensors
         backbone.weights_sha256,
         backbone.calibration_sha256,
         *sorted(backbone.identity.items()),
         *(layer.text for layer in layers),
-        None if backbone.known else backbone.module,
+        backbone.not_kept,
     )
     try:
         return Int8Network(_model(_Exact(known, module, tuple(layers), images)), layers)
@@ -111,11 +138,7 @@ def _model(exact: _Exact) -> bytes:
 
 
 def check_int8(device: torch.device) -> None:
-    """Refuse int8 where it cannot be computed exactly.
-
-    Raises:
-        UsageError: the device is no processor, a package is missing, or sums of 8-bit products overflow here.
-    """
+    """Refuse int8 where it cannot be computed exactly."""
     if device.type != "cpu":
         raise UsageError(f"precision int8 computes on a processor, not on {device.type}", "Use --device cpu, or bf16.")
     need_onnx("networks in int8", "use --precision bf16 or fp32.")

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone, copied
-from sslbench.backbones.layer_spec import JOIN, parse_layer
-from sslbench.backbones.pool_spec import Pool, parse_pool
+from sslbench.backbones.layer_spec import JOIN, Pool, parse_layer, parse_pool
 from sslbench.backbones.pools import Tokens, apply_pool
 from sslbench.errors import BackboneError, UsageError
 from sslbench.names import did_you_mean
@@ -76,12 +75,7 @@ def single_layers(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def resolve_layers(backbone: Backbone, specs: Sequence[str]) -> tuple[Layer, ...]:
-    """Return the layers of a backbone by name, each once; without names, the default layer.
-
-    Raises:
-        BackboneError: the backbone has no such layer; the message names the nearest ones.
-        UsageError: the pool is not one.
-    """
+    """Return the layers of a backbone by name, each once; without names, the default layer."""
     layers = {layer.text: layer for layer in (_resolve(backbone, spec) for spec in specs or [backbone.default_layer])}
     if backbone.kind.users and any(layer.path == "" for layer in single_layers(tuple(layers.values()))):
         _warn_about_logits(backbone)
@@ -170,16 +164,8 @@ def forward_layers(module: nn.Module, images: Tensor, layers: Sequence[Layer]) -
 
     They are pooled inside the hooks: a later in-place operation (ReLU) cannot change them, and no map is kept.
 
-    Args:
-        module: in eval mode.
-        images: (B, 3, H, W), normalised.
-        layers: of this module.
-
-    Returns:
-        text of each layer -> (B, D) float32, on the device of `images`.
-
-    Raises:
-        BackboneError: a module ran twice or never, its output cannot be pooled, or the backbone fails on these images.
+    images: (B, 3, H, W), normalised.
+    -> text of each layer -> (B, D) float32, on the device of `images`.
     """
     taps = single_layers(layers)
     taken: dict[str, list[Tensor]] = {layer.text: [] for layer in taps}
@@ -201,11 +187,7 @@ def _joined(parts: Sequence[Tensor], regions: int) -> Tensor:
 
 
 def run(module: nn.Module, images: Tensor) -> None:
-    """Run the module on images for its hooks.
-
-    Raises:
-        BackboneError: it raises anything but out of memory; the message says on which images.
-    """
+    """Run the module on images for its hooks."""
     try:
         module(images)
     except (BackboneError, torch.OutOfMemoryError):
@@ -263,11 +245,7 @@ def _pooled(root: nn.Module, layer: Layer, value: Any, images: Tensor) -> Tensor
 
 
 def map_of(root: nn.Module, layer: Layer, value: Any, images: Tensor) -> tuple[Tensor, Tokens]:
-    """Return a layer's value as (B, C, H, W), (B, N, C) or (B, D), and the layout of its tokens.
-
-    Raises:
-        BackboneError: it is no tensor with a row per image.
-    """
+    """Return a layer's value as (B, C, H, W), (B, N, C) or (B, D), and the layout of its tokens."""
     if not isinstance(value, Tensor):
         raise BackboneError(
             f"layer '{layer.text}' gives a {type(value).__name__}, not a tensor",

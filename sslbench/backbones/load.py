@@ -10,28 +10,101 @@ from pathlib import Path
 from torch import Tensor
 
 from sslbench.backbones import named
+from sslbench.backbones.architectures import parse, with_strides, without_initialisation
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.build import build, check_recorded
-from sslbench.backbones.family import families
-from sslbench.backbones.preprocessing import trained_on
-from sslbench.backbones.resnet_spec import parse, with_strides, without_initialisation
-from sslbench.backbones.stem_rule import StemRule, parse_rule
-from sslbench.backbones.stems import fit_stem, with_channels
+from sslbench.backbones.build import build, check_recorded, families
+from sslbench.backbones.sizes import fit_positions, fit_rotary
+from sslbench.backbones.stems import StemRule, fit_stem, parse_rule, with_channels
 from sslbench.backbones.timm_models import list_pretrained
-from sslbench.backbones.vit.positions import fit_positions
-from sslbench.backbones.vit.rotary import fit_rotary
-from sslbench.backbones.vit.vjepa2 import on_images
+from sslbench.backbones.vjepa2 import on_images
 from sslbench.config import build as build_dataclass
 from sslbench.errors import BackboneError, UsageError, WeightsError
 from sslbench.names import from_file
-from sslbench.preprocessing import LARGEST_SIDE, MAX_PIXELS, Preprocessing
+from sslbench.preprocessing import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    LARGEST_SIDE,
+    LIGHTNESS_MEAN,
+    LIGHTNESS_STD,
+    MAX_PIXELS,
+    Preprocessing,
+)
 from sslbench.weights import save
 from sslbench.weights.fill import LoadReport, fill
 from sslbench.weights.formats.recognise import Recognised, recognise, refuse_undecided
-from sslbench.weights.formats.schema import Strides
+from sslbench.weights.formats.schema import InputImages, Strides
 from sslbench.weights.formats.tables import load_table
 from sslbench.weights.heads import load_heads
 from sslbench.weights.reading import files
+
+_CROP = 224
+"""Side of the crop that `Input.resize` belongs to."""
+_SMALLEST = 64
+"""Side of the crop below which a network is one for small images, which formats say nothing about."""
+
+
+def trained_on(backbone: Backbone, found: Recognised, *, named: bool) -> tuple[Preprocessing, str]:
+    """Return the evaluation transform of a loaded backbone, and a note for the user.
+
+    The format's transform comes first, unless the backbone's name has a tag of timm (`vit_base_patch16_224.augreg`);
+    mean and std in a configuration beside the file come before the format's.
+    Second, for a backbone that was recognised and not named by the user, its family's usual input, with ImageNet's mean
+    and std. Otherwise the backbone's own transform is used.
+    """
+    own, said = backbone.preprocessing, found.input or InputImages("any")
+    if found.config.mean:
+        usual = InputImages("any") if named else backbone.usual_input or InputImages("any")
+        said = dataclasses.replace(
+            said,
+            mean=found.config.mean,
+            std=found.config.std,
+            resize=said.resize or usual.resize,
+            interpolation=said.interpolation or usual.interpolation,
+            note="",
+        )
+    name, _, _ = backbone.name.partition(",")
+    tagged = backbone.kind.tags and "." in name and (named or found.format == "sslbench")
+    if tagged or backbone.kind.users or backbone.kind.pixels:
+        return own, ""
+    if own.crop is not None and min(own.crop) < _SMALLEST:
+        own = dataclasses.replace(own, mean=found.config.mean or own.mean, std=found.config.std or own.std)
+        return own, _assumed(own, said, found) if said.note else ""
+    origin = f"{found.format}{':' + found.variant if found.variant else ''}: its evaluation transform"
+    origin += ", mean and std of the configuration beside the file" if found.config.mean else ""
+    if said.space == "lightness":
+        used = dataclasses.replace(_with_size(own, said), mean=LIGHTNESS_MEAN, std=LIGHTNESS_STD, space="lightness")
+        return dataclasses.replace(used, origin=origin), said.note
+    if said.mean:
+        return dataclasses.replace(_with_size(own, said), mean=said.mean, std=said.std, origin=origin), said.note
+    if named or backbone.usual_input is None:
+        return own, _assumed(own, said, found) if said.note else ""
+    default = Preprocessing(origin=f"ImageNet default (format {found.format} does not say)")
+    used = dataclasses.replace(_with_size(default, backbone.usual_input, own.crop), origin=default.origin)
+    return used, _assumed(used, said, found)
+
+
+def _assumed(used: Preprocessing, said: InputImages, found: Recognised) -> str:
+    """Return the note about mean and std that do not come from the file or its format; the format's own if they do."""
+    if (used.mean, used.std) == (said.mean, said.std):
+        return said.note
+    mean, std = (",".join(f"{value:g}" for value in values) for values in (used.mean, used.std))
+    values = f"{mean} and {std}"
+    if (used.mean, used.std) == (IMAGENET_MEAN, IMAGENET_STD):
+        values = "ImageNet's"
+    note = f"format {found.format} does not say mean and std: {values} are assumed (--mean, --std)"
+    return "; ".join(filter(None, (note, "" if said.mean else said.note)))
+
+
+def _with_size(own: Preprocessing, said: InputImages, crop: tuple[int, int] | None = None) -> Preprocessing:
+    """Return a transform with the resize that the format says, in proportion to the crop of the backbone."""
+    crop = crop or own.crop
+    if not said.resize or crop is None or crop[0] != crop[1]:
+        return dataclasses.replace(own, interpolation=said.interpolation or own.interpolation)
+    resize = round(crop[0] * said.resize / _CROP)
+    return dataclasses.replace(
+        own, resize=resize, squash=None, crop=crop, interpolation=said.interpolation or own.interpolation
+    )
+
 
 Shapes = dict[str, tuple[int, ...]]
 log = logging.getLogger("sslbench")
@@ -53,30 +126,16 @@ def load_backbone(  # noqa: PLR0913  the options of the command
 ) -> Backbone:
     """Return a backbone with the weights of a file, or with random weights.
 
-    Args:
-        weights: path of a file, or its name or address (see `named.fetch`); 'random' for an untrained backbone;
-            'pixels' or 'pixels:SIZE' for the image itself.
-        backbone: its name (see `build`); not needed for ResNets and ViTs, whose architecture shows in the shapes.
-        format: format of the file; None recognises it.
-        allow_partial: load what fits of a file that does not fit entirely; the report says so.
-        trust_pickle: run what a pickle in the file asks for; see `files.read`.
-        stem: rule that maps a stem for another number of channels to the backbone's: 'repeat', 'average', 'sum',
-            'bands=3,2,1' or 'random' (see `stems.StemRule`); None refuses it.
-        seed: of the random weights, and of those that a partial file leaves as they were.
-        as_stored: accept a file that does not determine colour order or strides; the caller (a detector's recipe) does.
-        heads: load the file's projection and prediction heads too, for layers such as 'head.0'.
+    weights: path of a file, or its name or address (see `named.fetch`); 'random' for an untrained backbone; 'pixels' or
+        'pixels:SIZE' for the image itself.
+    format: format of the file; None recognises it.
+    stem: rule that maps a stem for another number of channels to the backbone's: 'repeat', 'average', 'sum',
+        'bands=3,2,1' or 'random' (see `stems.StemRule`); None refuses it.
 
-    Raises:
-        WeightsError: the file cannot be read, is not recognised, does not fit the backbone, or does not tell which
-            images or strides its network has.
-        BackboneError: the architecture is not recognised, or a user's module cannot be built.
-        UsageError: no such backbone, or the arguments contradict each other.
-
-    Example:
-        >>> import torch
-        >>> backbone = load_backbone("random", backbone="resnet18w0.25")
-        >>> backbone.name, backbone.default_layer, list(backbone.module(torch.zeros(1, 3, 64, 64)).shape)
-        ('resnet18w0.25', 'res5avg', [1, 128])
+    >>> import torch
+    >>> backbone = load_backbone("random", backbone="resnet18w0.25")
+    >>> backbone.name, backbone.default_layer, list(backbone.module(torch.zeros(1, 3, 64, 64)).shape)
+    ('resnet18w0.25', 'res5avg', [1, 128])
     """
     rule = parse_rule(stem) if stem is not None else None
     pixels = named.is_pixels(weights)
@@ -258,15 +317,7 @@ def recorded_preprocessing(file: files.WeightsFile) -> Preprocessing | None:
 
 
 def check_recorded_preprocessing(found: Preprocessing, where: str) -> Preprocessing:
-    """Refuse a transform from a file that no network has; return it with the functions that decode marked as a file's.
-
-    Args:
-        found: the transform.
-        where: the file and its key.
-
-    Raises:
-        WeightsError: a size, mean or std makes no sense.
-    """
+    """Refuse a transform from a file that no network has; return it with its decoders marked as a file's."""
     if not all(0 < size <= LARGEST_SIDE for size in found.sizes) or not 0 < found.max_pixels <= MAX_PIXELS * 100:
         raise WeightsError(f"{where}: sizes should be from 1 to {LARGEST_SIDE:,} pixels, not {found.sizes}")
     numbers = (*found.mean, *found.std)
@@ -285,19 +336,8 @@ def mapped_stem(
 ) -> tuple[Recognised, str]:
     """Map the stem of recognised weights to another number of channels.
 
-    Args:
-        recognised: content of the file.
-        weights: name of the file in messages.
-        rule: as `load_backbone`'s `stem`.
-        channels: to which number; None: 1 for 'sum'.
-        backbone: the name of the architecture in the file, where it does not show.
-
-    Returns:
-        The same with another stem, and the name of the backbone that takes it.
-
-    Raises:
-        UsageError: the rule does not lead to that number of channels.
-        BackboneError: the architecture is not recognised.
+    channels: to which number; None: 1 for 'sum'.
+    -> The same with another stem, and the name of the backbone that takes it.
     """
     stem = parse_rule(rule)
     if stem.name == "random":
@@ -351,15 +391,7 @@ def _tensors_for(built: Backbone, recognised: Recognised) -> tuple[dict[str, Ten
 
 
 def architecture(recognised: Recognised, weights: str) -> str:
-    """Return the name, for `build`, of the backbone with these tensors.
-
-    Args:
-        recognised: content of the file.
-        weights: name of the file in the message.
-
-    Raises:
-        BackboneError: it does not show in the tensors.
-    """
+    """Return the name, for `build`, of the backbone with these tensors."""
     shapes = _shapes(recognised.canonical)
     recognisers = (family.recognise(shapes, recognised.format, weights, recognised.config) for family in families())
     name = recognised.backbone or next((found for found in recognisers if found is not None), None)

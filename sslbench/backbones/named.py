@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sslbench import paths
-from sslbench.backbones.architecture_names import refuse_unknown_backbone, timm_names
+from sslbench.backbones.architectures import refuse_unknown_backbone, timm_names
 from sslbench.config import read_yaml
 from sslbench.data import remote
 from sslbench.errors import DataError, UnreachableError, UsageError, WeightsError
 from sslbench.names import did_you_mean
 from sslbench.text import without_secrets
-from sslbench.weights.reading import model_folders
+from sslbench.weights.reading import folders
 
 _SCHEMES = ("hf", "timm", "vissl")
 _HUB = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<file>[\w./-]+))?")
@@ -65,11 +65,7 @@ def weights_name(weights: str) -> str:
 
 
 def random_backbone(backbone: str | None) -> str:
-    """Return the backbone of `--weights random`.
-
-    Raises:
-        UsageError: no architecture is named.
-    """
+    """Return the backbone of `--weights random`."""
     if backbone is None:
         raise UsageError("--weights random needs --backbone", "Name it: --backbone resnet50.")
     return backbone
@@ -81,11 +77,7 @@ def is_pixels(weights: str) -> bool:
 
 
 def pixels_backbone(weights: str, backbone: str | None) -> str:
-    """Return the backbone of `--weights pixels`, that word itself.
-
-    Raises:
-        UsageError: another one is named.
-    """
+    """Return the backbone of `--weights pixels`, that word itself."""
     if backbone not in (None, weights):
         raise UsageError(f"--weights {weights} fixes the backbone, but --backbone is {backbone}")
     return weights
@@ -97,12 +89,7 @@ def backbone_of(weights: str, backbone: str | None) -> str | None:
 
 
 def local(weights: str) -> FetchedWeights:
-    """Return the folder that `hf:FOLDER` means now, from the working directory; of other names see `fetch`.
-
-    Raises:
-        UsageError: a hash of a folder, which has none; and as `fetch`.
-        WeightsError: as `fetch`.
-    """
+    """Return the folder that `hf:FOLDER` means now, from the working directory; of other names see `fetch`."""
     address, _, fragment = weights.partition("#")
     folder = _hub_folder(address) if address.startswith("hf:") else None
     if folder is None:
@@ -114,17 +101,7 @@ def local(weights: str) -> FetchedWeights:
 
 @functools.cache
 def fetch(weights: str) -> FetchedWeights:
-    """Return the local copy of weights given by name; downloaded when it is not there yet.
-
-    Args:
-        weights: `hf:OWNER/MODEL[@REVISION][:FILE]`, `timm:MODEL`, `vissl:NAME`, or the address of a file:
-            https://, s3://, gs:// and others of fsspec. `#sha256=HEX` behind it is compared with the file before
-            anything else reads it.
-
-    Raises:
-        UsageError: there is no such model or name, or the hash is none.
-        WeightsError: the file cannot be reached, with the place to put it, or its hash differs.
-    """
+    """Return the local copy of weights given by name; downloaded when it is not there yet."""
     address, _, fragment = weights.partition("#")
     sha256 = _hash_of(weights, fragment)
     scheme = address.partition(":")[0]
@@ -188,11 +165,7 @@ def _with_place(by_hand: Path) -> Iterator[None]:
 
 
 def refuse_unknown(weights: str) -> None:
-    """Refuse a name of VISSL's model zoo or of the Hub that cannot exist, without asking the network.
-
-    Raises:
-        UsageError: VISSL's model zoo has no such name, or the name of a model on the Hub is incomplete.
-    """
+    """Refuse a name of VISSL's model zoo or of the Hub that cannot exist, without asking the network."""
     if not is_named(weights):
         return
     address, scheme = weights.partition("#")[0], weights.partition(":")[0]
@@ -207,9 +180,8 @@ def refuse_unknown(weights: str) -> None:
 def download_hint(name: str) -> str:
     """Return the names of downloads that someone may mean by a word that is no path; '' for a path.
 
-    Example:
-        >>> download_hint("vit_small_patch14_dinov2"), download_hint("w.pth")
-        ('To download weights, write timm:vit_small_patch14_dinov2.', '')
+    >>> download_hint("vit_small_patch14_dinov2"), download_hint("w.pth")
+    ('To download weights, write timm:vit_small_patch14_dinov2.', '')
     """
     if Path(name).suffix or Path(name).name != name or any(Path().glob(f"{glob.escape(name)}.*")):
         return ""
@@ -255,14 +227,12 @@ def _from_hub(address: str) -> FetchedWeights:
     """Return a file of a model on the Hugging Face Hub, from its own cache where it is there already."""
     match = _hub_parts(address)
     repo, revision = match["repo"], match["revision"] or "main"
-    names = (match["file"],) if match["file"] else (*model_folders.WEIGHTS, *model_folders.INDEXES)
+    names = (match["file"],) if match["file"] else (*folders.WEIGHTS, *folders.INDEXES)
     for name in names:
         if (path := _placed_or_fetched(repo, revision, name)) is not None:
-            for shard in model_folders.shard_names(path) if model_folders.is_index(path) else ():
+            for shard in folders.shard_names(path) if folders.is_index(path) else ():
                 _placed_or_fetched(repo, revision, str(Path(name).with_name(shard)))
-            for config in (
-                model_folders.CONFIGS if path.name in (*model_folders.WEIGHTS, *model_folders.INDEXES) else ()
-            ):
+            for config in folders.CONFIGS if path.name in (*folders.WEIGHTS, *folders.INDEXES) else ():
                 try:
                     _placed_or_fetched(repo, revision, str(Path(name).with_name(config)))
                 except WeightsError as error:
@@ -279,7 +249,7 @@ def _placed_or_fetched(repo: str, revision: str, name: str) -> Path | None:
     by_hand = _placed("hf", repo, revision, name)
     if by_hand.is_file():
         return by_hand
-    if by_hand.parent.is_dir() and Path(name).name in model_folders.CONFIGS:
+    if by_hand.parent.is_dir() and Path(name).name in folders.CONFIGS:
         return None  # the weights were put there by hand, for want of a network
     path = _hub_file(repo, revision, name, by_hand)
     if path is not None:

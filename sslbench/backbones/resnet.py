@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, conv1x1
 
-from sslbench.backbones.resnet_spec import ResNetSpec, Stem, parse
+from sslbench.backbones.architectures import ResNetSpec, Stem, parse
 
 _STEM_KERNELS: Mapping[tuple[int, ...], Stem] = {(7, 7): "imagenet", (3, 3): "cifar"}
 
@@ -92,8 +92,7 @@ def recognise_resnet(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
     (squeeze-excitation, a deep stem) make it another architecture. Of the stem only the kernel's size shows: 3x3 is
     taken for CIFAR's, of stride 1 and without pooling.
 
-    Args:
-        shapes: canonical name -> shape, without heads.
+    shapes: canonical name -> shape, without heads.
     """
     stem = shapes.get("conv1.weight", (0, 3, 7, 7))
     spec = _spec_of(shapes)

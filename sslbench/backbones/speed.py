@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from sslbench.arithmetic import arithmetic
-from sslbench.backbones.backbone import Backbone, copied
+from sslbench.backbones.backbone import Backbone, copied, probe_images
 from sslbench.backbones.int8 import Int8Network, int8_network
 from sslbench.backbones.layers import Layer, forward_layers, hooked, single_layers
-from sslbench.backbones.module_identity import probe_images
 from sslbench.errors import BackboneError, UsageError
 from sslbench.runtime.device import DTYPES
 from sslbench.runtime.resources import EncodingPrecision
@@ -37,10 +36,8 @@ TOLERANCE = 1e-4  # relative to the largest value of a layer; float32 rounding g
 def folded(module: nn.Module, layers: Sequence[Layer], images: Tensor) -> nn.Module:
     """Return a copy of the module with BatchNorm folded, or an unfolded copy if folding would change a layer's values.
 
-    Args:
-        module: in eval mode, on the CPU, float32; not changed.
-        layers: that will be tapped: a convolution whose own output is tapped is not folded.
-        images: (B, 3, H, W), to find the pairs and to compare the outcome on.
+    module: in eval mode, on the CPU, float32; not changed.
+    images: (B, 3, H, W), to find the pairs and to compare the outcome on.
     """
     candidate = copied(module)
     with torch.no_grad():
@@ -159,11 +156,7 @@ class Encoder:
     scales: tuple[float, ...] = (1.0,)
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """Encode normalised images (B, 3, H, W) to {text of the layer: (B, D) float32} on `device`.
-
-        Raises:
-            BackboneError: see `forward_layers`; or the scales give vectors of different lengths.
-        """
+        """Encode normalised images (B, 3, H, W) to {text of the layer: (B, D) float32} on `device`."""
         found = [self._at_one_scale(_scaled(images, scale)) for scale in self.scales]
         if len(found) == 1:
             return found[0]
@@ -223,18 +216,8 @@ def prepare(
 ) -> Encoder:
     """Return an encoder built from a copy of the backbone.
 
-    Args:
-        backbone: any.
-        layers: of this backbone; one forward pass gives them all.
-        device: of the copy and the images.
-        precision: of the forward pass. Pooling and what comes out is float32 in any case.
-
-    Returns:
-        The encoder: (B, 3, H, W) -> {text of the layer: (B, D) float32}; images of another dtype are converted.
-
-    Raises:
-        BackboneError: the module cannot be copied, or a layer cannot be taken (at the latest when images come).
-        UsageError: several scales of features by regions, which have no mean.
+    precision: of the forward pass. Pooling and what comes out is float32 in any case.
+    -> The encoder: (B, 3, H, W) -> {text of the layer: (B, D) float32}; images of another dtype are converted.
     """
     scales = backbone.preprocessing.scales
     if len(scales) > 1 and (by_region := [layer.text for layer in layers if layer.regions > 1]):

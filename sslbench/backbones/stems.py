@@ -1,27 +1,63 @@
 """Mapping of a stem to another number of channels by the rule given as `--stem`; never done unasked."""
 
+import dataclasses
 from collections.abc import Mapping
+from typing import Literal
 
 from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.stem_rule import REMEDY, StemRule
 from sslbench.errors import UsageError, WeightsError
+from sslbench.names import did_you_mean
+
+Name = Literal["repeat", "average", "sum", "bands", "random"]
+_PLAIN: tuple[Name, ...] = ("repeat", "average", "sum", "random")
+REMEDY = (
+    "Write --stem average, repeat, sum, random, or bands=3,2,1 (one input band per channel of the file; '-': none)."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class StemRule:
+    """Rule that maps stem weights from C to N channels.
+
+    Attributes:
+        name: 'repeat': cycled, times C/N (Ross Wightman's rule, as in timm). 'average': the mean of the C for each of
+            the N, times C/N: a grey picture repeated N times gives what it gave repeated C times, for any N. 'sum': the
+            C added up, N is 1; the same as 'average' there. 'bands': each of the C for one band, zeros for the others.
+            'random': the weights of the file are left out.
+        bands: for each of the C the input band (from 0) that it is for, or None.
+    """
+
+    name: Name
+    bands: tuple[int | None, ...] = ()
+
+
+def parse_rule(text: str) -> StemRule:
+    """Parse 'repeat', 'average', 'sum', 'random' or 'bands=3,2,1'."""
+    head, equals, rest = text.replace(" ", "").partition("=")
+    if not equals:
+        for name in _PLAIN:
+            if head == name:
+                return StemRule(name)
+    if head != "bands":
+        hint = did_you_mean(head, {*_PLAIN, "bands"})
+        raise UsageError(f"--stem {text} is not a rule", f"{hint} {REMEDY}".strip())
+    parts = rest.split(",")
+    if not all(part == "-" or part.isdecimal() for part in parts):
+        raise UsageError(f"--stem {text}: bands are numbers from 0, separated by commas", REMEDY)
+    bands = tuple(None if part == "-" else int(part) for part in parts)
+    named = [band for band in bands if band is not None]
+    if not named or len(set(named)) < len(named):
+        raise UsageError(f"--stem {text}: {'a band is named twice' if named else 'no band is named'}", REMEDY)
+    return StemRule("bands", bands)
 
 
 def map_stem(weight: Tensor, channels: int, rule: StemRule) -> Tensor:
     """Map the weights of a first convolution to another number of channels.
 
-    Args:
-        weight: (out, C, ...) for C channels.
-        channels: N, of the images.
-        rule: any but 'random'.
-
-    Returns:
-        (out, N, ...), of the same dtype; computed in double.
-
-    Raises:
-        UsageError: the rule does not lead from C to N channels.
+    weight: (out, C, ...) for C channels.
+    -> (out, N, ...), of the same dtype; computed in double.
     """
     has = weight.shape[1]
     exact = weight.double()
@@ -69,18 +105,8 @@ def fit_stem(
 
     What differs in more than the number of channels is left for `fill` to refuse.
 
-    Args:
-        tensors: canonical name -> tensor; not changed.
-        backbone: as built, for its own number of channels.
-        rule: mapping of a stem with another number of channels; None refuses it.
-        what: name of the file in messages.
-
-    Returns:
-        The tensors, what was done in words, and the names of those that are the backbone's random ones.
-
-    Raises:
-        WeightsError: the file's stem is for another number of channels, and there is no rule.
-        UsageError: the rule does not apply.
+    tensors: canonical name -> tensor; not changed.
+    rule: mapping of a stem with another number of channels; None refuses it.
     """
     wanted = backbone.preprocessing.channels
     changed, notes, random = dict(tensors), list[str](), list[str]()
@@ -114,11 +140,7 @@ def fit_stem(
 
 
 def with_channels(name: str, channels: int) -> str:
-    """Return the backbone's name for another number of channels: 'resnet50,in_chans=4'.
-
-    Raises:
-        UsageError: it is a user's own module, or not one with a stem.
-    """
+    """Return the backbone's name for another number of channels: 'resnet50,in_chans=4'."""
     head, *options = name.split(",")
     if ":" in head and not head.startswith("timm:"):
         raise UsageError(f"'{name}' fixes its number of channels", "Build the network for the wanted channels.")

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from sslbench.backbones.backbone import Backbone, Kind
-from sslbench.backbones.vit.recognise import UNKNOWN, recognise_vit
+from sslbench.backbones.vit_recognise import UNKNOWN, recognise_vit
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing
@@ -31,28 +31,14 @@ def is_timm_name(name: str) -> bool:
 
 
 def no_such_option(name: str, has: str) -> UsageError:
-    """Return the error for an option after the comma that sslbench's own network lacks; timm may have it.
-
-    Args:
-        name: name with options: 'resnet50,x=1'.
-        has: options of the network, in words.
-    """
+    """Return the error for an option after the comma that sslbench's own network lacks; timm may have it."""
     base, _, options = name.partition(",")
     timms = f" The options of timm's: timm:{name}." if is_timm_name(base) else ""
     return UsageError(f"'{options}' is not an option of {base}", f"It has {has}.{timms}")
 
 
 def build_timm(name: str) -> Backbone:
-    """Return a timm model without its classifier, initialised by timm from the global random state.
-
-    Args:
-        name: an architecture, or architecture.tag: the tag chooses the preprocessing (`vit_base_patch16_224.dino`).
-            What follows commas are options of timm's constructor (`vit_small_patch16_224,img_size=384`; `in_chans=4`
-            for images of four channels).
-
-    Raises:
-        UsageError: timm has no such architecture or tag, or the architecture no such option.
-    """
+    """Return a timm model without its classifier, initialised by timm from the global random state."""
     import timm
 
     name, options = parse_options(name)
@@ -170,15 +156,7 @@ _MOST = {"embed_dim": 16_384, "depth": 200, "reg_tokens": 1024, "mlp_ratio": 64,
 
 
 def check_recorded_options(name: str, where: str) -> None:
-    """Refuse options in a timm name read from a file that are not mere sizes or switches.
-
-    Args:
-        name: without 'timm:'.
-        where: the file and its key.
-
-    Raises:
-        UsageError: another option, or a value that no network has.
-    """
+    """Refuse options in a timm name read from a file that are not mere sizes or switches."""
     name, options = parse_options(name)
     for key, value in options.items():
         kinds = _RECORDED_OPTIONS.get(key)
@@ -206,9 +184,7 @@ def _recorded_paths(module: nn.Module, key: str) -> tuple[str, ...]:
 def timm_preprocessing(module: nn.Module, *, channels: int | None = None) -> Preprocessing:
     """Return the evaluation transform that timm records with the weights (untagged: with the architecture).
 
-    Args:
-        module: a timm model.
-        channels: of its images, where it was built for another number than timm records; None: as recorded.
+    channels: of its images, where it was built for another number than timm records; None: as recorded.
     """
     from timm.data.config import resolve_model_data_config
 

@@ -30,28 +30,13 @@ class WholeImages:
     streams: ClassVar[bool] = False
 
     def asked(self, own: Preprocessing, values: Mapping[str, Any], protocol: str) -> dict[str, Any]:
-        """Return the values of a preprocessing to change.
-
-        Args:
-            own: of the backbone.
-            values: asked for by the user.
-            protocol: its name, for messages.
-
-        Raises:
-            UsageError: a value that does not fit the view.
-        """
+        """Return the values of a preprocessing to change."""
         return dict(values)
 
     def fitted(
         self, backbone: "Backbone", origins: Mapping[str, str], *, trained_side: bool
     ) -> "tuple[Backbone, dict[str, str]]":
-        """Return the backbone as it takes such images, and the origins of the values that have an effect.
-
-        Args:
-            backbone: with the preprocessing that was asked for.
-            origins: of each value of it.
-            trained_side: a protocol reads the size that the backbone was trained on.
-        """
+        """Return the backbone as it takes such images, and the origins of the values that have an effect."""
         from sslbench.backbones.sizes import built_for
         from sslbench.data.decode.transforms import output_size
 

@@ -6,9 +6,8 @@ Names of other kinds, addresses, patterns and entries of the catalog are left to
 from collections.abc import Sequence
 from pathlib import Path
 
-from sslbench.backbones.architecture_names import refuse_unknown_backbone
+from sslbench.backbones.architectures import refuse_unknown_backbone
 from sslbench.backbones.named import download_hint, is_pixels, pixels_backbone, random_backbone, refuse_unknown
-from sslbench.backbones.stem_rule import parse_rule
 from sslbench.cli.options import PreprocessingFlags, RunFlags, WeightsFlags
 from sslbench.cli.words import resolve_run
 from sslbench.data import catalog
@@ -16,7 +15,7 @@ from sslbench.data.missing import refuse_empty_folder, refuse_missing, refuse_mi
 from sslbench.errors import WeightsError
 from sslbench.evaluation.request import RunSettings
 from sslbench.runtime.resources import refuse_unknown_device
-from sslbench.weights.formats.format_name import find_format
+from sslbench.weights.format_name import find_format
 from sslbench.weights.reading.sniff import refuse_other_kind, refuse_path
 
 
@@ -62,6 +61,8 @@ def refuse_wrong_network(format: str | None, stem: str | None) -> None:
     if format is not None:
         find_format(format)
     if stem is not None:
+        from sslbench.backbones.stems import parse_rule  # loads torch
+
         parse_rule(stem)
 
 

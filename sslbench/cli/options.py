@@ -10,9 +10,8 @@ import click
 from click.core import ParameterSource
 
 from sslbench import config, paths
-from sslbench.backbones.layer_spec import parse_layer, split_layers
+from sslbench.backbones.layer_spec import SIZED_BY_THE_IMAGE, parse_layer, split_layers
 from sslbench.backbones.named import is_pixels
-from sslbench.backbones.pool_spec import SIZED_BY_THE_IMAGE
 from sslbench.cli.echo import LEVEL, echo, note
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from sslbench.distributed.collectives import on_all, rank
 from sslbench.errors import SslbenchError, WeightsError
-from sslbench.weights.reading.shards import crc32
+from sslbench.weights.reading.folders import crc32
 
 try:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter

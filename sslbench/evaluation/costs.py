@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.module_identity import probe_images
+from sslbench.backbones.backbone import Backbone, probe_images
 from sslbench.results import Costs, Stage
 
 log = logging.getLogger("sslbench")

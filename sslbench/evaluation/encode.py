@@ -1,29 +1,38 @@
 """Encoding of the data of a request: features of its parts, from the store or computed."""
 
+import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from sslbench import paths
 from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.int8 import calibrated
 from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.distributed import this_process
-from sslbench.distributed.collectives import process_group_if_known
-from sslbench.evaluation.calibration import calibrated
+from sslbench.distributed.collectives import from_first, process_group, process_group_if_known
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.opening import InMemoryData, open_parts, open_train_test
 from sslbench.evaluation.preparation import Prepared, for_request, load
 from sslbench.evaluation.record import Encoded
 from sslbench.evaluation.request import Request, RunSettings
 from sslbench.features.array import Features
-from sslbench.features.extract import Extraction, extract
+from sslbench.features.extract import (
+    TOGETHER_BYTES,
+    Extraction,
+    check_shared,
+    extract,
+    extract_together,
+    parameter_bytes,
+    side_by_side,
+)
+from sslbench.features.store import process_store
 from sslbench.features.streamed import streamed
-from sslbench.features.together import TOGETHER_BYTES, extract_together, parameter_bytes
-from sslbench.features.tuples import side_by_side
 from sslbench.results import ExcludedImage
 from sslbench.runtime.progress import Progress, stage_progress
 
@@ -34,16 +43,29 @@ def extract_only(
     request: Request,
     run: RunSettings,
     *,
-    store: Path,
+    store: Path | None,
     progress: Progress | None = None,
     backbone: Backbone | None = None,
     in_memory: InMemoryData | None = None,
 ) -> dict[str, Extraction]:
-    """Extract features of every part of the data, without evaluating them; labels are not needed."""
+    """Extract features of every part of the data, without evaluating them; labels are not needed.
+
+    store: folder of the feature store; None: the cache, or for features that are not kept a folder of this process.
+    """
     backbone, layers = _to_encode(request, run, backbone)
+    store = store_for(backbone, paths.cache_dir() / "features", run) if store is None else store
     parts = _parts_to_encode(request, run, in_memory)
-    backbone = calibrated(backbone, _first_part(parts), run)
+    backbone = calibrated(backbone, _first_part(parts), run.precision, run.torch_device())
     return {split: extract_part(backbone, part, layers, run, store, split, progress) for split, part in parts.items()}
+
+
+def store_for(backbone: Backbone, store: Path, run: RunSettings) -> Path:
+    """Return the feature store; for features that are not kept, a folder in it that this run's processes share."""
+    if not backbone.not_kept:
+        return store
+    check_shared(backbone)
+    with process_group(run.torch_device()):
+        return from_first(functools.partial(process_store, store))
 
 
 def extract_several(
@@ -55,12 +77,12 @@ def extract_several(
     waiting, size = [], 0
     for number, request in enumerate(requests, 1):
         backbone, layers = _to_encode(request, run, None)
-        backbone = calibrated(backbone, _first_part(parts), run)
+        backbone = calibrated(backbone, _first_part(parts), run.precision, run.torch_device())
         waiting.append((request.weights, backbone, layers))
         size += parameter_bytes(backbone)
         if number < len(requests) and size <= TOGETHER_BYTES and this_process().world == 1:
             continue
-        known = [(one, own) for _, one, own in waiting if one.known]
+        known = [(one, own) for _, one, own in waiting if not one.not_kept]
         for split, part in parts.items() if len(known) > 1 else ():
             shown = stage_progress(progress, f"{len(known)} backbones on {part.name}")
             extract_together(known, part, run.extract_settings(), root=store, split=split, progress=shown)

@@ -13,7 +13,7 @@ from sslbench.arrays import FloatArray, Matrix
 from sslbench.backbones import named
 from sslbench.backbones.classifier import Classifier, find_classifier, read_classifier
 from sslbench.backbones.load import load_file, read_weights
-from sslbench.backbones.stem_rule import parse_rule
+from sslbench.backbones.stems import parse_rule
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest, match_classes
 from sslbench.errors import UsageError

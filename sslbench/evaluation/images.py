@@ -240,7 +240,7 @@ class _ImageEvaluation:
             stored = self._rows(task, untrained)
         if rank() == 0:
             for row, (result, scores) in stored.items():
-                if untrained.known and not complete:
+                if not untrained.not_kept and not complete:
                     scores = floors.keep(result, scores)
                 subject = self._described(untrained, row)
                 variant = dataclasses.replace(asked(subject, task), overlaps=False, baseline=False)

@@ -1,11 +1,9 @@
 """Protocols on features, from data to record: one extraction for all of them, their scores by layer, and the floors."""
 
-import contextlib
 import dataclasses
 import functools
 import logging
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sslbench.backbones.backbone import Backbone
@@ -14,7 +12,7 @@ from sslbench.distributed import this_process
 from sslbench.distributed.collectives import from_first, process_group
 from sslbench.evaluation import floors, overlaps
 from sslbench.evaluation.beside import write_curves, write_sheet
-from sslbench.evaluation.encode import encode, extract_part, rows_of
+from sslbench.evaluation.encode import encode, extract_part, rows_of, store_for
 from sslbench.evaluation.groups import with_details
 from sslbench.evaluation.preparation import (
     Prepared,
@@ -26,13 +24,12 @@ from sslbench.evaluation.preparation import (
 )
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement
 from sslbench.evaluation.request import Task
-from sslbench.evaluation.rounding import encode_sample, rounding, rounding_line
 from sslbench.evaluation.score import NO_SETS, FurtherSets, row_subjects, rows_of_set, score
 from sslbench.features.array import Features
-from sslbench.features.skipped import note_skipped
+from sslbench.features.store import note_skipped
 from sslbench.identity import record_id
 from sslbench.protocols import FileClassifier, any_targets
-from sslbench.results import ExcludedImage, Neighbours, Result, Rounding, records
+from sslbench.results import ExcludedImage, Neighbours, Result, records
 from sslbench.runtime.progress import Progress
 
 log = logging.getLogger("sslbench")
@@ -65,64 +62,57 @@ def evaluate_on_features(
     prepared = dataclasses.replace(prepared, data=one_part(prepared.data, shared_part(tasks)))
     _check_targets(prepared, tasks, progress)
     beside = floors_of(prepared, tasks)
-    rounded = prepared.backbone.calibration is not None
-    with contextlib.ExitStack() as stack:
-        scored, stores = {}, {}
-        for name, backbone in {"": prepared.backbone, **beside.found}.items():
-            stores[name] = stack.enter_context(_store_for(backbone, store))
-            layers = floor_layers(prepared, backbone)
-            parts = encode(backbone, prepared, layers, stores[name], progress, work=not name)
-            scored[name] = _Scored(backbone, parts, {})
-        for name, each in scored.items():
-            further = {
-                number: _encode_sets(each.backbone, prepared, task, stores[name], progress)
-                for number, task in enumerate(tasks)
-                if name not in _lacking(prepared, task)
-            }
-            scored[name] = dataclasses.replace(each, further=further)
-        sample = encode_sample(prepared, scored[""].parts, stores[""], progress) if rounded else None
-        # The other processes help to encode only.
-        if this_process().rank != 0:
-            return []
-        encoded = scored[""].parts
-        unreadable = [dataclasses.asdict(image) for image in encoded.unreadable]
-        note_skipped(out, (prepared.data.train, prepared.data.test), unreadable)
-        # Colours of a coarse grid do not tell images apart; those of 8 x 8 pixels do.
-        with_pixels = "pixels" in scored and prepared.request.view.pixel_cells(prepared.layers) is None
-        suspected = overlaps.find(prepared, encoded, scored["pixels"].parts if with_pixels else None)
-        results = []
-        for layer in (layer.text for layer in prepared.layers):
-            for number, task in enumerate(tasks):
-                for share in (0.0, *prepared.request.noise):
-                    data, changed = with_noise(prepared, share), task_with_noise(task, share)
-                    beside_it = {
-                        name: _floor(data, floor, layer, changed, number, out, command, share)
-                        for name, floor in scored.items()
-                        if name and number in floor.further
-                    }
-                    subject, train, test = _describe_parts(data, scored[""], layer, changed, number, command, share)
-                    effect = None
-                    if sample is not None:
-                        effect = rounding(subject, changed, sample, data.data.train if share else None)
-                    measured = measure(
-                        subject,
-                        changed,
-                        train,
-                        test,
-                        out,
-                        further=scored[""].further[number],
-                        classifier=prepared.classifier,
-                        beside=beside_it,
-                        missing={**beside.missing, **_lacking(prepared, task)},
-                        suspected=suspected,
-                        effect=effect,
-                    )
-                    for result, neighbours in measured:
-                        used = one_part(data.data, changed.part)
-                        write_sheet(result, neighbours, used, prepared.backbone.preprocessing)
-                        write_curves(result, out)
-                        results.append(result)
-        return results
+    scored, stores = {}, {}
+    for name, backbone in {"": prepared.backbone, **beside.found}.items():
+        stores[name] = store_for(backbone, store, prepared.run)
+        layers = floor_layers(prepared, backbone)
+        parts = encode(backbone, prepared, layers, stores[name], progress, work=not name)
+        scored[name] = _Scored(backbone, parts, {})
+    for name, each in scored.items():
+        further = {
+            number: _encode_sets(each.backbone, prepared, task, stores[name], progress)
+            for number, task in enumerate(tasks)
+            if name not in _lacking(prepared, task)
+        }
+        scored[name] = dataclasses.replace(each, further=further)
+    # The other processes help to encode only.
+    if this_process().rank != 0:
+        return []
+    encoded = scored[""].parts
+    unreadable = [dataclasses.asdict(image) for image in encoded.unreadable]
+    note_skipped(out, (prepared.data.train, prepared.data.test), unreadable)
+    # Colours of a coarse grid do not tell images apart; those of 8 x 8 pixels do.
+    with_pixels = "pixels" in scored and prepared.request.view.pixel_cells(prepared.layers) is None
+    suspected = overlaps.find(prepared, encoded, scored["pixels"].parts if with_pixels else None)
+    results = []
+    for layer in (layer.text for layer in prepared.layers):
+        for number, task in enumerate(tasks):
+            for share in (0.0, *prepared.request.noise):
+                data, changed = with_noise(prepared, share), task_with_noise(task, share)
+                beside_it = {
+                    name: _floor(data, floor, layer, changed, number, out, command, share)
+                    for name, floor in scored.items()
+                    if name and number in floor.further
+                }
+                subject, train, test = _describe_parts(data, scored[""], layer, changed, number, command, share)
+                measured = measure(
+                    subject,
+                    changed,
+                    train,
+                    test,
+                    out,
+                    further=scored[""].further[number],
+                    classifier=prepared.classifier,
+                    beside=beside_it,
+                    missing={**beside.missing, **_lacking(prepared, task)},
+                    suspected=suspected,
+                )
+                for result, neighbours in measured:
+                    used = one_part(data.data, changed.part)
+                    write_sheet(result, neighbours, used, prepared.backbone.preprocessing)
+                    write_curves(result, out)
+                    results.append(result)
+    return results
 
 
 def measure(  # noqa: PLR0913
@@ -137,14 +127,10 @@ def measure(  # noqa: PLR0913
     further: FurtherSets = NO_SETS,
     classifier: FileClassifier | None = None,
     beside: Mapping[str, Rows] | None = None,
-    effect: Rounding | None = None,
 ) -> list[tuple[Result, tuple[Neighbours, ...]]]:
     """Score one protocol on one layer and write its records with the floors."""
     written = []
     for row, (result, scores) in score(subject, task, train, test, further, classifier).items():
-        if effect is not None:
-            log.info(line := f"{task.protocol}: {rounding_line(effect)}")
-            result = dataclasses.replace(result, rounding=effect, notes=(*result.notes, line))
         result = with_details(result, scores, {} if row else subject.groups)
         if not row:
             result = overlaps.with_overlaps(result, scores, suspected, task, out)
@@ -166,17 +152,6 @@ def _check_targets(prepared: Prepared, tasks: Sequence[Task], progress: Progress
         with process_group(run.torch_device()):
             for check in checks:
                 from_first(functools.partial(check, engine=run.extract_settings(), progress=progress))
-
-
-@contextlib.contextmanager
-def _store_for(backbone: Backbone, store: Path) -> Iterator[Path]:
-    """Yield the feature store; for features that may not be reused, a temporary folder in it."""
-    if backbone.known:
-        yield store
-        return
-    store.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="not-kept-", dir=store, ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
 
 
 def floors_of(prepared: Prepared, tasks: Sequence[Task]) -> floors.FloorBackbones:
@@ -236,7 +211,7 @@ def _floor(
     subject, train, test = _describe_parts(prepared, floor, layer, task, number, command, noise)
     further = floor.further[number]
     # The key of a record on test does not tell which images of further sets could be read.
-    kept = floor.backbone.known and not further.sets
+    kept = not floor.backbone.not_kept and not further.sets
     found = floors.cached(record_id(measurement(subject, task)), subject.data) if not further.sets else None
     rows = score(subject, task, train, test, further) if found is None else {"": found}
     for row, (own, own_task) in row_subjects(subject, task, further.sets).items():

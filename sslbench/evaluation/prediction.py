@@ -19,7 +19,7 @@ from sslbench.backbones.export import ExportReport, export
 from sslbench.backbones.layers import resolve_layers
 from sslbench.backbones.load import load_file, read_weights
 from sslbench.backbones.speed import prepare
-from sslbench.backbones.stem_rule import parse_rule
+from sslbench.backbones.stems import parse_rule
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading import loader
 from sslbench.data.open import open_data, refuse_targets_of_pixels
@@ -29,16 +29,16 @@ from sslbench.data.splits import limit
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.preparation import for_request, load
 from sslbench.evaluation.request import Request, RunSettings
-from sslbench.features.channels import check_first
+from sslbench.features.job import check_first
 from sslbench.runtime.folders import refuse_missing_folder
 from sslbench.runtime.progress import Progress, stage_progress
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.numbers import Numbers
 from sslbench.text import spreadsheet_cell
+from sslbench.weights.format_name import EXPORTS
 from sslbench.weights.reading import files
 from sslbench.weights.save import new_file
-from sslbench.weights.target import EXPORTS
 
 log = logging.getLogger("sslbench")
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from sslbench import names, protocols
 from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.int8 import calibrated
 from sslbench.backbones.layers import Layer, names_head, resolve_layers
 from sslbench.backbones.load import load_backbone
 from sslbench.config import convert
@@ -23,7 +24,6 @@ from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest, label_problems, limit, match_classes, name_numbered, unite_classes
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation.calibration import calibrated
 from sslbench.evaluation.file_classifier import labelled_by, load_file_classifier
 from sslbench.evaluation.floors import UNTRAINED_SEED
 from sslbench.evaluation.groups import check_groups
@@ -196,7 +196,7 @@ def prepare(
         log.info(note)
     notes = _notes_of_record(request, data)
     _check_tasks(request, run, backbone, layers, data)
-    backbone = calibrated(backbone, data.train, run)
+    backbone = calibrated(backbone, data.train, run.precision, run.torch_device())
     tasks = tuple(dataclasses.replace(task, benchmark=_on_these(task, data)) for task in request.tasks)
     request = dataclasses.replace(request, tasks=tasks)
     if classifier is not None:

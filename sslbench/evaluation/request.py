@@ -9,7 +9,7 @@ from sslbench import protocols
 from sslbench.config import resolve, result_settings, setting
 from sslbench.data.decode.reading import check_decoder
 from sslbench.errors import UsageError
-from sslbench.features.settings import ExtractSettings
+from sslbench.features.array import ExtractSettings
 from sslbench.library.benchmarks import Benchmark
 from sslbench.library.presets import Preset
 from sslbench.preprocessing import MAX_PIXELS, Preprocessing

@@ -29,7 +29,7 @@ from sslbench.evaluation.record import Encoded, asked, describe, measurement, we
 from sslbench.evaluation.request import Request, RunSettings
 from sslbench.evaluation.run import evaluate
 from sslbench.evaluation.score import row_subjects
-from sslbench.features.together import TOGETHER_BYTES, extract_together, parameter_bytes
+from sslbench.features.extract import TOGETHER_BYTES, extract_together, parameter_bytes
 from sslbench.identity import record_id
 from sslbench.results import Result, records
 from sslbench.results import holes as holes_file
@@ -283,7 +283,9 @@ def encode_ahead(several: Sequence[Prepared], *, store: Path, progress: Progress
     """
     first = several[0]
     data = one_part(first.data, shared_part(first.request.tasks))
-    wanted = [pair for each in several for pair in _backbones_of(each) if pair[0].known and not pair[0].kind.pixels]
+    wanted = [
+        pair for each in several for pair in _backbones_of(each) if not pair[0].not_kept and not pair[0].kind.pixels
+    ]
     if len(wanted) < 2:
         return
     splits = [("all", data.whole)] if data.whole is not None else [("train", data.train), ("test", data.test)]

@@ -3,11 +3,17 @@
 import dataclasses
 import tokenize
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.runtime.resources import EncodingPrecision, Precision, StartMethod, float_precision
 from sslbench.targets.target import Target
+
+if TYPE_CHECKING:
+    import torch
+
 
 UNREADABLE_HEADER = (ValueError, OverflowError, EOFError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError)
 """Errors of numpy on a damaged .npy header, which it parses as a Python literal."""
@@ -73,3 +79,30 @@ class Features:
         rank = None if self.rank is None else self.rank[indices]
         further = attributes, groups, self.regions, self.grid, rank
         return Features(self.x[indices], self.target.select(indices), ids, *further)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExtractSettings:
+    """Settings of an extraction; only `precision` and `dtype` change the features.
+
+    Attributes:
+        device: device of the backbone.
+        precision: precision of the computation.
+        dtype: dtype of the stored features.
+        batch_size: images per forward pass.
+        workers: number of decoding processes; 0: decode in this one.
+        on_error: 'stop' raises with a list of all unreadable images, 'skip' leaves their rows out.
+        start_method: start method of the workers.
+    """
+
+    device: "torch.device"
+    precision: EncodingPrecision = "fp32"
+    dtype: Literal["float32", "float16"] = "float32"
+    batch_size: int = 64
+    workers: int = 2
+    on_error: Literal["stop", "skip"] = "stop"
+    start_method: StartMethod = "auto"
+
+    def float_precision(self) -> Precision:
+        """Return the precision of networks that are trained or give maps."""
+        return float_precision(self.precision)

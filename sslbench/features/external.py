@@ -83,14 +83,7 @@ class FeaturePair:
 
 
 def read_unlabelled(features: Path) -> FeaturePair:
-    """Read one file of features without labels; both parts are all of its rows.
-
-    Args:
-        features: as for `read_train_test`.
-
-    Raises:
-        UsageError: the file is missing or holds no suitable array.
-    """
+    """Read one file of features without labels; both parts are all of its rows."""
     return _unlabelled(read_features(features), features.name, features.name)
 
 
@@ -109,36 +102,24 @@ def read_train_test(  # noqa: PLR0913  two pairs of files and their columns
 ) -> FeaturePair:
     """Read features and labels: one pair of files, which is split, or one pair for each part.
 
-    Args:
-        features: .npy (N, D); .npz, .h5 or .pt with one such array or one named 'features', 'embeddings' or 'x'; a
-            table of numbers, with or without a header.
-        labels: an array (N,) of classes, or (N, C) of 0 and 1, in .npy, .npz, .h5 or .pt; or a table (.csv, .tsv, .txt,
-            .parquet) with one line per row: the label column ('cat;dog' has several), the only column, or columns of 0
-            and 1, and optionally 'id' and 'split' ('train' and 'test', otherwise 'val'). A suffix '?group=COLUMN'
-            names the column of groups (see `Features.groups`); each empty cell is a group of its own.
-        test_features: features of the test part, if in a file of its own.
-        test_labels: labels of the test part.
-        label_column: name of the label column; None: one of `LABEL_KEYS`.
-        test_fraction: share of the test part in a seeded split.
-        seed: of that split.
-        value_columns: columns of regression targets, in place of a label column.
-        attribute_columns: further columns to keep as attributes, such as those of `sslbench extract --groups`.
-        own_classes: the test part may have classes that the train part lacks.
+    features: .npy (N, D); .npz, .h5 or .pt with one such array or one named 'features', 'embeddings' or 'x'; a table of
+        numbers, with or without a header.
+    labels: an array (N,) of classes, or (N, C) of 0 and 1, in .npy, .npz, .h5 or .pt; or a table (.csv, .tsv, .txt,
+        .parquet) with one line per row: the label column ('cat;dog' has several), the only column, or columns of 0 and
+        1, and optionally 'id' and 'split' ('train' and 'test', otherwise 'val'). A suffix '?group=COLUMN' names the
+        column of groups (see `Features.groups`); each empty cell is a group of its own.
+    label_column: name of the label column; None: one of `LABEL_KEYS`.
+    value_columns: columns of regression targets, in place of a label column.
 
-    Raises:
-        UsageError: a file is missing or its content is unsuitable.
-        DataError: the rows of the files do not match.
-
-    Examples:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     x, y = Path(folder) / "x.npy", Path(folder) / "y.csv"
-        ...     np.save(x, np.ones((4, 2), dtype=np.float32))
-        ...     rows = ["label,split", "cat,train", "dog,train", "cat,test", "dog,test"]
-        ...     _ = y.write_text(chr(10).join(rows))
-        ...     pair = read_train_test(x, y, None, None, label_column=None, test_fraction=0.5, seed=0)
-        >>> pair.train.x.shape, pair.test.target.classes, pair.how
-        ((2, 2), ('cat', 'dog'), 'the split column of the labels')
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     x, y = Path(folder) / "x.npy", Path(folder) / "y.csv"
+    ...     np.save(x, np.ones((4, 2), dtype=np.float32))
+    ...     rows = ["label,split", "cat,train", "dog,train", "cat,test", "dog,test"]
+    ...     _ = y.write_text(chr(10).join(rows))
+    ...     pair = read_train_test(x, y, None, None, label_column=None, test_fraction=0.5, seed=0)
+    >>> pair.train.x.shape, pair.test.target.classes, pair.how
+    ((2, 2), ('cat', 'dog'), 'the split column of the labels')
     """
     columns = [*([label_column] if label_column else []), *value_columns, *attribute_columns]
     x = _read_features(features, labels, columns)
@@ -176,22 +157,12 @@ def read_in_memory(
 ) -> FeaturePair:
     """Return features and labels in memory, as `read_train_test` returns those of files.
 
-    Args:
-        train: features (N, D), an array or tensor of floats, and labels as for `labels_of`.
-        test: the same of the test part; None: split off.
-        name: of the features in records.
-        test_fraction: share of the test part in a seeded split.
-        seed: of that split.
-        own_classes: the test part may have classes that the train part lacks.
+    train: features (N, D), an array or tensor of floats, and labels as for `labels_of`.
+    test: the same of the test part; None: split off.
 
-    Raises:
-        UsageError: the values are no features.
-        DataError: the labels do not fit them, or each other.
-
-    Examples:
-        >>> pair = read_in_memory((np.eye(4), [0, 1, 0, 1]), None, name="x", test_fraction=0.5, seed=0)
-        >>> len(pair.train), pair.test.target.classes
-        (2, ('0', '1'))
+    >>> pair = read_in_memory((np.eye(4), [0, 1, 0, 1]), None, name="x", test_fraction=0.5, seed=0)
+    >>> len(pair.train), pair.test.target.classes
+    (2, ('0', '1'))
     """
     names = name, "labels in memory"
     if train[1] is None and test is None:
@@ -214,7 +185,6 @@ def _unlabelled(x: npt.NDArray[np.floating], name: str, data: str) -> FeaturePai
 
 
 def _row_ids(n: int) -> tuple[str, ...]:
-    """Return the ids of rows that have none."""
     return tuple(f"{i:09d}" for i in range(n))
 
 
@@ -247,17 +217,7 @@ def _paired(
     *,
     own_classes: bool,
 ) -> FeaturePair:
-    """Return two parts with matching classes; without a test part, the train part is split.
-
-    Args:
-        names: of the features and of the samples.
-        fitted: features and labels.
-        scored: the same of a test part.
-        description: origin of the two parts.
-        test_fraction: see `read_train_test`.
-        seed: seed of the split.
-        own_classes: true if test has classes of its own.
-    """
+    """Return two parts with matching classes; without a test part, the train part is split."""
     x, table = fitted
     if scored is not None:
         test_x, test_table = scored

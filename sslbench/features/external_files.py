@@ -1,6 +1,7 @@
 """Files of embeddings and of their labels: NumPy (.npy, .npz), .csv, .tsv, .txt, .parquet, HDF5, torch.save."""
 
 import csv
+import dataclasses
 import itertools
 import logging
 import pickle
@@ -9,7 +10,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,15 @@ from sslbench.data.containers.sniff import head
 from sslbench.data.containers.text import encoding_of
 from sslbench.data.missing import refuse_missing_file
 from sslbench.data.wording import counted, in_python, some
-from sslbench.errors import DataError, UsageError
+from sslbench.errors import DataError, StoreError, UsageError
 from sslbench.features.array import UNREADABLE_HEADER
+from sslbench.features.partial import reserve
+from sslbench.paths import not_written, temporary_beside
+from sslbench.runtime.folders import check_writable
+
+if TYPE_CHECKING:
+    from sslbench.features.extract import Extraction
+
 
 _log = logging.getLogger("sslbench")
 
@@ -47,13 +55,8 @@ _MOST_COMPRESSED = 1000  # an HDF5 array that claims to be larger than this time
 def read_features(path: Path, leave_out: Sequence[str] = ()) -> npt.NDArray[np.floating]:
     """Return the features in a file, (N, D): float16 or float32; a .npy is memory-mapped.
 
-    Args:
-        path: .npy; .npz, .h5 or .pt with one array (N, D) or one named 'features', 'embeddings' or 'x'; a .parquet with
-            a column 'features' of lists, or a table with a column of numbers per feature, with or without a header.
-        leave_out: columns of a table that are no features, beside those of `DESCRIPTIVE`.
-
-    Raises:
-        UsageError: the file is missing or holds no suitable array.
+    path: .npy; .npz, .h5 or .pt with one array (N, D) or one named 'features', 'embeddings' or 'x'; a .parquet with a
+        column 'features' of lists, or a table with a column of numbers per feature, with or without a header.
     """
     _check_file(path)
     if path.suffix.lower() in _TABLES:
@@ -88,14 +91,7 @@ def features_are_columns(labels: Path, features: Path) -> bool:
 
 
 def read_label_array(path: Path) -> npt.NDArray[Any]:
-    """Return the array of labels in a file, (N,) or (N, C).
-
-    Args:
-        path: .npy; .npz, .h5 or .pt with one array, or one named as in `LABEL_KEYS`.
-
-    Raises:
-        UsageError: the file is missing or holds no suitable array.
-    """
+    """Return the array of labels in a file, (N,) or (N, C)."""
     _check_file(path)
     labels = _only_array(path, LABEL_KEYS, _FEATURE_KEYS, "labels")
     if labels.ndim not in (1, 2):
@@ -107,14 +103,6 @@ def read_table(path: Path, rows: int) -> Columns:
     """Return the columns of a table with or without a header, or the arrays of an .npz, .h5 or .pt.
 
     Columns of a table without a header are named '0', '1', ... The column of features is left out.
-
-    Args:
-        path: .csv, .tsv, .txt, .parquet, .npz, .h5 or .pt.
-        rows: number of rows of the features, by which a table of text has a header or none.
-
-    Raises:
-        UsageError: there is no such file.
-        DataError: the file cannot be read.
     """
     _check_file(path)
     if path.suffix.lower() == ".parquet":
@@ -125,7 +113,10 @@ def read_table(path: Path, rows: int) -> Columns:
             for name, array in _opened(path).items()
             if array.ndim == 1 or (array.ndim == 2 and name.lower() in LABEL_KEYS)
         }
-        return {name: [_plain(cell) for cell in array.tolist()] for name, array in arrays.items()}
+        return {
+            name: [(cell.decode("utf-8", "replace") if isinstance(cell, bytes) else cell) for cell in array.tolist()]
+            for name, array in arrays.items()
+        }
     lines = list(_lines(path))
     if not lines:
         raise DataError(f"{path} is empty", "Its first line should be a header, such as: label")
@@ -148,16 +139,16 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
         with path.open(encoding=encoding_of(head(str(path))), newline="") as handle:
             separator = _separator(path, handle.readline())
             handle.seek(0)
-            lines = map(str.split, handle) if separator.isspace() and separator != "\t" else _cells(handle, separator)
+            lines = (
+                map(str.split, handle)
+                if separator.isspace() and separator != "\t"
+                else csv.reader(handle, delimiter=separator)
+            )
             yield from ((number, cells) for number, cells in enumerate(lines, 1) if cells)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} is not a table in UTF-8: {error}", "Save it as CSV in UTF-8.") from error
-
-
-def _cells(handle: TextIO, separator: str) -> Iterator[list[str]]:
-    return csv.reader(handle, delimiter=separator)
 
 
 def _separator(path: Path, first: str) -> str:
@@ -279,15 +270,17 @@ def _read_numbers(path: Path) -> dict[str, npt.NDArray[Any]]:
     return {name: frame[name].to_numpy() for name in frame.columns}
 
 
-def _plain(cell: Any) -> Any:
-    return cell.decode("utf-8", "replace") if isinstance(cell, bytes) else cell
-
-
 def _opened(path: Path) -> Any:
     """Return the array of a file, or a mapping of its arrays."""
     suffix = path.suffix.lower()
     try:
-        content = _torch_arrays(path) if suffix in _TORCH else _hdf5_arrays(path) if suffix in _HDF5 else _numpy(path)
+        content = (
+            _torch_arrays(path)
+            if suffix in _TORCH
+            else _hdf5_arrays(path)
+            if suffix in _HDF5
+            else np.load(path, mmap_mode="r" if path.suffix == ".npy" else None, allow_pickle=False)
+        )
         return content if isinstance(content, np.ndarray) else {key: content[key] for key in content}
     except (OSError, zipfile.BadZipFile, *UNREADABLE_HEADER) as error:
         if "Object arrays" in str(error) or "Python objects" in str(error):
@@ -297,14 +290,7 @@ def _opened(path: Path) -> Any:
 
 
 def _only_array(path: Path, known: Sequence[str], others: Sequence[str], what: str) -> npt.NDArray[Any]:
-    """Return the array of a file; of several, the one with a known name.
-
-    Args:
-        path: of the file.
-        known: names that the array may have, in lower case.
-        others: names that it cannot have.
-        what: it is, for the message.
-    """
+    """Return the array of a file; of several, the one with a known name."""
     content = _opened(path)
     if isinstance(content, np.ndarray):
         return content
@@ -319,10 +305,6 @@ def _only_array(path: Path, known: Sequence[str], others: Sequence[str], what: s
         raise UsageError(f"{path} {text}; it holds {held}", _RENAME + (f" {in_python(path)}" if suits else ""))
     array: npt.NDArray[Any] = content[named[0]]
     return array
-
-
-def _numpy(path: Path) -> Any:
-    return np.load(path, mmap_mode="r" if path.suffix == ".npy" else None, allow_pickle=False)
 
 
 def _hdf5_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -361,3 +343,159 @@ def _torch_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
         elif isinstance(value, list) and value and all(isinstance(cell, str | int | float) for cell in value):
             found[str(key)] = np.array(value)
     return found
+
+
+SUFFIXES = (".parquet", ".npz", ".h5")
+
+
+def check_path(path: Path) -> None:
+    """Refuse a file of a format that is not written, or in a place where nothing can be written; make its folder."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"{path} should end in one of {', '.join(SUFFIXES)}")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", "Give the name of a file.")
+    check_writable(path.parent)
+
+
+def write_one_file(found: Mapping[str, "Extraction"], path: Path) -> None:
+    """Write the features of all splits, a row per image; `eval --features FILE --labels FILE` reads them.
+
+    Columns: id, path, split, width, height (of the upright image; 0 where it cannot be read), label (of labelled
+    images; several are joined by ';') and features (D).
+
+    found: split -> its extraction, of one layer.
+    """
+    check_path(path)
+    columns = _columns(found)
+    x = np.concatenate([np.asarray(next(iter(each.features.values())).x) for each in found.values()])
+    writers = {".parquet": _write_parquet, ".npz": _write_npz, ".h5": _write_hdf5}
+    try:
+        with temporary_beside(path) as temporary:
+            writers[path.suffix.lower()](temporary, columns, x)
+            temporary.replace(path)
+    except OSError as error:
+        raise StoreError(not_written(path, error)) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """Content of a file that `write_one_file` wrote.
+
+    Attributes:
+        images: number of rows.
+        dimensions: numbers per image.
+        dtype: of the features.
+        splits: split -> number of images.
+        columns: names of the columns, without the features.
+    """
+
+    images: int
+    dimensions: int
+    dtype: str
+    splits: Mapping[str, int]
+    columns: tuple[str, ...]
+
+
+def read_summary(path: Path) -> Summary | None:
+    """Return the content of a file of features without reading them; None for any other file."""
+    readers = {".parquet": _summary_of_parquet, ".npz": _summary_of_npz, ".h5": _summary_of_hdf5}
+    reader = readers.get(path.suffix.lower())
+    if reader is None or not path.is_file():
+        return None
+    try:
+        return reader(path)
+    except (OSError, ValueError, KeyError, ImportError, zipfile.BadZipFile):
+        return None
+
+
+def _summary_of_parquet(path: Path) -> Summary | None:
+    import pyarrow.parquet
+
+    schema = pyarrow.parquet.read_schema(path)
+    if "features" not in schema.names or not set(schema.names) >= _FIXED:
+        return None
+    splits = pyarrow.parquet.read_table(path, columns=["split"])["split"].to_pylist()
+    features = schema.field("features").type
+    columns = tuple(name for name in schema.names if name != "features")
+    return Summary(len(splits), features.list_size, str(features.value_type), Counter(splits), columns)
+
+
+def _summary_of_npz(path: Path) -> Summary | None:
+    with np.load(path, allow_pickle=False) as file:
+        if "features" not in file or not set(file.files) >= _FIXED:
+            return None
+        x, splits = file["features"], file["split"].tolist()
+        columns = tuple(name for name in file.files if name != "features")
+    return Summary(len(x), x.shape[1], str(x.dtype), Counter(splits), columns)
+
+
+def _summary_of_hdf5(path: Path) -> Summary | None:
+    import h5py  # type: ignore[import-untyped]
+
+    with h5py.File(path, locking=False) as file:
+        if "features" not in file or not set(file) >= _FIXED:
+            return None
+        x = file["features"]
+        splits = [str(split) for split in file["split"].asstr()[:]]
+        return Summary(
+            len(x), x.shape[1], str(x.dtype), Counter(splits), tuple(name for name in file if name != "features")
+        )
+
+
+_FIXED = {"id", "path", "split", "width", "height"}
+
+
+def _columns(found: Mapping[str, "Extraction"]) -> dict[str, list[Any]]:
+    """Return the columns that describe the images."""
+    from sslbench.data.maps.sizes import size_and_turn
+
+    columns: dict[str, list[Any]] = {name: [] for name in ("id", "path", "split", "width", "height", "label")}
+    for split, extraction in found.items():
+        source = extraction.source
+        left_out = {row["id"] for row in extraction.unreadable}
+        for i, sample in enumerate(source.ids):
+            if sample in left_out:
+                continue
+            height, width = size_and_turn(source.images, i)[0] or (0, 0)
+            row = (sample, source.images.path(i), split, width, height, _label(extraction, i))
+            for cells, cell in zip(columns.values(), row, strict=True):
+                cells.append(cell)
+    if not any(columns["label"]):
+        del columns["label"]
+    return columns
+
+
+def _label(extraction: "Extraction", index: int) -> str:
+    labels = extraction.source.target
+    return labels.text(index) if labels.labelled else ""
+
+
+def _write_parquet(path: Path, columns: Mapping[str, list[Any]], x: npt.NDArray[np.floating]) -> None:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UsageError(f"writing {path} needs pyarrow", "pip install 'sslbench[parquet]'") from error
+    arrays = {name: pyarrow.array(cells) for name, cells in columns.items()}
+    features = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(x.ravel()), x.shape[1])
+    pyarrow.parquet.write_table(pyarrow.table({**arrays, "features": features}), path)
+
+
+def _write_npz(path: Path, columns: Mapping[str, list[Any]], x: npt.NDArray[np.floating]) -> None:
+    arrays: dict[str, Any] = {name: np.asarray(cells) for name, cells in columns.items()}
+    with path.open("wb") as file:
+        np.savez(file, features=x, **arrays)
+
+
+def _write_hdf5(path: Path, columns: Mapping[str, list[Any]], x: npt.NDArray[np.floating]) -> None:
+    try:
+        import h5py
+    except ImportError as error:
+        raise UsageError(f"writing {path} needs h5py", "pip install h5py") from error
+    text = sum(len(str(cell)) + 16 for cells in columns.values() for cell in cells)
+    with path.open("wb") as file:
+        reserve(file, x.nbytes + text + (1 << 16))  # on a full disk HDF5 itself ends the process
+    with h5py.File(path, "w", locking=False) as file:  # temporary files are locked already
+        file["features"] = x
+        for name, cells in columns.items():
+            file[name] = cells if isinstance(cells[0], int) else np.array(cells, dtype=h5py.string_dtype())

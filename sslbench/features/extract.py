@@ -16,22 +16,23 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.export import quantiser
 from sslbench.backbones.layers import Layer
-from sslbench.backbones.onnx_files import quantiser
 from sslbench.data.decode.handlers import handlers_of, versioned_name
-from sslbench.data.groups import source_groups
+from sslbench.data.groups import inseparable, source_groups
 from sslbench.data.source import Source
 from sslbench.distributed import this_process
 from sslbench.errors import BackboneError, DataError, told_on_interrupt
 from sslbench.features import store
-from sslbench.features.array import Features
-from sslbench.features.counts import take_counts
-from sslbench.features.job import ExtractionJob
+from sslbench.features.array import ExtractSettings, Features
+from sslbench.features.job import ExtractionJob, pass_over
 from sslbench.features.partial import remove
-from sslbench.features.settings import ExtractSettings
-from sslbench.features.skipped import unreadable_error
+from sslbench.features.presence import Presence, announced, take_counts
+from sslbench.features.store import unreadable_error
 from sslbench.identity import FeatureKey
+from sslbench.preprocessing import Preprocessing
 from sslbench.runtime.progress import StageProgress
+from sslbench.targets.target import SeveralImages
 
 log = logging.getLogger("sslbench")
 
@@ -63,10 +64,11 @@ class Extraction:
 def store_key(backbone: Backbone, source: Source, settings: ExtractSettings) -> FeatureKey:
     """Return the store's key of a backbone's features of a source."""
     calibration = backbone.calibration_sha256
-    rounded = {"int8": f"{quantiser()}, ranges {calibration[:16]}"} if calibration else {}
+    further = {"int8": f"{quantiser()}, ranges {calibration[:16]}"} if calibration else {}
+    further |= {"process": backbone.not_kept} if backbone.not_kept else {}
     return FeatureKey(
         weights=backbone.weights_sha256,
-        backbone={**backbone.identity, "name": backbone.name, **rounded},
+        backbone={**backbone.identity, "name": backbone.name, **further},
         images=source.images_fingerprint(),
         preprocessing=_preprocessing_key(backbone, source),
         precision=settings.precision,
@@ -80,12 +82,8 @@ def _preprocessing_key(backbone: Backbone, source: Source) -> dict[str, object]:
 
 
 def check_shared(backbone: Backbone) -> None:
-    """Raise if several processes run a backbone without an identity: they could not share their rows.
-
-    Raises:
-        BackboneError: there are several processes and no identity.
-    """
-    if this_process().world > 1 and not backbone.known:
+    """Refuse several processes for a backbone whose features change with every call: they cannot share rows."""
+    if this_process().world > 1 and backbone.not_kept and backbone.not_kept != backbone.in_process:
         raise BackboneError(
             f"{backbone.name} has no identity, so processes cannot share its features", "Run one process."
         )
@@ -103,20 +101,7 @@ def extract(
 ) -> Extraction:
     """Return the features of all samples of a source, extracting only those that are not stored.
 
-    Args:
-        backbone: the backbone, which is not changed.
-        source: N samples.
-        layers: layers to extract in one pass; stored ones are read.
-        settings: settings of the extraction.
-        root: folder of the feature store.
-        split: name of the split for index.csv: 'train', 'test', ...
-        progress: called with (images done, total).
-
-    Raises:
-        DataError: there are unreadable images and `on_error` is 'stop'; the message lists them.
-        BackboneError: see `check_shared`.
-        UsageError: the images have other channels than the backbone takes, or a decoder is unknown.
-        StoreError: the store is damaged, or another process of this run stopped.
+    backbone: the backbone, which is not changed.
     """
     check_shared(backbone)
     key = store_key(backbone, source, settings)
@@ -131,13 +116,14 @@ def extract(
                 if process.rank == 0:
                     _log_reason(root, entry, key, source, missing)
                 started = time.perf_counter()
-                job = ExtractionJob(backbone, source, missing, settings, entry, process, digests_of(source, key))
-                with job.presence.announced():
-                    decoded, conversions = job.run(progress)
-                    if process.rank == 0:
-                        job.finish(key, split)
-                        others, theirs = take_counts(entry.folder)
-                        decoded, conversions = decoded + others, conversions + theirs
+                with announced(root, of_command=False) as presence:
+                    job = ExtractionJob(backbone, source, missing, settings, entry, presence, digests_of(source, key))
+                    with job.failures.told():
+                        decoded, conversions = job.run(progress)
+                        if process.rank == 0:
+                            job.finish(key, split)
+                            others, theirs = take_counts(entry.folder)
+                            decoded, conversions = decoded + others, conversions + theirs
                 seconds = time.perf_counter() - started
     if process.rank != 0:
         return Extraction({}, entry, decoded, seconds, [], dict(conversions), source)
@@ -156,11 +142,7 @@ KEPT = "the features extracted so far are kept; the same command continues"
 
 
 def digests_of(source: Source, key: FeatureKey) -> npt.NDArray[np.uint8]:
-    """Return the digests of the images, (N, 16), after a check that they match the key.
-
-    Raises:
-        DataError: an image has changed since the key was computed.
-    """
+    """Return the digests of the images, (N, 16), after a check that they match the key."""
     digests = source.images.digests()
     if source.fingerprint_of(digests) != key.images:
         raise DataError(
@@ -198,3 +180,81 @@ def _as_features(entry: store.StoreEntry, layer: Layer, source: Source, unreadab
         grid=layer.grid,
         rank=readable.rank,
     )
+
+
+TOGETHER_BYTES = 2 * 10**9
+"""Parameters of the backbones that are in memory together."""
+
+
+def parameter_bytes(backbone: Backbone) -> int:
+    """Return the memory of a backbone's parameters and buffers."""
+    module = backbone.module
+    return sum(tensor.numel() * tensor.element_size() for tensor in [*module.parameters(), *module.buffers()])
+
+
+def decoded_alike(preprocessing: Preprocessing) -> Preprocessing:
+    """Return the part of a preprocessing that decoding depends on: mean, std and scales are applied later."""
+    channels = preprocessing.channels
+    return dataclasses.replace(preprocessing, mean=(0.0,) * channels, std=(1.0,) * channels, scales=(1.0,), origin="")
+
+
+def extract_together(
+    wanted: Sequence[tuple[Backbone, Sequence[Layer]]],
+    source: Source,
+    settings: ExtractSettings,
+    *,
+    root: Path,
+    split: str,
+    progress: StageProgress | None = None,
+) -> int:
+    """Extract the features of several backbones and store each as `extract` does; `extract` then finds them.
+
+    Backbones whose images are decoded alike share one pass over them. The features are bit for bit those of single
+    runs. Works in one process.
+    """
+    entries: dict[Path, tuple[FeatureKey, store.StoreEntry, Backbone, list[Layer]]] = {}
+    for backbone, layers in wanted:
+        key = store_key(backbone, source, settings)
+        entry = store.open_entry(root, key, source, backbone.name)
+        own = entries.setdefault(entry.folder, (key, entry, backbone, []))[3]
+        own += [layer for layer in layers if layer not in own]
+    passes = jobs_done = 0
+    with contextlib.ExitStack() as locks, told_on_interrupt(KEPT):
+        groups: dict[tuple[Preprocessing, bytes], list[tuple[FeatureKey, ExtractionJob]]] = {}
+        for folder in sorted(entries):  # in one order, so that two runs do not wait for each other
+            key, entry, backbone, layers = entries[folder]
+            if all(entry.has(layer.text) for layer in layers):
+                continue
+            locks.enter_context(store.locked(entry))
+            if missing := [layer for layer in layers if not entry.has(layer.text)]:
+                digests = digests_of(source, key)
+                presence = Presence(root, this_process())
+                job = ExtractionJob(backbone, source, missing, settings, entry, presence, digests)
+                if job.open():
+                    alike = decoded_alike(backbone.preprocessing), job.pending.tobytes()
+                    groups.setdefault(alike, []).append((key, job))
+        for group in groups.values():
+            pass_over([job for _, job in group], progress)
+            for key, job in group:
+                job.finish(key, split)
+            passes, jobs_done = passes + 1, jobs_done + len(group)
+    return jobs_done - passes
+
+
+def side_by_side(features: Features, source: Source) -> Features:
+    """Return the features of the samples of a source, (N, n * D), from those of its images (M, D).
+
+    Samples of which an image is missing, since it could not be read, are left out.
+    """
+    target = source.target
+    if not isinstance(target, SeveralImages):
+        return features
+    place = {name: row for row, name in enumerate(features.ids)}
+    every = [place.get(name, -1) for name in source.every_image().ids]
+    rows = np.array([[every[row] for row in target.rows(i)] for i in range(len(source))], dtype=np.int64)
+    kept = np.flatnonzero((rows >= 0).all(axis=1))
+    samples = source.select(kept)
+    x = features.x[rows[kept]].reshape(len(kept), -1)
+    groups = inseparable(samples)
+    regions = rows.shape[1] * features.regions
+    return Features(x, samples.target, samples.ids, groups=groups, regions=regions, rank=samples.rank)

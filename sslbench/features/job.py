@@ -14,24 +14,46 @@ import torch
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
 from sslbench.backbones.speed import CPU_CHUNK, Encoder, prepare
+from sslbench.backbones.stems import with_channels
 from sslbench.data.decode import transforms
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.decode.picture import Wanted
 from sslbench.data.loading import loader
+from sslbench.data.loading.loader import PictureBatch
 from sslbench.data.sharded import by_shard, rows_of
 from sslbench.data.source import Source
-from sslbench.distributed import Process
-from sslbench.errors import BackboneError, DataError, StoreError
+from sslbench.errors import BackboneError, DataError, StoreError, UsageError
 from sslbench.features import store, streams
-from sslbench.features.channels import check_first
-from sslbench.features.counts import write_counts
+from sslbench.features.array import ExtractSettings
 from sslbench.features.partial import PENDING, UNREADABLE, PartialLayer, create, opened, remove, rows_file
-from sslbench.features.presence import ABSENT_SECONDS, Presence, RunPresence
-from sslbench.features.settings import ExtractSettings
-from sslbench.features.skipped import unread_error, unreadable_error
+from sslbench.features.presence import ABSENT_SECONDS, Failures, Presence, write_counts
+from sslbench.features.store import unread_error, unreadable_error
 from sslbench.identity import FeatureKey
 from sslbench.runtime.device import DTYPES
 from sslbench.runtime.progress import StageProgress
+
+
+def check_first(batch: PictureBatch, backbone: Backbone) -> None:
+    """Raise if no image of the first batch is readable and some have other channels than the backbone takes.
+
+    The extraction counts single images with other channels as unreadable.
+    """
+    if len(batch.indices) or batch.other_channels is None:
+        return
+    path, channels = batch.other_channels
+    takes = backbone.preprocessing.channels
+    remedy = "convert the channels by your own --decoder my_module.my_function."
+    if channels > takes or (channels, takes) == (2, 3):  # one alone is grey
+        some = "|".join(str(number + 1) for number in range(takes if channels > takes else 1))
+        remedy = f"take some of them by --data 'PLACE?channels={some}', or {remedy}"
+    if ":" not in backbone.name.removeprefix("timm:"):
+        network = with_channels(backbone.name, channels)
+        remedy = f"--backbone {network} takes them (--stem maps weights for other channels), or {remedy}"
+    raise UsageError(
+        f"{path} has {channels} channel{'' if channels == 1 else 's'}, and {backbone.name} takes {takes}",
+        remedy[0].upper() + remedy[1:] if not remedy.startswith("-") else remedy,
+    )
+
 
 log = logging.getLogger("sslbench")
 
@@ -60,14 +82,13 @@ class ExtractionJob:
         layers: Sequence[Layer],
         settings: ExtractSettings,
         entry: store.StoreEntry,
-        process: Process,
+        presence: Presence,
         digests: npt.NDArray[np.uint8],
     ) -> None:
         self.backbone, self.source, self.layers = backbone, source, layers
-        self.settings, self.entry, self.process = settings, entry, process
-        self.digests = digests
-        self.presence = Presence(entry.folder, process)
-        self.run_presence = RunPresence(entry.folder.parent, process)
+        self.settings, self.entry, self.process = settings, entry, presence.process
+        self.digests, self.presence = digests, presence
+        self.failures = Failures(entry.folder, presence.process)
         self.size = transforms.output_size(backbone.preprocessing)
         self.encode = prepare(backbone, layers, device=settings.device, precision=settings.precision)
         self.decoded, self.conversions = 0, collections.Counter[str]()
@@ -91,11 +112,7 @@ class ExtractionJob:
         return True
 
     def close(self) -> None:
-        """Check that the backbone did not change, and write what is buffered.
-
-        Raises:
-            BackboneError: the backbone changed.
-        """
+        """Check that the backbone did not change, and write what is buffered."""
         if self.encode.state_sha256() != self._frozen:
             # Rows already marked as done are wrong too, so the partial files must not be continued.
             for partial in self.partials:
@@ -114,7 +131,6 @@ class ExtractionJob:
             partial.flush()
 
     def _rows(self, rank: int) -> npt.NDArray[np.int64]:
-        """Return the rows that a process encodes."""
         return rows_of(self.source.images, rank, self.process.world)
 
     def write(
@@ -131,12 +147,7 @@ class ExtractionJob:
         self.conversions.update(batch.conversions)
 
     def batches(self) -> Iterator[loader.PictureBatch]:
-        """Yield the batches of the pending rows, those that may be encoded.
-
-        Raises:
-            DataError: an image is unreadable and `on_error` is 'stop', or was when it was hashed.
-            UsageError: the images have other channels than the backbone takes.
-        """
+        """Yield the batches of the pending rows, those that may be encoded."""
         batches = loader.batches(
             self.source,
             self.pending,
@@ -332,8 +343,8 @@ class ExtractionJob:
 
     def check_others(self) -> None:
         """Raise if another process of this run failed."""
-        self.presence.check()
-        self.run_presence.check()
+        if self.presence.check():
+            self.failures.check()
 
     def _wait(
         self, ready: Callable[[], bool], amount: Callable[[], int], waited_for: Callable[[], Sequence[int]]
@@ -347,7 +358,7 @@ class ExtractionJob:
             if now != last:
                 last, since = now, time.monotonic()
             if now == last and time.monotonic() - since > ABSENT_SECONDS:
-                self.run_presence.refuse_absent(waited_for())
+                self.presence.refuse_absent(waited_for())
             if now == last and time.monotonic() - since > STALL_SECONDS:
                 raise StoreError(
                     f"another process of this run no longer writes features into {self.entry.folder}",
@@ -356,15 +367,7 @@ class ExtractionJob:
 
 
 def pass_over(jobs: Sequence[ExtractionJob], progress: StageProgress | None) -> None:
-    """Encode the pending rows of several open jobs with one pass over the images.
-
-    Args:
-        jobs: of one source, with the same pending rows and the same way of decoding, see `decoded_alike`.
-        progress: called with (images done, total).
-
-    Raises:
-        SslbenchError: see `extract`; what is written by then is kept.
-    """
+    """Encode the pending rows of several open jobs with one pass over the images."""
     try:
         _pass_over(jobs, progress)
     except KeyboardInterrupt:

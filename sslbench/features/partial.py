@@ -53,11 +53,7 @@ class PartialLayer:
         self._unmarked: list[tuple[IntArray, npt.NDArray[np.void]]] = []
 
     def write(self, indices: IntArray, rows: npt.NDArray[np.floating]) -> None:
-        """Write rows (B, D); the next `flush` marks them as done.
-
-        Raises:
-            StoreError: the file cannot be written.
-        """
+        """Write rows (B, D); the next `flush` marks them as done."""
         rows = np.ascontiguousarray(rows, dtype=self.dtype)
         records = np.empty(len(indices), dtype=RECORD)
         records["state"], records["checksum"] = DONE, [zlib.crc32(row) for row in rows]
@@ -77,11 +73,7 @@ class PartialLayer:
         return bool(self._unmarked)
 
     def flush(self) -> None:
-        """Mark the rows written since the last call, after syncing them to disk.
-
-        Raises:
-            StoreError: the file cannot be written.
-        """
+        """Mark the rows written since the last call, after syncing them to disk."""
         if not self._unmarked:
             return
         indices, records = (np.concatenate(parts) for parts in zip(*self._unmarked, strict=True))
@@ -95,14 +87,7 @@ class PartialLayer:
         return self._records()["state"]
 
     def verify(self, indices: IntArray) -> int:
-        """Mark rows as pending whose checksum is wrong or whose state is unknown.
-
-        Returns:
-            Number of these rows.
-
-        Raises:
-            StoreError: the files cannot be read or written.
-        """
+        """Mark rows as pending whose checksum is wrong or whose state is unknown."""
         records = self._records()
         done = indices[records["state"][indices] == DONE]
         damaged = [
@@ -116,30 +101,18 @@ class PartialLayer:
         return len(invalid)
 
     def reset(self, indices: IntArray) -> None:
-        """Mark rows as pending.
-
-        Raises:
-            StoreError: `.progress` cannot be written.
-        """
+        """Mark rows as pending."""
         self._mark(indices, np.zeros(len(indices), dtype=RECORD))
 
     def checksum(self, skipped: IntArray) -> int:
-        """Return the CRC-32 of the rows that `publish` will make visible.
-
-        Raises:
-            StoreError: they cannot be read.
-        """
+        """Return the CRC-32 of the rows that `publish` will make visible."""
         result = 0
         for _, rows in self._blocks(np.setdiff1d(np.arange(self.shape[0]), skipped)):
             result = zlib.crc32(rows.data, result)
         return result
 
     def publish(self, skipped: IntArray) -> None:
-        """Publish the complete file atomically, without the rows in `skipped`.
-
-        Raises:
-            StoreError: the copy without the skipped rows cannot be written.
-        """
+        """Publish the complete file atomically, without the rows in `skipped`."""
         if len(skipped):
             extracted = np.setdiff1d(np.arange(self.shape[0]), skipped)
             compact = self.complete.with_name(self.complete.name + ".tmp")
@@ -190,11 +163,7 @@ def progress_file(complete: Path) -> Path:
 
 
 def create(complete: Path, shape: tuple[int, int], dtype: np.dtype[np.floating]) -> None:
-    """Create the files of a layer, with disk space for all rows.
-
-    Raises:
-        StoreError: there is not enough disk space.
-    """
+    """Create the files of a layer, with disk space for all rows."""
     rows, progress = rows_file(complete), progress_file(complete)
     progress.unlink(missing_ok=True)  # removed first, since it would apply to the new rows
     temporary = rows.with_name(rows.name + ".tmp")
@@ -211,14 +180,7 @@ def create(complete: Path, shape: tuple[int, int], dtype: np.dtype[np.floating])
 
 
 def opened(complete: Path, rows: int, dtype: np.dtype[np.floating], *, alone: bool = True) -> PartialLayer | None:
-    """Open the partial files of a layer; None if they are missing, damaged or for another number of rows.
-
-    Args:
-        complete: path of the complete .npy file.
-        rows: their number.
-        dtype: dtype of the rows.
-        alone: no other process writes rows.
-    """
+    """Open the partial files of a layer; None if they are missing, damaged or for another number of rows."""
     try:
         with rows_file(complete).open("rb") as file:
             version = np.lib.format.read_magic(file)
@@ -243,11 +205,7 @@ def remove(complete: Path) -> None:
 
 @contextlib.contextmanager
 def naming(file: Path, needed: int = 0) -> Iterator[None]:
-    """Turn an OSError of writing into a StoreError that names the file, and on a full disk the space needed.
-
-    Raises:
-        StoreError: in place of an OSError.
-    """
+    """Turn an OSError of writing into a StoreError that names the file, and on a full disk the space needed."""
     try:
         yield
     except OSError as error:

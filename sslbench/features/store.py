@@ -11,6 +11,7 @@ A `.npy` is always complete, since it is renamed into place at the end. meta.jso
 every process compares when it first opens the file: about 0.7 s per GB, 7 s for ImageNet-1k by 2,048 floats (10.5 GB).
 """
 
+import atexit
 import contextlib
 import csv
 import dataclasses
@@ -19,6 +20,8 @@ import json
 import logging
 import os
 import re
+import shutil
+import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,15 +33,25 @@ import numpy.typing as npt
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.data.wording import some
-from sslbench.errors import StoreError
+from sslbench.errors import DataError, StoreError
 from sslbench.features.array import UNREADABLE_HEADER
 from sslbench.features.partial import naming
 from sslbench.identity import FeatureKey, digest
 from sslbench.locks import lock
+from sslbench.paths import not_written
 from sslbench.text import csv_text
 
 INDEX_COLUMNS = ("row", "id", "path", "label", "split", "digest")
 SKIPPED = "skipped.csv"
+
+
+@functools.cache
+def process_store(root: Path) -> Path:
+    """Return a folder in the store for features that only this process finds again; it is removed at its end."""
+    root.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="not-kept-", dir=root))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +73,7 @@ class StoreEntry:
         return sorted(f.stem for f in self.folder.glob("*.npy"))
 
     def read(self, layer: str) -> npt.NDArray[np.floating]:
-        """Return the features of a layer, (N, D), memory-mapped and read-only.
-
-        Raises:
-            StoreError: the file is damaged, or differs from its description in meta.json.
-        """
+        """Return the features of a layer, (N, D), memory-mapped and read-only."""
         path, meta = self.layer_file(layer), self.meta()
         try:
             features: np.memmap[Any, np.dtype[np.floating]] = np.load(path, mmap_mode="r")
@@ -142,17 +151,8 @@ def write_description(
 ) -> None:
     """Write meta.json, index.csv and (if samples were left out) skipped.csv, each atomically.
 
-    Args:
-        entry: entry of the features.
-        key: key of the entry.
-        source: N samples.
-        split: name of the split for index.csv.
-        skipped: id, path and reason of the samples without a row.
-        digests: (N, 16), digests of the images in the key.
-        checksums: file -> CRC-32 of its rows, of the layers about to be complete.
-
-    Raises:
-        StoreError: the stored layers left out other samples.
+    digests: (N, 16), digests of the images in the key.
+    checksums: file -> CRC-32 of its rows, of the layers about to be complete.
     """
     stored_ids, ids = {row["id"] for row in entry.unreadable()}, {row["id"] for row in skipped}
     if entry.layers() and ids != stored_ids:
@@ -331,15 +331,7 @@ class StoredPair(NamedTuple):
 def find_stored(root: Path, data: TrainTest) -> StoredPair | None:
     """Return the newest stored features of all images of both parts.
 
-    Args:
-        root: folder of the feature store, which may be missing.
-        data: the parts; if both were cut from one source, its features serve both.
-
-    Returns:
-        None without features of both from one network, layer and preprocessing.
-
-    Raises:
-        StoreError: a matching entry is damaged.
+    -> None without features of both from one network, layer and preprocessing.
     """
     fingerprints = {part.images_fingerprint() for part in (data.train, data.test, data.whole) if part is not None}
     entries = sorted(root.glob("*/meta.json"), key=lambda file: -file.stat().st_mtime)
@@ -374,3 +366,48 @@ def _both(
     if entries[0] is None or entries[1] is None:
         return None
     return entries[0].read(layer), entries[1].read(layer)
+
+
+def note_skipped(folder: Path, parts: Sequence[Source], skipped: Sequence[Mapping[str, str]]) -> None:
+    """Update skipped.csv in a folder of results; there is none if no image was left out."""
+    file = folder / SKIPPED
+    try:
+        earlier = read_csv(file)
+        if earlier:
+            paths = {part.images.path(index) for part in parts for index in range(len(part))}
+            earlier = [row for row in earlier if row["path"] not in paths]
+        rows = [*earlier, *skipped]
+        if rows:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_skipped(folder, rows)
+        else:
+            file.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(not_written(file, error)) from error
+
+
+def unread_error(source: Source, unread: Sequence[tuple[str, str]]) -> DataError:
+    """Return the error that lists images (path, reason) that changed or became unreadable after they were hashed.
+
+    Such an image may be decodable, so it is never left out of stored features.
+    """
+    return DataError(
+        f"{len(unread)} of {len(source)} images of {source.name} have changed since they were hashed, or cannot be "
+        "read now:\n" + _listed(unread),
+        "Run the same command again once they are readable and nothing writes to them.",
+    )
+
+
+def unreadable_error(source: Source, unreadable: Sequence[tuple[str, str]]) -> DataError:
+    """Return the error that lists unreadable images (path, reason), up to 50 of them."""
+    return DataError(
+        f"{len(unreadable)} of {len(source)} images of {source.name} cannot be read:\n" + _listed(unreadable),
+        "Repair or remove them, or leave them out with --on-error skip (the result then has their number).",
+    )
+
+
+def _listed(images: Sequence[tuple[str, str]]) -> str:
+    lines = [f"  {path}: {reason}" for path, reason in images[:50]]
+    if len(images) > 50:
+        lines.append(f"  ... and {len(images) - 50} more")
+    return "\n".join(lines)

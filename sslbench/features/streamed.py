@@ -18,34 +18,19 @@ from sslbench.data.groups import source_groups
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.errors import BackboneError
-from sslbench.features.array import Features
-from sslbench.features.settings import ExtractSettings
-from sslbench.features.skipped import unreadable_error
+from sslbench.features.array import ExtractSettings, Features
+from sslbench.features.store import unreadable_error
 from sslbench.runtime.progress import StageProgress
 
 log = logging.getLogger("sslbench")
 
 
 def streamed(
-    backbone: Backbone,
-    source: Source,
-    layer: Layer,
-    settings: ExtractSettings,
-    progress: StageProgress | None = None,
+    backbone: Backbone, source: Source, layer: Layer, settings: ExtractSettings, progress: StageProgress | None = None
 ) -> Features:
     """Return the features of all images at one layer, computed when they are read; tell the size of what is not stored.
 
     Rows are read as slices or one by one, in ascending order: going back encodes the images from the first one again.
-
-    Args:
-        backbone: with the preprocessing of the images, all of one size.
-        source: the images.
-        layer: with a pool.
-        settings: see there; unreadable images stop it.
-        progress: called with images done and images in all.
-
-    Raises:
-        BackboneError: the backbone cannot be copied, or the layer cannot be taken.
     """
     rows = StreamedRows(backbone, source, layer, settings, progress)
     size = math.prod(rows.shape) * rows.dtype.itemsize
@@ -97,12 +82,7 @@ class StreamedRows:
         return self.shape[0]
 
     def __getitem__(self, rows: int | slice) -> Any:
-        """Return one row (D,), or consecutive ones (n, D).
-
-        Raises:
-            DataError: an image cannot be read; all of them are listed.
-            BackboneError: parameters or statistics of the backbone moved.
-        """
+        """Return one row (D,), or consecutive ones (n, D)."""
         start, stop, _ = (slice(rows, rows + 1) if isinstance(rows, int) else rows).indices(len(self))
         if start < self._first:
             self._first, self._kept, self._batches = 0, self._none(), self._encoded()

@@ -29,9 +29,6 @@ def number_of_streams(device: torch.device) -> int:
 
     On a CPU it is torch's number of threads, which OMP_NUM_THREADS sets, and by default at most one per usable core
     (torch does not know the limits of a container). Elsewhere it is 1.
-
-    Args:
-        device: of the backbone.
     """
     if device.type != "cpu":
         return 1
@@ -44,22 +41,14 @@ Work = tuple[Encoder, Callable[[Encoder, torch.Tensor], Rows]]
 
 
 def encoded(
-    batches: Iterable[PictureBatch],
-    works: Sequence[Work],
-    pieces: Callable[[torch.Tensor], Sequence[torch.Tensor]],
+    batches: Iterable[PictureBatch], works: Sequence[Work], pieces: Callable[[torch.Tensor], Sequence[torch.Tensor]]
 ) -> Generator[tuple[PictureBatch, list[Rows]], None, None]:
     """Yield every batch with its features by every encoder, in order.
 
     The pieces are the same for any number of streams, and each is computed by one thread, so the features do not
     depend on the number.
 
-    Args:
-        batches: from `loader.batches`.
-        works: encoders on one device, and their functions, which are called in several threads.
-        pieces: from images (B, C, H, W) to those of single forward passes.
-
-    Raises:
-        SslbenchError: a forward pass fails; what was not yielded by then is lost.
+    pieces: from images (B, C, H, W) to those of single forward passes.
     """
     device = works[0][0].device
     number = number_of_streams(device)

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from sslbench.backbones.architectures import without_initialisation
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.load import load_backbone
-from sslbench.backbones.resnet_spec import without_initialisation
 from sslbench.backbones.stems import with_channels
 from sslbench.config import build
 from sslbench.data.decode.handlers import Reading

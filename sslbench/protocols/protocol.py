@@ -20,8 +20,7 @@ if typing.TYPE_CHECKING:
     from sslbench.backbones.backbone import Backbone
     from sslbench.backbones.layers import Layer
     from sslbench.data.source import Source
-    from sslbench.features.array import Features
-    from sslbench.features.settings import ExtractSettings
+    from sslbench.features.array import ExtractSettings, Features
     from sslbench.preprocessing import Preprocessing
     from sslbench.results import Outcome
     from sslbench.targets.target import Target

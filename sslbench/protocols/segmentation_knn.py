@@ -44,7 +44,7 @@ from sslbench.targets.label_maps import IGNORED, Grid, LabelMaps, PixelLabels
 from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
-    from sslbench.features.settings import ExtractSettings
+    from sslbench.features.array import ExtractSettings
 
 _QUERIES = 1 << 16
 """Patches searched at a time."""

@@ -25,7 +25,6 @@ from sslbench.results.parts import (
     Range,
     ReferenceCompared,
     RequestedParts,
-    Rounding,
     Stage,
     Training,
     WeightsUsed,
@@ -55,7 +54,6 @@ __all__ = [
     "RequestedParts",
     "Result",
     "Results",
-    "Rounding",
     "Stage",
     "Training",
     "WeightsUsed",
@@ -96,7 +94,6 @@ class Result:
             a metric of its own, `worst_group(COLUMN).METRIC`.
         overlaps: test images suspected to be in train too; None: not searched for.
         calibration: digest of the images that decide the ranges of int8; None in other precisions.
-        rounding: difference that precision 'int8' makes on a sample; None in other precisions.
         references: published values for these weights on this benchmark, compared.
         floors: 'chance', 'majority', 'pixels', 'untrained', 'constant box' (detection), ... -> metric -> value.
         missing_floors: floors among 'pixels' and 'untrained' that are missing -> the reason.
@@ -132,7 +129,6 @@ class Result:
     groups: dict[str, tuple[GroupValue, ...]] = dataclasses.field(default_factory=dict)
     overlaps: Overlaps | None = None
     calibration: str | None = None
-    rounding: Rounding | None = None
     train: float | None = None
     probabilities: Literal["softmax", "scores"] | None = None
     selected: dict[str, Any] = dataclasses.field(default_factory=dict)

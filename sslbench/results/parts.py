@@ -260,26 +260,6 @@ class Overlaps:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rounding:
-    """Difference that int8 makes to the headline metric: the protocol on a sample, in int8 and in fp32.
-
-    Attributes:
-        train: number of training samples of it.
-        int8: its value with features in int8, in the unit of the record.
-        low: low end of the 95 % interval of the paired difference int8 - fp32; None where there is none.
-    """
-
-    train: int
-    test: int
-    metric: str = ""
-    int8: float | None = None
-    fp32: float | None = None
-    low: float | None = None
-    high: float | None = None
-    problem: str = ""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
     """Time and peak memory of one stage; None where not known.
 

@@ -18,7 +18,7 @@ from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.errors import BackboneError, DataError, UsageError
 from sslbench.evaluation.request import RunSettings
-from sslbench.features.channels import check_first
+from sslbench.features.job import check_first
 from sslbench.runtime.progress import StageProgress
 from sslbench.show.pictures import picture_of
 

@@ -22,7 +22,7 @@ import torch
 from sslbench import paths
 from sslbench.distributed.collectives import from_first, on_all, rank
 from sslbench.errors import SslbenchError, UsageError, WeightsError
-from sslbench.weights.reading import shards
+from sslbench.weights.reading import folders
 from sslbench.weights.save import CHECKPOINT_FORMAT, new_file, write_torch
 
 log = logging.getLogger("sslbench")
@@ -65,7 +65,7 @@ def finish_sharded(part: Path, files: Mapping[str, Mapping[str, int]], content: 
     """Complete the folder of a sharded checkpoint, then remove the oldest checkpoints beyond `keep`."""
     folder, path = part.parent, _path(part.parent, content["step"])
     try:
-        with new_file(part / shards.STATE) as temporary:
+        with new_file(part / folders.STATE) as temporary:
             write_torch(
                 temporary,
                 {
@@ -156,10 +156,10 @@ def run_name(folder: Path) -> str:
 def refuse_other_folder(path: Path) -> None:
     """Refuse a folder that is no checkpoint, such as that of a run, and a single shard; name checkpoints near it."""
     if CHECKPOINT.fullmatch(path.name) or not path.is_dir():
-        if path.suffix == ".safetensors" and shards.is_sharded(path.parent):
+        if path.suffix == ".safetensors" and folders.is_sharded(path.parent):
             raise UsageError(f"{path} is one of the shards of a checkpoint", f"Name the folder: {path.parent}.")
         return
-    if not shards.is_sharded(path):
+    if not folders.is_sharded(path):
         inside = newest(path) or newest(path / "checkpoints")
         remedy = f"Name one of its checkpoints, such as {inside}." if inside else "It has no checkpoints in it."
         raise UsageError(f"{path} is a folder, but not a checkpoint", remedy)
@@ -167,15 +167,15 @@ def refuse_other_folder(path: Path) -> None:
 
 def check(path: Path, *, contents: bool = True) -> str:
     """Compare every part of a checkpoint with its checksum, and return a digest of the whole."""
-    if path.is_dir() and not shards.is_sharded(path):
-        raise DamagedError(f"{path} is damaged: it has no {shards.STATE}", "Remove it to use the previous one.")
+    if path.is_dir() and not folders.is_sharded(path):
+        raise DamagedError(f"{path} is damaged: it has no {folders.STATE}", "Remove it to use the previous one.")
     try:
         with zipfile.ZipFile(_zip(path)) as archive:
             wrong = archive.testzip()
             parts = [f"{part.filename} {part.file_size} {part.CRC}" for part in archive.infolist()]
         problem = None if wrong is None else f"the checksum of {wrong} is wrong"
         if problem is None and path.is_dir():
-            problem = shards.damage(path, read(path).get("files"), contents=contents)
+            problem = folders.damage(path, read(path).get("files"), contents=contents)
     except OSError as error:
         raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # a flipped byte makes zipfile raise many kinds
@@ -187,7 +187,7 @@ def check(path: Path, *, contents: bool = True) -> str:
 
 def _zip(path: Path) -> Path:
     """Return the zip file of a checkpoint: itself, or the one in its folder."""
-    return path / shards.STATE if path.is_dir() else path
+    return path / folders.STATE if path.is_dir() else path
 
 
 def read(path: Path) -> dict[str, Any]:

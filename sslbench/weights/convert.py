@@ -12,17 +12,15 @@ from torch import Tensor
 from sslbench.errors import UsageError, WeightsError
 from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from sslbench.weights import save
-from sslbench.weights.fill import tensors_sha256
-from sslbench.weights.formats import layout, patterns
-from sslbench.weights.formats.format_name import check_format
+from sslbench.weights.fill import in_timms_layout, tensors_sha256
+from sslbench.weights.format_name import check_conversion, check_format
+from sslbench.weights.formats import rules, tables
 from sslbench.weights.formats.places import tensors_at
 from sslbench.weights.formats.recognise import OPTIONAL_LEAF, Recognised, recognise, refuse_undecided
 from sslbench.weights.formats.schema import InputImages, Strides
 from sslbench.weights.formats.search import Shapes
 from sslbench.weights.formats.tables import FormatTable, load_table, take_variant
-from sslbench.weights.positions import in_timms_layout
 from sslbench.weights.reading import files
-from sslbench.weights.target import check_conversion
 
 _HEADS_BESIDE = "heads."
 
@@ -86,18 +84,7 @@ def convert(
 ) -> ConversionReport:
     """Write the backbone in `src` to `dst` in another format; `dst` appears complete and verified, or not at all.
 
-    Args:
-        src: input weights file.
-        dst: output file; its suffix selects the container: .safetensors, .pkl (numpy arrays), else torch.save.
-        to: format to write: a name from model_converters/ or the path of a .yaml file.
-        format: format of `src`; recognised when None.
-        keep_heads: keep the heads that the source's table declares; the target must have names for them.
-        overwrite: replace an existing `dst`.
-        backbone: name of the architecture, stored in sslbench's own files only.
-
-    Raises:
-        UsageError: no such format, or `dst` cannot be written.
-        WeightsError: `src` cannot be read or recognised, or the target cannot hold its tensors.
+    format: format of `src`; recognised when None.
     """
     check_output(src, dst, to=to, overwrite=overwrite)
     file = files.read(src)
@@ -106,11 +93,7 @@ def convert(
 
 
 def check_output(src: Path, dst: Path, *, to: str, overwrite: bool) -> None:
-    """Raise, before any file is read, if `dst` cannot be written in format `to`.
-
-    Raises:
-        UsageError: no such format, or not in that container; `dst` is there already, or is `src`.
-    """
+    """Raise, before any file is read, if `dst` cannot be written in format `to`."""
     check_format(to)
     table = load_table(to)
     if table.variant and not table.file.variants[table.variant].shows:
@@ -120,7 +103,7 @@ def check_output(src: Path, dst: Path, *, to: str, overwrite: bool) -> None:
         )
     check_conversion(src, dst, overwrite=overwrite)
     dst = dst.expanduser()
-    layout.check_layout(dst, table)
+    tables.check_layout(dst, table)
 
 
 def rewrite(
@@ -137,20 +120,6 @@ def rewrite(
     """Write a recognised backbone in another format, replacing `dst`.
 
     The new file is read back and compared bit for bit before it replaces `dst`.
-
-    Args:
-        file: source.
-        found: backbone recognised in it.
-        dst: output file.
-        to: format to write.
-        keep_heads: keep heads; the target must have names for them.
-        backbone: name of the architecture, stored in sslbench's own files only.
-        expected: the backbone's own names and shapes, if they were needed to recognise the file.
-        preprocessing: preprocessing of the network's images, stored in sslbench's own files; others get a note.
-
-    Raises:
-        UsageError: `dst` cannot be written.
-        WeightsError: the target cannot hold the tensors.
     """
     dst, table, source_table = dst.expanduser(), load_table(to), load_table(found.definition)
     backbone = backbone or found.backbone or ""
@@ -167,7 +136,7 @@ def rewrite(
     if table.name == save.FORMAT and preprocessing is not None:
         note |= {"preprocessing": json.dumps(preprocessing.record())}
     with save.new_file(dst) as temporary:
-        layout.write(temporary, table, plan.keys, heads_beside=plan.beside, backbone=backbone, note=note)
+        tables.write(temporary, table, plan.keys, heads_beside=plan.beside, backbone=backbone, note=note)
         _check_back(temporary, to, plan, expected)
     source = tensors_at(file.content, found.where)
     return ConversionReport(
@@ -297,7 +266,9 @@ def _lacking_counters(canonical: Mapping[str, Tensor], table: FormatTable) -> di
 def _check_back(path: Path, to: str, plan: _OutputFile, expected: Shapes | None) -> None:
     """Read the written file back and compare it bit for bit."""
     wanted = dict(plan.canonical)
-    back = recognise(files.read(path), expected=expected or _shapes(wanted), format=to)
+    back = recognise(
+        files.read(path), expected=expected or {name: tuple(tensor.shape) for name, tensor in wanted.items()}, format=to
+    )
     different = [k for k in wanted.keys() | back.canonical.keys() if not _same(wanted.get(k), back.canonical.get(k))]
     if different:
         listed = ", ".join(f"'{name}'" for name in sorted(different)[:3])
@@ -315,22 +286,17 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
     return torch.equal(left, right)
 
 
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-
 def _holds(table: FormatTable, name: str) -> bool:
-    """Return True if the format has a key for a canonical name."""
     return any(pattern.match(name) is not None for rule in table.rules for pattern in rule.canonical)
 
 
 def _is_head(table: FormatTable, name: str) -> bool:
-    return any(patterns.parse(text).match(name) is not None for text in table.file.heads)
+    return any(rules.parse_pattern(text).match(name) is not None for text in table.file.heads)
 
 
 def _head_patterns(table: FormatTable) -> set[str]:
     """Return the summaries of a table's head patterns, as in `Recognised.ignored`."""
-    return {f"{_HEADS_BESIDE}*"} | {patterns.parse(text).summary() for text in table.file.heads}
+    return {f"{_HEADS_BESIDE}*"} | {rules.parse_pattern(text).summary() for text in table.file.heads}
 
 
 def _operations(source: FormatTable, found: Recognised, target: FormatTable, plan: _OutputFile) -> dict[str, int]:

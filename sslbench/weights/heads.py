@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sslbench.errors import WeightsError
 from sslbench.weights.fill import tensors_sha256
-from sslbench.weights.formats import patterns
+from sslbench.weights.formats import rules
 from sslbench.weights.formats.recognise import Recognised
 from sslbench.weights.formats.schema import HEAD_NAMES
 from sslbench.weights.formats.tables import load_table
@@ -41,9 +41,6 @@ def layer_kinds(head: nn.Module) -> list[str]:
 
     >>> layer_kinds(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
     ['linear', 'relu', 'linear']
-
-    Raises:
-        TypeError: a layer is of another kind.
     """
     layers = list(head) if isinstance(head, nn.Sequential) else [head]
     kinds = [next((kind for known, kind in _TYPES.items() if isinstance(layer, known)), None) for layer in layers]
@@ -54,13 +51,7 @@ def layer_kinds(head: nn.Module) -> list[str]:
 
 
 def head_tensors(name: str, head: nn.Module, state: Mapping[str, ValueT]) -> dict[str, ValueT]:
-    """Return a head's tensors under their names in files: 'head.0.weight'.
-
-    Args:
-        name: one of HEAD_NAMES.
-        head: a Sequential, or a single layer.
-        state: the head's state dict, or other values by the same names.
-    """
+    """Return a head's tensors under their names in files: 'head.0.weight'."""
     start = name if isinstance(head, nn.Sequential) else f"{name}.0"
     return {f"{start}.{key}": tensor for key, tensor in state.items()}
 
@@ -71,13 +62,7 @@ def build_head(kinds: Sequence[str], tensors: Mapping[str, Tensor], what: str) -
     >>> build_head(["linear"], {"0.weight": torch.ones(2, 3), "0.bias": torch.zeros(2)}, "example")(torch.ones(1, 3))
     tensor([[3., 3.]])
 
-    Args:
-        kinds: kind of each layer, see `layer_kinds`.
-        tensors: name of the layer's number and leaf ('0.weight') -> tensor.
-        what: name of the head in messages.
-
-    Raises:
-        WeightsError: a kind is unknown, tensors are missing, superfluous or not finite, or widths do not follow.
+    tensors: name of the layer's number and leaf ('0.weight') -> tensor.
     """
     if not 0 < len(kinds) <= _MOST_LAYERS:
         raise WeightsError(f"{what} has {len(kinds)} layers; a head has 1 to {_MOST_LAYERS}")
@@ -128,15 +113,7 @@ def _layer(kind: str, tensors: Mapping[str, Tensor], what: str) -> tuple[nn.Modu
 
 
 def load_heads(file: WeightsFile, found: Recognised) -> dict[str, nn.Sequential]:
-    """Return the heads of a file in the order of the forward pass; {} if it has none of known layers.
-
-    Args:
-        file: the weights file.
-        found: backbone recognised in it.
-
-    Raises:
-        WeightsError: a head is damaged.
-    """
+    """Return the heads of a file in the order of the forward pass; {} if it has none of known layers."""
     described = _own_heads(file, found) or _heads_of_format(file, found)
     heads: dict[str, nn.Sequential] = {}
     width: int | None = None
@@ -207,7 +184,7 @@ _Layers = dict[tuple[int, ...], dict[str, Tensor]]
 def _matching(texts: Sequence[str], tensors: Mapping[str, Tensor]) -> _Layers:
     """Return position -> leaf -> tensor of the layers whose keys match the first pattern that matches any."""
     for text in texts:
-        pattern, layers = patterns.parse(text), _Layers()
+        pattern, layers = rules.parse_pattern(text), _Layers()
         for key, tensor in tensors.items():
             holes = pattern.match(key)
             numbers = [value for hole, value in (holes or {}).items() if hole != "leaf"]

@@ -12,7 +12,7 @@ from torch import Tensor
 from sslbench.errors import SslbenchError, UsageError, WeightsError
 from sslbench.paths import FULL, not_written, temporary_beside
 from sslbench.text import without_secrets
-from sslbench.weights.target import check_target
+from sslbench.weights.format_name import check_target
 
 FORMAT = "sslbench"
 CHECKPOINT_FORMAT = "sslbench checkpoint"
@@ -31,17 +31,8 @@ def save(
 ) -> Path:
     """Write sslbench's own weights file; it appears complete or not at all.
 
-    Args:
-        path: output file.
-        tensors: canonical name -> tensor.
-        backbone: name of the architecture, for instance 'resnet50'.
-        metadata: provenance: numbers and text, possibly in dicts and lists.
-        heads: name -> tensor of the heads (a classifier, a projection), kept apart from the backbone.
-        overwrite: replace an existing file.
-
-    Raises:
-        UsageError: the file exists already, or its folder does not.
-        WeightsError: there are no tensors, or the metadata holds other values than numbers and text.
+    tensors: canonical name -> tensor.
+    heads: name -> tensor of the heads (a classifier, a projection), kept apart from the backbone.
     """
     path = Path(path).expanduser()
     check_target(path, overwrite=overwrite)
@@ -54,12 +45,7 @@ def save(
 
 
 def write_torch(path: Path, content: Any) -> None:
-    """Write a file with torch.save.
-
-    Raises:
-        OSError: a write failed; torch itself hides it in a RuntimeError.
-        KeyboardInterrupt: likewise.
-    """
+    """Write a file with torch.save."""
     with path.open("wb") as file:
         recording = _ErrorRecordingFile(file)
         try:
@@ -95,11 +81,7 @@ def own_content(
     metadata: Mapping[str, Any],
     heads: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Any]:
-    """Return the content of sslbench's own file; it has an entry 'heads' only if there are some.
-
-    Raises:
-        WeightsError: the metadata holds other values than numbers and text.
-    """
+    """Return the content of sslbench's own file; it has an entry 'heads' only if there are some."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -117,12 +99,7 @@ def _with_own_storage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary file in the folder of `path` that replaces `path` when the block ends without an error.
-
-    Raises:
-        UsageError: the folder is not writable.
-        SslbenchError: the disk is full, or the file exceeds a quota or size limit.
-    """
+    """Yield a temporary file in the folder of `path` that replaces `path` when the block ends without an error."""
     written = 0
     try:
         with temporary_beside(path, path.suffix) as temporary:

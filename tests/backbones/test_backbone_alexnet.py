@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from sslbench.backbones.alexnet import Sobel, recognise_alexnet
-from sslbench.backbones.alexnet_spec import NAMES, SPECS
+from sslbench.backbones.alexnet import SPECS, Sobel, recognise_alexnet
+from sslbench.backbones.architectures import ALEXNETS
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import forward_layers, resolve_layers
 from sslbench.backbones.load import load_backbone
@@ -21,10 +21,10 @@ def shapes(name):
 
 @pytest.fixture(scope="module")
 def all_shapes():
-    return {name: shapes(name) for name in NAMES}
+    return {name: shapes(name) for name in ALEXNETS}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALEXNETS)
 def test_each_variant_is_recognised_from_its_shapes(all_shapes, name):
     assert recognise_alexnet(all_shapes[name]) == name
     old = {key: shape for key, shape in all_shapes[name].items() if not key.endswith("num_batches_tracked")}
@@ -57,7 +57,7 @@ def test_vissls_pools_give_as_many_numbers_as_its_heads_take(name, size):
     assert tuple(features[layer.text].shape[1] for layer in layers) == HEADS[name, size]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALEXNETS)
 def test_the_layers_are_after_the_relu_and_the_output_is_flat(name):
     backbone = build(name)
     layers = resolve_layers(backbone, ["conv1:flatten", "conv5:flatten", "pool5:flatten", "flatten"])

@@ -43,11 +43,7 @@ def test_patches_of_a_vit_equal_timms_dynamic_sizes() -> None:
         with torch.no_grad():
             network: Any = free.module
             found = network.forward_intermediates(
-                images,
-                indices=2,
-                norm=True,
-                return_prefix_tokens=True,
-                intermediates_only=True,
+                images, indices=2, norm=True, return_prefix_tokens=True, intermediates_only=True
             )
         maps = encoder(images)
         last, tokens = found[-1]

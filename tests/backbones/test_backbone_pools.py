@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sslbench.backbones.pool_spec import Pool, parse_pool
+from sslbench.backbones.layer_spec import Pool, parse_pool
 from sslbench.backbones.pools import Tokens, apply_pool
 from sslbench.errors import BackboneError, UsageError
 
@@ -32,14 +32,7 @@ def naive_average(x, kernel, stride, padding):
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    st.integers(1, 3),
-    st.integers(3, 9),
-    st.integers(3, 9),
-    st.integers(1, 3),
-    st.integers(1, 4),
-    st.integers(0, 1),
-)
+@given(st.integers(1, 3), st.integers(3, 9), st.integers(3, 9), st.integers(1, 3), st.integers(1, 4), st.integers(0, 1))
 def test_average_pools_against_loops(channels, height, width, kernel, stride, padding):
     padding = min(padding, kernel // 2)
     x = torch.randn(2, channels, height, width)

@@ -9,10 +9,10 @@ import torchvision
 from helpers.offenders import offenders
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
+from sslbench.backbones.architectures import DEPTHS, RESNETS, parse, without_initialisation
 from sslbench.backbones.resnet import ResNet, recognise_resnet
-from sslbench.backbones.resnet_spec import DEPTHS, NAMES, parse, without_initialisation
 
-TORCHVISION = [name for name in NAMES if hasattr(torchvision.models, name)]
+TORCHVISION = [name for name in RESNETS if hasattr(torchvision.models, name)]
 UNUSUAL = [
     "resnet50w0.0625",
     "resnet18w0.25",
@@ -153,7 +153,7 @@ def is_recognised(name):
 
 
 def test_shapes_alone_tell_the_architecture():
-    assert offenders([*NAMES, *UNUSUAL], is_recognised) == []
+    assert offenders([*RESNETS, *UNUSUAL], is_recognised) == []
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "wide_resnet50_2", "resnext50_32x4d"])

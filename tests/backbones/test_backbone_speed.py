@@ -7,10 +7,9 @@ import torch
 from timm.layers.norm_act import BatchNormAct2d
 from torch import nn
 
-from sslbench.backbones.backbone import Backbone, Kind
+from sslbench.backbones.backbone import Backbone, Kind, probe_images
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import forward_layers, resolve_layers
-from sslbench.backbones.module_identity import probe_images
 from sslbench.backbones.speed import folded, prepare
 from sslbench.errors import BackboneError
 from sslbench.preprocessing import Preprocessing

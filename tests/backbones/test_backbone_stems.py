@@ -7,14 +7,13 @@ import torchvision
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sslbench.backbones.backbone import probe_images
 from sslbench.backbones.build import build
 from sslbench.backbones.describe import describe
 from sslbench.backbones.layers import forward_layers, resolve_layers
 from sslbench.backbones.load import load_backbone
-from sslbench.backbones.module_identity import probe_images
 from sslbench.backbones.speed import prepare
-from sslbench.backbones.stem_rule import parse_rule
-from sslbench.backbones.stems import map_stem, with_channels
+from sslbench.backbones.stems import map_stem, parse_rule, with_channels
 from sslbench.data.decode.transforms import normalise
 from sslbench.errors import SslbenchError, UsageError, WeightsError
 from sslbench.preprocessing import Preprocessing

@@ -7,9 +7,9 @@ from timm.data.config import resolve_model_data_config
 from timm.data.transforms_factory import create_transform
 from torch import nn
 
+from sslbench.backbones.backbone import probe_images
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import forward_layers, resolve_layers
-from sslbench.backbones.module_identity import probe_images
 from sslbench.backbones.speed import prepare
 
 TINY = sorted(timm.list_models("test_*"))

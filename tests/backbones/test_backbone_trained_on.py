@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from sslbench.backbones.architectures import parse
 from sslbench.backbones.build import build
 from sslbench.backbones.load import load_backbone, load_file
-from sslbench.backbones.resnet_spec import parse
 from sslbench.data.decode.transforms import normalise
 from sslbench.errors import UsageError, WeightsError
 from sslbench.names import list_names

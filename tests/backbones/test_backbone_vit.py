@@ -8,12 +8,10 @@ import torch
 from timm.layers import resample_abs_pos_embed
 
 from sslbench.backbones.build import build, laid_out
-from sslbench.backbones.convnext import recognise_convnext
 from sslbench.backbones.load import load_backbone
-from sslbench.backbones.regnet import recognise_regnet
-from sslbench.backbones.swin import recognise_swin
-from sslbench.backbones.vit.positions import fit_positions
-from sslbench.backbones.vit.recognise import grid_side, recognise_vit
+from sslbench.backbones.sizes import fit_positions
+from sslbench.backbones.timm_recognise import recognise_convnext, recognise_regnet, recognise_swin
+from sslbench.backbones.vit_recognise import grid_side, recognise_vit
 from sslbench.errors import BackboneError, UsageError, WeightsError
 from sslbench.preprocessing import IMAGENET_MEAN
 

@@ -16,7 +16,7 @@ import torch
 from helpers import containers
 
 from sslbench.backbones.build import build
-from sslbench.features import one_file
+from sslbench.features import external_files
 from sslbench.weights import save
 from sslbench.weights.formats.tables import load_table
 
@@ -209,7 +209,7 @@ def test_a_file_of_extract_is_no_weights_file(sslbench, folder, suffix):
         pytest.importorskip("pyarrow", reason="pip install 'sslbench[parquet]'")
     columns = {"id": ["a", "b", "c"], "path": ["", "", ""], "split": ["train", "train", "test"]}
     columns |= {"width": [8, 8, 8], "height": [8, 8, 8], "label": ["0", "1", "0"]}
-    write = one_file._write_npz if suffix == ".npz" else one_file._write_parquet
+    write = external_files._write_npz if suffix == ".npz" else external_files._write_parquet
     write(Path(f"f{suffix}"), columns, np.zeros((3, 5), np.float32))
     code, out, _ = sslbench("inspect", f"f{suffix}")
     assert code == 0 and "features of 3 images, 5 float" in out

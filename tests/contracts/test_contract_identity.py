@@ -576,13 +576,14 @@ def way_of_computing(folder, _):
 
 @change("batch size, workers, device, number of processes")
 def threads(folder, monkeypatch):
-    one = base(folder, backbone=in_memory(nn.ReLU(), nn.AvgPool2d(4)))
+    net = in_memory(nn.ReLU(), nn.AvgPool2d(4))
+    one = base(folder, backbone=dataclasses.replace(net))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     first = one.keys()
     torch.set_num_threads(4)
     try:
-        other = base(folder, backbone=in_memory(nn.ReLU(), nn.AvgPool2d(4))).keys()
+        other = base(folder, backbone=dataclasses.replace(net)).keys()
     finally:
         torch.set_num_threads(before)
     return Known(first), Known(other)

@@ -18,8 +18,7 @@ from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
 from sslbench.config import describe
 from sslbench.errors import DataError, UsageError
-from sslbench.features.array import Features
-from sslbench.features.settings import ExtractSettings
+from sslbench.features.array import ExtractSettings, Features
 from sslbench.metrics.catalog import find as find_metric
 from sslbench.metrics.summary import summarise
 from sslbench.names import installed, list_names

@@ -43,7 +43,7 @@ CHANGES = {
 """Value of the preprocessing -> values of another backbone."""
 OF_FILES = {"report": None, "format": "moco", "gem_power": 2.5, "usual_input": None, "untrained": True}
 """Field of a backbone that neither its name nor its tensors determine -> another value."""
-HASHED = {"name", "kind", "module", "preprocessing", "versions", "heads", "calibration"}
+HASHED = {"name", "kind", "module", "preprocessing", "versions", "heads", "calibration", "builder", "in_process"}
 BY_NAME = {"aliases", "default_layer", "vissl_pools", "classifiers", "stems"}
 
 

@@ -13,7 +13,7 @@ from sslbench.data.open import open_as
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.features.tuples import side_by_side
+from sslbench.features.extract import side_by_side
 from sslbench.targets.classes import Classes
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.triplets import Triplets

@@ -12,8 +12,8 @@ from sslbench.backbones.layers import resolve_layers
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.preparation import with_preprocessing
+from sslbench.features.array import ExtractSettings
 from sslbench.features.extract import extract, store_key
-from sslbench.features.settings import ExtractSettings
 from sslbench.identity import FeatureKey
 from sslbench.preprocessing import Preprocessing
 

@@ -21,8 +21,8 @@ from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.errors import DataError, StoreError
+from sslbench.features.array import ExtractSettings
 from sslbench.features.extract import extract
-from sslbench.features.settings import ExtractSettings
 from sslbench.features.store import StoreEntry, find_stored
 from sslbench.identity import FeatureKey
 from sslbench.preprocessing import Preprocessing

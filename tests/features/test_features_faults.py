@@ -25,9 +25,9 @@ from sslbench.data.open import open_data
 from sslbench.data.source import Source
 from sslbench.errors import DataError, StoreError
 from sslbench.features import job, partial
+from sslbench.features.array import ExtractSettings
 from sslbench.features.extract import extract
 from sslbench.features.job import ExtractionJob
-from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.targets.none import Unlabelled
 

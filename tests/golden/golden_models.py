@@ -11,11 +11,11 @@ from golden_cases import Case, option
 from golden_losses import not_offered
 
 from sslbench import config
-from sslbench.backbones.alexnet_spec import SPECS
+from sslbench.backbones.alexnet import SPECS
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build
+from sslbench.backbones.layer_spec import parse_pool
 from sslbench.backbones.layers import Layer, forward_layers, resolve_layers
-from sslbench.backbones.pool_spec import parse_pool
 from sslbench.library.presets import load_preset
 from sslbench.protocols import linear_online
 from sslbench.protocols.linear_online.plan import make_heads, planned

@@ -10,9 +10,8 @@ import pytest
 import torch
 from golden_cases import Case, option
 
-from sslbench.backbones.pool_spec import Pool
-from sslbench.backbones.pools import Tokens, apply_pool
-from sslbench.backbones.regions import region_grid, region_maxima
+from sslbench.backbones.layer_spec import Pool
+from sslbench.backbones.pools import Tokens, apply_pool, region_grid, region_maxima
 from sslbench.data.decode.transforms import resized
 from sslbench.metrics import retrieval
 from sslbench.metrics.retrieval import GroundTruth

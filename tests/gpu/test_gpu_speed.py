@@ -17,9 +17,8 @@ from sslbench.data.images import Files
 from sslbench.data.source import Source
 from sslbench.data.views import Blur, Jitter, View, colours
 from sslbench.data.views.colours import change_colours
-from sslbench.features.array import Features
+from sslbench.features.array import ExtractSettings, Features
 from sslbench.features.extract import extract
-from sslbench.features.settings import ExtractSettings
 from sslbench.protocols import knn, linear
 from sslbench.targets.classes import Classes
 

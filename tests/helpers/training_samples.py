@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sslbench.backbones import resnet, resnet_spec
+from sslbench.backbones import resnet
+from sslbench.backbones.architectures import parse
 from sslbench.backbones.sizes import accept_sizes, feature_dim
 from sslbench.train.method import Batch, Method, Setup, Step
 
@@ -23,7 +24,7 @@ def network(name: str = "resnet18w0.125", *, seed: int = 0) -> nn.Module:
         return build(name, seed=seed).module.train().requires_grad_(True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return resnet.ResNet(resnet_spec.parse(name)).train()
+        return resnet.ResNet(parse(name)).train()
 
 
 def setup_for(backbone: nn.Module, *, images: int = 8, sizes: tuple[int, ...] = (SIZE, SIZE), **changes) -> Setup:

@@ -11,7 +11,7 @@ from torch import nn
 from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
 from sslbench.errors import UsageError
-from sslbench.features.settings import ExtractSettings
+from sslbench.features.array import ExtractSettings
 from sslbench.metrics.dense.correspondence import ALPHAS, PIXELS, dyadic_errors
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols.correspondence import PROTOCOL, Settings

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.targets import map_pictures
 
-from sslbench.features.settings import ExtractSettings
+from sslbench.features.array import ExtractSettings
 from sslbench.protocols._parts.dense import survey as surveyed
 from sslbench.protocols._parts.dense.survey import GRID, survey
 from sslbench.protocols.segmentation import Segmentation, Settings

@@ -12,7 +12,7 @@ from torch import nn
 from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
 from sslbench.errors import DataError, UsageError
-from sslbench.features.settings import ExtractSettings
+from sslbench.features.array import ExtractSettings
 from sslbench.metrics.dense.depth import COLUMNS
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import depth, normals

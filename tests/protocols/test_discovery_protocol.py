@@ -13,7 +13,7 @@ from sslbench.backbones.layers import resolve_layers
 from sslbench.data.open import open_as, open_boxes_as_data
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
-from sslbench.features.settings import ExtractSettings
+from sslbench.features.array import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import discovery, saliency
 from sslbench.protocols._parts.objects import _sizes, searched_maps

@@ -15,7 +15,7 @@ from sslbench.backbones.layers import resolve_layers
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.open import open_as
 from sslbench.errors import DataError, UsageError
-from sslbench.features.settings import ExtractSettings
+from sslbench.features.array import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import edges
 from sslbench.protocols.edges import Edges, annotations

@@ -23,7 +23,7 @@ from sslbench.backbones.layers import resolve_layers
 from sslbench.data.images import Arrays
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
-from sslbench.features.settings import ExtractSettings
+from sslbench.features.array import ExtractSettings
 from sslbench.protocols import finetune
 from sslbench.protocols.finetune.network import FinetunedNetwork, Targets, check_backbone, layer_numbers, make_network
 from sslbench.protocols.finetune.plan import portions

@@ -14,7 +14,7 @@ from torch import nn
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import resolve_layers
 from sslbench.errors import BackboneError, DataError, UsageError
-from sslbench.features.settings import ExtractSettings
+from sslbench.features.array import ExtractSettings
 from sslbench.names import find_module
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import linear_online

@@ -14,7 +14,7 @@ from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.loading.joint import JointView
 from sslbench.errors import DataError, UsageError
-from sslbench.features.settings import ExtractSettings
+from sslbench.features.array import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import segmentation
 from sslbench.protocols._parts.dense import kept_maps

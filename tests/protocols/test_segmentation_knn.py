@@ -15,8 +15,8 @@ from sslbench.backbones.grids import resolve_grids
 from sslbench.backbones.in_memory import from_module
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
+from sslbench.features.array import ExtractSettings
 from sslbench.features.extract import extract
-from sslbench.features.settings import ExtractSettings
 from sslbench.features.streamed import streamed
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import segmentation_knn

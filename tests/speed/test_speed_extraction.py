@@ -22,8 +22,8 @@ from sslbench.data.images import Arrays, Files
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.evaluation import RunSettings
+from sslbench.features.array import ExtractSettings
 from sslbench.features.extract import extract
-from sslbench.features.settings import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.targets.classes import Classes
 

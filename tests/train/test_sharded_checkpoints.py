@@ -19,7 +19,7 @@ from sslbench.distributed import parallel, sharded
 from sslbench.errors import SslbenchError, UsageError, WeightsError
 from sslbench.train import checkpoints
 from sslbench.train.checkpoints import newest_whole
-from sslbench.weights.reading import shards
+from sslbench.weights.reading import folders
 from sslbench.weights.reading.files import read
 
 SHAPES = {"odd": (5, 3), "row": (1, 7), "vector": (4,), "number": ()}
@@ -130,7 +130,7 @@ def test_it_is_a_weights_file_too(tmp_path):
 
 def failing(rank, folder, where):
     """Messages of a process after the disk of one is full, and what is left."""
-    real = shards.crc32
+    real = folders.crc32
     if rank == where:
         sharded.crc32 = lambda path: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device"))
     try:
@@ -180,7 +180,7 @@ def killed_while_removing(folder):
 
     def rmtree(path, **options):
         if path.is_dir():
-            (path / shards.STATE).unlink()
+            (path / folders.STATE).unlink()
             os.kill(os.getpid(), signal.SIGKILL)
 
     shutil.rmtree = rmtree
@@ -230,8 +230,8 @@ DAMAGES = {
     "a shard is missing": lambda path: next(path.glob("shard-00002*")).unlink(),
     "a shard is cut off": lambda path: next(path.glob("shard-00002*")).write_bytes(b"x" * 20),
     "a byte is flipped": lambda path: flip(next(path.glob("shard-00001*"))),
-    "no state": lambda path: (path / shards.STATE).unlink(),
-    "half a state": lambda path: (path / shards.STATE).write_bytes((path / shards.STATE).read_bytes()[:300]),
+    "no state": lambda path: (path / folders.STATE).unlink(),
+    "half a state": lambda path: (path / folders.STATE).write_bytes((path / folders.STATE).read_bytes()[:300]),
 }
 
 
@@ -259,7 +259,7 @@ def test_a_named_folder_that_is_no_checkpoint_is_never_called_damaged(copied, tm
 
 def test_a_part_or_an_unfinished_folder_is_refused_by_its_name(copied):
     whole = copied / "step_000000003.ckpt"
-    for part in (whole / shards.STATE, next(whole.glob("shard-00001*"))):
+    for part in (whole / folders.STATE, next(whole.glob("shard-00001*"))):
         with pytest.raises(WeightsError, match="one file of a sharded checkpoint") as caught:
             read(part)
         assert caught.value.remedy == f"Give the folder: {whole}"
@@ -269,7 +269,7 @@ def test_a_part_or_an_unfinished_folder_is_refused_by_its_name(copied):
         assert caught.value.remedy.startswith(f"Did you mean {whole}")
     torn = checkpoints.unfinished(copied, 4)
     whole.rename(torn)
-    (torn / shards.STATE).unlink()
+    (torn / folders.STATE).unlink()
     with pytest.raises(WeightsError, match=r"no complete checkpoint: it has no state\.torch"):
         read(torn)
 
@@ -280,7 +280,7 @@ def test_inspect_describes_the_newest_of_a_folder_and_refuses_an_unfinished_one(
     seen, real = [], inspect._weights
     monkeypatch.setattr(inspect, "_weights", lambda path, *rest: seen.append(path) or 0)
     torn = checkpoints.unfinished(copied, 4)
-    shutil.copytree(copied / "step_000000002.ckpt", torn, ignore=shutil.ignore_patterns(shards.STATE))
+    shutil.copytree(copied / "step_000000002.ckpt", torn, ignore=shutil.ignore_patterns(folders.STATE))
     inspect.command.main([str(copied)], standalone_mode=False)
     assert [Path(path).name for path in seen] == ["step_000000003.ckpt"]
     monkeypatch.setattr(inspect, "_weights", real)
@@ -294,7 +294,7 @@ def test_a_link_to_an_old_checkpoint_is_removed_and_not_what_it_names(copied, tm
     (copied / "step_000000002.ckpt").symlink_to(kept)
     checkpoints.write(copied, 4, {"number": 4}, keep=2)
     assert sorted(path.name for path in copied.iterdir()) == ["step_000000003.ckpt", "step_000000004.ckpt"]
-    assert shards.is_sharded(kept)
+    assert folders.is_sharded(kept)
 
 
 def test_the_last_one_that_is_kept_may_be_of_either_form(copied):
@@ -314,9 +314,9 @@ def rewritten(path, tensors, offsets):
     safetensors.torch.save_file(tensors, path / "shard.safetensors", metadata=header)
     content = checkpoints.read(path)
     size = (path / "shard.safetensors").stat().st_size
-    content["files"] = {"shard.safetensors": {"bytes": size, "crc32": shards.crc32(path / "shard.safetensors")}}
+    content["files"] = {"shard.safetensors": {"bytes": size, "crc32": folders.crc32(path / "shard.safetensors")}}
     content["parts"] = {"state_dict": {"odd": "odd"}}
-    torch.save(content, path / shards.STATE)
+    torch.save(content, path / folders.STATE)
 
 
 @pytest.mark.parametrize(
@@ -335,6 +335,6 @@ def test_files_outside_the_folder_are_refused(copied):
     path = copied / "step_000000003.ckpt"
     content = checkpoints.read(path)
     content["files"] = {"../step_000000002.ckpt/state.torch": {"bytes": 1, "crc32": 0}}
-    torch.save(content, path / shards.STATE)
+    torch.save(content, path / folders.STATE)
     with pytest.raises(WeightsError, match="wrong entry"):
         read(path)

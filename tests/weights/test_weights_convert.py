@@ -162,13 +162,13 @@ def test_a_file_that_is_there_is_not_replaced_unless_asked(tmp_path, source):
 
 def test_what_does_not_come_back_the_same_never_takes_its_place(tmp_path, source, monkeypatch):
     (tmp_path / "out.pth").write_text("mine")
-    written = module.layout.write
+    written = module.tables.write
 
     def wrong(path, table, tensors, **options):
         first = next(iter(tensors))
         written(path, table, {**tensors, first: tensors[first] + 1}, **options)
 
-    monkeypatch.setattr(module.layout, "write", wrong)
+    monkeypatch.setattr(module.tables, "write", wrong)
     with pytest.raises(WeightsError, match=r"changes 1 of the 318 tensors in a round trip: 'conv1\.weight'"):
         convert(source, tmp_path / "out.pth", to="moco", overwrite=True)
     assert (tmp_path / "out.pth").read_text() == "mine"

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sslbench.weights.formats.operations import OPERATIONS, apply, concat, split
+from sslbench.weights.formats.rules import OPERATIONS, apply, concat, split
 
 SHAPES = {
     "flip_channels": (2, 3, 3, 3),

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sslbench.errors import UsageError, WeightsError
-from sslbench.weights.formats import patterns
+from sslbench.weights.formats import rules
 from sslbench.weights.formats.tables import parse_table
 
 
@@ -42,14 +42,14 @@ def numbered(keys, shape=(2, 3)):
     ],
 )
 def test_a_pattern_fits_whole_keys(pattern, key, values):
-    assert patterns.parse(pattern).match(key) == values
-    assert values is None or patterns.parse(pattern).fill(values) == key
+    assert rules.parse_pattern(pattern).match(key) == values
+    assert values is None or rules.parse_pattern(pattern).fill(values) == key
 
 
 @pytest.mark.parametrize("text", ["", "a.{", "a.{I}", "{a}{b}", "{a}.{a}", "x{rest*}", "{a*}.{b*}", "a.{i.j}", "}"])
 def test_a_pattern_that_makes_no_sense_is_refused(text):
     with pytest.raises(ValueError, match="'"):
-        patterns.parse(text)
+        rules.parse_pattern(text)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sslbench.backbones.load import load_backbone
-from sslbench.backbones.vit.recognise import recognise_vit
+from sslbench.backbones.vit_recognise import recognise_vit
 from sslbench.errors import WeightsError
 from sslbench.weights.formats.recognise import recognise
 from sslbench.weights.reading.files import read

@@ -17,7 +17,8 @@ from sslbench.errors import BackboneError, UsageError, WeightsError
 from sslbench.weights.convert import convert
 from sslbench.weights.formats.recognise import recognise
 from sslbench.weights.formats.tables import load_table
-from sslbench.weights.reading import files, model_folders
+from sslbench.weights.reading import files
+from sslbench.weights.reading.folders import read_config
 
 transformers = pytest.importorskip("transformers", reason="pip install 'sslbench[detr]'")
 
@@ -399,7 +400,7 @@ def test_masks_and_periods_of_dinov3s_own_files_are_used(folders, tmp_path):
 def test_mean_and_std_of_other_ranges_than_0_to_1_are_converted(scale, mean, tmp_path):
     images = {"image_mean": [mean] * 3, "image_std": [mean] * 3}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(images | scale))
-    found = model_folders.read_config(tmp_path / "model.safetensors")
+    found = read_config(tmp_path / "model.safetensors")
     assert found.mean == found.std == pytest.approx((0.5,) * 3)
 
 
@@ -407,21 +408,21 @@ def test_mean_and_std_of_other_ranges_than_0_to_1_are_converted(scale, mean, tmp
 def test_numbers_of_the_images_that_make_no_sense_are_refused(wrong, tmp_path):
     images = {"image_mean": 0.5, "image_std": [0.25] * 3}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(images))
-    assert model_folders.read_config(tmp_path / "model.safetensors").mean == (0.5,) * 3
+    assert read_config(tmp_path / "model.safetensors").mean == (0.5,) * 3
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(images | wrong))
     with pytest.raises(WeightsError, match=f"preprocessor_config.json: {next(iter(wrong))} should be"):
-        model_folders.read_config(tmp_path / "model.safetensors")
+        read_config(tmp_path / "model.safetensors")
 
 
 def test_mean_and_std_of_the_images_are_also_those_in_a_processor_of_transformers_5(tmp_path):
     images = {"image_processor": {"image_mean": [0.25] * 3, "image_std": [0.5] * 3}}
     (tmp_path / "processor_config.json").write_text(json.dumps(images))
-    assert model_folders.read_config(tmp_path / "model.safetensors").mean == (0.25,) * 3
+    assert read_config(tmp_path / "model.safetensors").mean == (0.25,) * 3
 
 
 def test_an_activation_that_is_no_name_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"hidden_act": ["gelu"]}))
-    config = model_folders.read_config(tmp_path / "model.safetensors")
+    config = read_config(tmp_path / "model.safetensors")
     with pytest.raises(BackboneError, match="timm does not have this activation"):
         _ = config.activation
 

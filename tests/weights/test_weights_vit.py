@@ -17,13 +17,12 @@ from test_weights_formats import KEYS, VIT_FORMATS, entries, file_with, shapes
 
 from sslbench.backbones.build import build, laid_out
 from sslbench.backbones.load import load_file
-from sslbench.backbones.vit.positions import fit_positions
-from sslbench.backbones.vit.recognise import recognise_vit
-from sslbench.backbones.vit.rotary import fit_rotary
+from sslbench.backbones.sizes import fit_positions, fit_rotary
+from sslbench.backbones.vit_recognise import recognise_vit
 from sslbench.weights.convert import convert
-from sslbench.weights.formats.operations import OPERATIONS, apply
+from sslbench.weights.fill import CLASS_POSITION, without_class_position
 from sslbench.weights.formats.recognise import recognise
-from sslbench.weights.positions import CLASS_POSITION, without_class_position
+from sslbench.weights.formats.rules import OPERATIONS, apply
 from sslbench.weights.reading.files import WeightsFile, read
 from sslbench.weights.save import save
 

@@ -17,7 +17,7 @@ from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.images import Arrays
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
-from sslbench.features.settings import ExtractSettings
+from sslbench.features.array import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense.task import cell_sums
 from sslbench.runtime.seeds import seeded

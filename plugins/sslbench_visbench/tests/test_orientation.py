@@ -13,7 +13,7 @@ from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.images import Arrays
 from sslbench.errors import DataError, UsageError
-from sslbench.features.settings import ExtractSettings
+from sslbench.features.array import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench_visbench import orientation
 from sslbench_visbench.signals import orientation_of

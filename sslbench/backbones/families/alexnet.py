@@ -2,22 +2,23 @@
 
 from collections.abc import Mapping
 
-from sslbench.backbones import alexnet, alexnet_spec
+from sslbench.backbones import alexnet
+from sslbench.backbones.architectures import ALEXNETS
 from sslbench.backbones.backbone import Backbone, Kind
-from sslbench.backbones.family import Family
+from sslbench.backbones.build import Family
 from sslbench.backbones.timm_models import no_such_option
 from sslbench.preprocessing import Preprocessing
 from sslbench.weights.reading.model_config import ModelConfig
 
 
 def _takes(name: str) -> bool:
-    return name.partition(",")[0] in alexnet_spec.NAMES
+    return name.partition(",")[0] in ALEXNETS
 
 
 def _build(name: str) -> Backbone:
     if "," in name:
         raise no_such_option(name, "none")
-    spec = alexnet_spec.SPECS.get(name)
+    spec = alexnet.SPECS.get(name)
     return Backbone(
         name=name,
         kind=Kind(),

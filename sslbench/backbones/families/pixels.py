@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone, Kind
-from sslbench.backbones.family import Family
+from sslbench.backbones.build import Family
 from sslbench.errors import UsageError
 from sslbench.preprocessing import Preprocessing
 

@@ -3,9 +3,10 @@
 import dataclasses
 from collections.abc import Mapping
 
-from sslbench.backbones import resnet, resnet_spec
+from sslbench.backbones import resnet
+from sslbench.backbones.architectures import parse
 from sslbench.backbones.backbone import Backbone, Kind
-from sslbench.backbones.family import Family
+from sslbench.backbones.build import Family
 from sslbench.backbones.timm_models import no_such_option
 from sslbench.errors import BackboneError
 from sslbench.preprocessing import Preprocessing
@@ -24,13 +25,7 @@ RESNET_LAYERS = {
 # Its configurations give these for ResNets of bottleneck blocks: width multiplier -> layer -> pool.
 VISSL_POOLS: dict[float, dict[str, str]] = {
     1: {"conv1": "avg(10,10,4)", "res2": "avg(16,8)", "res3": "avg(13,5)", "res4": "avg(8,3)", "res5": "avg(6,1)"},
-    2: {
-        "conv1": "avg(20,13,4)",
-        "res2": "avg(32,8)",
-        "res3": "avg(13,7)",
-        "res4": "avg(8,6)",
-        "res5": "adaptive(2,1)",
-    },
+    2: {"conv1": "avg(20,13,4)", "res2": "avg(32,8)", "res3": "avg(13,7)", "res4": "avg(8,6)", "res5": "adaptive(2,1)"},
     4: {
         "conv1": "adaptive(6,6)",
         "res2": "adaptive(3,3)",
@@ -49,11 +44,11 @@ _OPTIONS = "in_chans=4, last_stride=1, third_stride=1, output_stride=8, stride_i
 
 
 def _takes(name: str) -> bool:
-    return ":" not in name and resnet_spec.parse(name.partition(",")[0]) is not None
+    return ":" not in name and parse(name.partition(",")[0]) is not None
 
 
 def _build(name: str) -> Backbone:
-    spec = resnet_spec.parse(name)
+    spec = parse(name)
     if spec is None:
         base = name.partition(",")[0]
         raise no_such_option(name, f"{_OPTIONS}: {base},in_chans=4")
@@ -74,14 +69,14 @@ def _build(name: str) -> Backbone:
 
 
 def _check_recorded(name: str, where: str) -> None:
-    spec = resnet_spec.parse(name)
+    spec = parse(name)
     if spec is not None and sum(spec.layers) > _MOST_BLOCKS:
         raise BackboneError(f"{where}: {name} has {sum(spec.layers)} blocks; at most {_MOST_BLOCKS} are built")
 
 
 def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str, config: ModelConfig) -> str | None:
     name = resnet.recognise_resnet(shapes)
-    spec = resnet_spec.parse(name or "")
+    spec = parse(name or "")
     if name is None or spec is None:
         return None
     in_1x1 = config.fields.get("downsample_in_bottleneck") is True and spec.block == "bottleneck"

@@ -4,12 +4,10 @@ import logging
 from collections.abc import Mapping
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.convnext import recognise_convnext
-from sslbench.backbones.family import Family
-from sslbench.backbones.regnet import recognise_regnet
-from sslbench.backbones.swin import recognise_swin
+from sslbench.backbones.build import Family
 from sslbench.backbones.timm_models import build_timm, check_recorded_options, is_timm_name
-from sslbench.backbones.vit.recognise import UNKNOWN, check_config, recognise_vit
+from sslbench.backbones.timm_recognise import recognise_convnext, recognise_regnet, recognise_swin
+from sslbench.backbones.vit_recognise import UNKNOWN, check_config, recognise_vit
 from sslbench.errors import BackboneError, UsageError
 from sslbench.weights.reading.model_config import ModelConfig
 

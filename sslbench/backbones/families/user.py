@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from sslbench.backbones.backbone import Backbone, Kind
-from sslbench.backbones.family import Family
+from sslbench.backbones.build import Family
 from sslbench.backbones.in_memory import from_module, users_preprocessing
 from sslbench.errors import BackboneError, UsageError
 from sslbench.names import find_object
@@ -20,7 +20,7 @@ def _build(spec: str) -> Backbone:
         raise UsageError(f"'{spec}' is a {type(target).__name__}, not a function that builds a backbone")
     module = _call(spec, target)
     backbone = from_module(spec, module, users_preprocessing(spec, module))
-    return dataclasses.replace(backbone, kind=Kind(users=True))
+    return dataclasses.replace(backbone, kind=Kind(users=True), in_process="", builder=(target,))
 
 
 def _call(spec: str, target: Callable[[], Any]) -> nn.Module:

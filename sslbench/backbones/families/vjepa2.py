@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from sslbench.backbones.architecture_names import VJEPA2_NAMES
+from sslbench.backbones import vjepa2
+from sslbench.backbones.architectures import VJEPA2_NAMES
 from sslbench.backbones.backbone import Backbone, Kind
-from sslbench.backbones.family import Family
+from sslbench.backbones.build import Family
 from sslbench.backbones.timm_models import check_recorded_options, parse_options
-from sslbench.backbones.vit import vjepa2
-from sslbench.backbones.vit.recognise import UNKNOWN, mlp_ratio
+from sslbench.backbones.vit_recognise import UNKNOWN, mlp_ratio
 from sslbench.errors import BackboneError, UsageError
 from sslbench.preprocessing import Preprocessing
 from sslbench.weights.reading.model_config import ModelConfig

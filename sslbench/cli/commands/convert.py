@@ -8,8 +8,7 @@ import click
 from sslbench.cli import options
 from sslbench.cli.echo import echo
 from sslbench.cli.options import LocalPath
-from sslbench.weights.formats.format_name import check_format
-from sslbench.weights.target import check_conversion
+from sslbench.weights.format_name import check_conversion, check_format
 
 if TYPE_CHECKING:
     from sslbench.weights.convert import ConversionReport

@@ -9,7 +9,7 @@ from sslbench.cli.echo import echo
 from sslbench.cli.help import GroupedCommand
 from sslbench.cli.options import LocalPath
 from sslbench.errors import UsageError
-from sslbench.weights.target import check_export
+from sslbench.weights.format_name import check_export
 
 
 @click.command("export", cls=GroupedCommand)

@@ -66,7 +66,7 @@ def command(
 
     from sslbench import evaluation
     from sslbench.distributed import this_process
-    from sslbench.features import one_file
+    from sslbench.features import external_files
     from sslbench.features.presence import announced
 
     request = evaluation.Request(
@@ -96,7 +96,7 @@ def command(
                     own = f"{word}\t" if len(every) > 1 else ""
                     echo(f"{own}{split}\t{layer}\t{features.x.shape[0]} x {features.x.shape[1]}\t{path}")
     if output is not None and this_process().rank == 0:
-        one_file.write_one_file(found, Path(output))
+        external_files.write_one_file(found, Path(output))
         echo(f"features, names, labels and sizes of the images: {output}")
     return None
 
@@ -123,9 +123,9 @@ def _refuse_mistyped(
             pixels_backbone(word, weights.backbone)
     early.refuse_mistyped(every, (data.data, data.test_data), backbone=weights.backbone, device=run.device)
     if output is not None:
-        from sslbench.features import one_file
+        from sslbench.features import external_files
 
-        one_file.check_path(Path(output))
+        external_files.check_path(Path(output))
         if len(every) > 1:
             raise UsageError(f"-o writes the features of one network, and --weights names {len(every)}")
     return every

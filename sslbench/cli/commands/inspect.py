@@ -15,8 +15,7 @@ from sslbench.data.wording import some
 from sslbench.errors import SslbenchError
 from sslbench.names import list_names
 from sslbench.targets.target import OfClasses
-from sslbench.weights.reading.model_folders import is_model
-from sslbench.weights.reading.shards import is_distributed, is_unfinished
+from sslbench.weights.reading.folders import is_distributed, is_model, is_unfinished
 from sslbench.weights.reading.sniff import SUFFIXES
 
 if TYPE_CHECKING:
@@ -182,9 +181,9 @@ def _detector(file: "WeightsFile", path: Path, as_json: bool) -> bool:
 
 def _features_in_one_file(path: Path) -> bool:
     """Print the features in a file that `extract -o` wrote; return whether it is one."""
-    from sslbench.features import one_file
+    from sslbench.features import external_files
 
-    found = one_file.read_summary(path)
+    found = external_files.read_summary(path)
     if found is None:
         return False
     name = shlex.quote(str(path))

@@ -11,7 +11,7 @@ from sslbench.cli.options import LocalPath
 from sslbench.errors import UsageError
 from sslbench.evaluation.file_classifier import read_class_names
 from sslbench.runtime.folders import refuse_missing_folder
-from sslbench.weights.target import EXPORTS
+from sslbench.weights.format_name import EXPORTS
 
 _UNUSED = {
     "layers": "The classifier takes the layer that it was trained on.",

@@ -31,8 +31,7 @@ from sslbench.metrics.detection import Detections
 from sslbench.runtime.progress import Progress
 from sslbench.runtime.seeds import preserved_random_states
 from sslbench.weights.fill import fill
-from sslbench.weights.formats.layout import write
-from sslbench.weights.formats.tables import load_table
+from sslbench.weights.formats.tables import load_table, write
 from sslbench.weights.save import new_file
 
 _COUNTER = ".num_batches_tracked"

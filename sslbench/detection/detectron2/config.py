@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from sslbench.backbones.architectures import DEPTHS
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.resnet import ResNet
-from sslbench.backbones.resnet_spec import DEPTHS
 from sslbench.detection.detectron2.library import load
 from sslbench.detection.recipe import DETR, ONE_STAGE, DetectionRecipe, check, resolved
 from sslbench.errors import UsageError

@@ -14,10 +14,10 @@ from torch.nn import functional
 from torchvision.ops import FrozenBatchNorm2d
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
+from sslbench.backbones.architectures import ResNetSpec
 from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.build import build
 from sslbench.backbones.resnet import ResNet
-from sslbench.backbones.resnet_spec import ResNetSpec
 from sslbench.detection.recipe import DETR, DetectionRecipe
 from sslbench.distributed.collectives import world_size
 from sslbench.errors import UsageError

@@ -17,7 +17,7 @@ from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.decode.transforms import normalise, resize_and_crop
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
-from sslbench.features.settings import ExtractSettings
+from sslbench.features.array import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.images import unreadable_images
 from sslbench.protocols._parts.untrained import Shape

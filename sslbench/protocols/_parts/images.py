@@ -10,8 +10,8 @@ from sslbench.data.decode.transforms import output_size
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
-from sslbench.features.settings import ExtractSettings
-from sslbench.features.skipped import unreadable_error
+from sslbench.features.array import ExtractSettings
+from sslbench.features.store import unreadable_error
 from sslbench.preprocessing import Preprocessing
 
 log = logging.getLogger("sslbench")

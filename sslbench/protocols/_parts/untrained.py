@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 from sslbench.arrays import FloatArray
-from sslbench.backbones.facets import Facet
+from sslbench.backbones.layer_spec import Facet
 from sslbench.backbones.views import OWN_SIZES
 from sslbench.config import setting
 from sslbench.data.source import Source
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sslbench.backbones.backbone import Backbone
     from sslbench.backbones.dense import DenseEncoder, DenseInput
     from sslbench.backbones.layers import Layer
-    from sslbench.features.settings import ExtractSettings
+    from sslbench.features.array import ExtractSettings
 
 S = TypeVar("S")
 Shape = Literal["aspect", "square", "pad"]

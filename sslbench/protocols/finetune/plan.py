@@ -19,7 +19,7 @@ from sslbench.data.source import Source
 from sslbench.data.views.ops import make_view
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
-from sslbench.features.settings import ExtractSettings
+from sslbench.features.array import ExtractSettings
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts import few_shot

@@ -22,8 +22,7 @@ from sslbench.data.loading import loader
 from sslbench.data.sharded import rows_of
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import from_first, rank, sum_, world_size
-from sslbench.features.array import Features
-from sslbench.features.settings import ExtractSettings
+from sslbench.features.array import ExtractSettings, Features
 from sslbench.metrics.measure import Probabilities
 from sslbench.metrics.summary import summarise
 from sslbench.protocols._parts import few_shot

@@ -19,7 +19,7 @@ from sslbench.data.source import Source
 from sslbench.distributed.collectives import rank, world_size
 from sslbench.distributed.parallel import broadcast_buffers, module_state, structure_from_first
 from sslbench.errors import UsageError
-from sslbench.features.settings import ExtractSettings
+from sslbench.features.array import ExtractSettings
 from sslbench.protocols._parts.images import evaluation_side, unreadable_images
 from sslbench.protocols.finetune.network import (
     FinetunedNetwork,

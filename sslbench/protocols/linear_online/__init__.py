@@ -23,7 +23,7 @@ from sslbench.targets.target import Target
 if TYPE_CHECKING:
     from sslbench.backbones.backbone import Backbone
     from sslbench.backbones.layers import Layer
-    from sslbench.features.settings import ExtractSettings
+    from sslbench.features.array import ExtractSettings
 
 
 def check(settings: Settings, train: Target) -> None:

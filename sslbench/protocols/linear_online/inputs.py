@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.layer_spec import Pool
 from sslbench.backbones.layers import Layer, forward_layers, hooked, resolve_layers, run
-from sslbench.backbones.pool_spec import Pool
 from sslbench.backbones.speed import Encoder, prepare
 from sslbench.data.decode.transforms import normalise
 from sslbench.errors import UsageError

@@ -13,7 +13,7 @@ from sslbench.backbones.layers import Layer
 from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import rank
-from sslbench.features.settings import ExtractSettings
+from sslbench.features.array import ExtractSettings
 from sslbench.metrics.measure import Probabilities
 from sslbench.metrics.summary import summarise
 from sslbench.protocols._parts.images import evaluation_side, unreadable_images

@@ -13,7 +13,7 @@ import torch
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import rank, sum_, world_size
-from sslbench.features.settings import ExtractSettings
+from sslbench.features.array import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.images import unreadable_images
 from sslbench.protocols._parts.selection import is_better, percent

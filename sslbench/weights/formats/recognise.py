@@ -7,8 +7,8 @@ from torch import Tensor
 
 from sslbench import names
 from sslbench.errors import UsageError, WeightsError
+from sslbench.weights.format_name import find_format
 from sslbench.weights.formats import places
-from sslbench.weights.formats.format_name import find_format
 from sslbench.weights.formats.places import Place, common_prefix
 from sslbench.weights.formats.schema import InputImages, Strides
 from sslbench.weights.formats.search import Match, Search, Shapes, same_tensors, tried
@@ -154,16 +154,9 @@ def recognise(file: WeightsFile, *, expected: Shapes | None = None, format: str 
     as 'model.' of a Lightning module; names of wrappers in keys, such as '_orig_mod.', do not count. Of several
     networks, one in a declared place is taken, else the one whose place names the copy that authors evaluate.
 
-    Args:
-        file: result of `files.read`.
-        expected: name -> shape of the backbone's own state dict, if known; decides between tables and networks.
-        format: required format: a name from model_converters/ or the path of a .yaml file; None tries all of them.
-            'moco:key' reads this network of the format, 'torchvision:teacher' the one at this place of the file.
-
-    Raises:
-        WeightsError: no table accounts for every key, several do with different results, or the file holds several
-            networks of equal right.
-        UsageError: there is no such format.
+    expected: name -> shape of the backbone's own state dict, if known; decides between tables and networks.
+    format: required format: a name from model_converters/ or the path of a .yaml file; None tries all of them.
+        'moco:key' reads this network of the format, 'torchvision:teacher' the one at this place of the file.
     """
     everywhere = places.dicts(file.content)
     for place in everywhere:
@@ -312,15 +305,7 @@ _STEMS = ("conv1.weight", "features.0.weight", "patch_embed.proj.weight")
 
 
 def refuse_undecided(found: Recognised, what: str) -> None:
-    """Refuse a file whose variant is ambiguous.
-
-    Args:
-        found: backbone recognised in the file.
-        what: name of the file in the message.
-
-    Raises:
-        WeightsError: the user has to choose a variant; the message lists them.
-    """
+    """Refuse a file whose variant is ambiguous."""
     if not found.choices:
         return
     ways = "; ".join(f"{found.format}:{name} ({title})" for name, title in found.choices.items())

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from sslbench.config import build
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
-from sslbench.weights.formats import operations, patterns
-from sslbench.weights.formats.patterns import Pattern
+from sslbench.weights.formats import rules
+from sslbench.weights.formats.rules import Pattern
 
 HEAD_NAMES = ("head", "predictor")
 """Names of heads in the order of the forward pass: projection head or classifier, prediction head."""
@@ -212,11 +212,7 @@ class Rule:
 
 
 def parse(values: Mapping[str, Any], *, where: str) -> tuple[TableFile, tuple[Rule, ...]]:
-    """Parse and check a table's YAML; return it with its parsed rules.
-
-    Raises:
-        UsageError: an unknown or missing key, an invalid pattern or rule, a rule that is not invertible.
-    """
+    """Parse and check a table's YAML; return it with its parsed rules."""
     file = build(TableFile, values, where)
     if not file.state_dict or not file.prefix or not file.rules:
         raise UsageError(f"{where}: state_dict, prefix and rules must not be empty")
@@ -262,11 +258,7 @@ def take(file: TableFile, network: str) -> TableFile:
 def take_variant(
     file: TableFile, rules: tuple[Rule, ...], name: str, *, where: str
 ) -> tuple[TableFile, tuple[Rule, ...]]:
-    """Return the table of one of its variants, and its rules.
-
-    Raises:
-        UsageError: a rule of the variant is invalid.
-    """
+    """Return the table of one of its variants, and its rules."""
     chosen = file.variants[name]
     own = tuple(_parse_rule(parts, f"{where}: variant {name}") for parts in chosen.rules)
     replaced = {pattern.shape() for rule in own for pattern in rule.canonical}
@@ -305,15 +297,13 @@ def _parse_rule(parts: tuple[tuple[str, ...], ...], where: str) -> Rule:
         if sorted(pattern.holes) != sorted(foreign[0].holes):
             raise UsageError(f"{where}: {rule} is not invertible: both sides must have the same holes")
     for operation in rule.operations:
-        if operation not in operations.OPERATIONS:
-            raise UsageError(
-                f"{where}: unknown operation '{operation}'", did_you_mean(operation, operations.OPERATIONS)
-            )
+        if operation not in rules.OPERATIONS:
+            raise UsageError(f"{where}: unknown operation '{operation}'", did_you_mean(operation, rules.OPERATIONS))
     return rule
 
 
 def _parse_pattern(text: str, where: str) -> Pattern:
     try:
-        return patterns.parse(text)
+        return rules.parse_pattern(text)
     except ValueError as error:
         raise UsageError(f"{where}: {error}") from error

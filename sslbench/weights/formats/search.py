@@ -108,11 +108,7 @@ class Search:
         return [table for table in self.tables if table.file.needs_backbone or not table.file.fallback]
 
     def networks(self, roots: Sequence[Place]) -> list[Match]:
-        """Return the networks in these dicts.
-
-        Raises:
-            WeightsError: two tables match the first of them with different tensors.
-        """
+        """Return the networks in these dicts."""
         found: list[Match] = []
         taken: set[str] = set()
         for root in self._worth_a_try(roots):
@@ -215,10 +211,7 @@ class Search:
     def _best(self, root: Place, tables: Sequence[FormatTable], *, bare: bool) -> Match | None:
         """Return the match to use of all tables, None if there is none.
 
-        Args:
-            root: the dict.
-            tables: tables to try.
-            bare: leave out the names of wrappers in keys; None if there are none.
+        bare: leave out the names of wrappers in keys; None if there are none.
         """
         matches: list[Match] = []
         for table in tables:
@@ -291,7 +284,6 @@ class Search:
 
 
 def _declared(table: FormatTable, place: Place) -> bool:
-    """Return whether a table has its tensors in such a dict."""
     return any(not where or place.ends_with(where) for where in table.file.state_dict)
 
 
@@ -334,6 +326,5 @@ def same_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 def _ambiguous(file: WeightsFile, first: Match, second: Match) -> WeightsError:
     ways = " or ".join(f"{m.table.name} (at {m.where or 'the top of the file'})" for m in (first, second))
     return WeightsError(
-        f"{file.path} matches two formats that disagree: {ways}",
-        f"Select one, such as --format {first.table.name}.",
+        f"{file.path} matches two formats that disagree: {ways}", f"Select one, such as --format {first.table.name}."
     )

@@ -6,18 +6,22 @@ an error of the table, and so is a rule that is not invertible.
 
 import dataclasses
 import functools
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 from sslbench import names
 from sslbench.config import read_yaml
 from sslbench.errors import UsageError, WeightsError
-from sslbench.weights.formats import operations, patterns, schema
-from sslbench.weights.formats.format_name import find_format
-from sslbench.weights.formats.patterns import Pattern
+from sslbench.weights import save
+from sslbench.weights.format_name import find_format
+from sslbench.weights.formats import rules, schema
+from sslbench.weights.formats.rules import Pattern
 from sslbench.weights.formats.schema import Detect, Rule, TableFile
 
 
@@ -68,11 +72,7 @@ class FormatTable:
         return any(hole.endswith("*") for rule in self.rules for key in rule.foreign for hole in key.holes)
 
     def to_canonical(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-        """Return canonical name -> tensor, and the keys that the table drops, heads included.
-
-        Raises:
-            WeightsError: a key matches no rule, or two; two keys have the same target.
-        """
+        """Return canonical name -> tensor, and the keys that the table drops, heads included."""
         found = self.split(tensors)
         if found.unknown:
             listed = ", ".join(f"'{key}'" for key in found.unknown[:3])
@@ -80,11 +80,7 @@ class FormatTable:
         return found.canonical, (*found.dropped, *(found.prefix + key for key in found.heads))
 
     def split(self, tensors: Mapping[str, Tensor]) -> Split:
-        """Sort every key into backbone, heads, dropped and unknown; drops are matched first, then heads, then rules.
-
-        Raises:
-            WeightsError: a key matches two rules; two keys have the same target; a rule is not invertible for a key.
-        """
+        """Sort every key into backbone, heads, dropped and unknown; drops are matched first, then heads, then rules."""
         drops, heads_patterns = _parse_all(self.file.drop), _parse_all(self.file.heads)
         prefix = self._prefix(tensors, drops)
         heads: dict[str, Tensor] = {}
@@ -111,12 +107,7 @@ class FormatTable:
     def from_canonical(self, tensors: Mapping[str, Tensor], *, prefix: str | None = None) -> dict[str, Tensor]:
         """Return the format's own key -> tensor; the exact inverse of `to_canonical`, heads included.
 
-        Args:
-            tensors: canonical name -> tensor, and heads under the names in `Split.heads`.
-            prefix: one of the table's prefixes; default: the first.
-
-        Raises:
-            WeightsError: the format has no key for a tensor, or two; two tensors have the same key.
+        tensors: canonical name -> tensor, and heads under the names in `Split.heads`.
         """
         prefix = self.file.prefix[0] if prefix is None else prefix
         heads_patterns = _parse_all(self.file.heads)
@@ -208,12 +199,12 @@ class _Rename:
             if target.match(target.fill(self.values)) != self.values:
                 raise WeightsError(f"the rule {self.rule} is not invertible for '{key}': its holes are ambiguous")
         try:
-            whole = operations.concat(tensors, self.rule.shares) if len(tensors) > 1 else tensors[0]
+            whole = rules.concat(tensors, self.rule.shares) if len(tensors) > 1 else tensors[0]
             if len(targets) == 1:
-                whole = operations.apply(self.rule.operations, whole, key=key, inverse=inverse)
+                whole = rules.apply(self.rule.operations, whole, key=key, inverse=inverse)
                 return [(targets[0].fill(self.values), whole)]
-            whole = operations.apply(self.rule.operations, whole, key=key, inverse=inverse)
-            pieces = operations.split(whole, self.rule.shares)
+            whole = rules.apply(self.rule.operations, whole, key=key, inverse=inverse)
+            pieces = rules.split(whole, self.rule.shares)
         except ValueError as error:
             raise WeightsError(f"the rule {self.rule} does not fit '{key}': it {error}") from error
         return [(target.fill(self.values), piece) for target, piece in zip(targets, pieces, strict=True)]
@@ -229,9 +220,6 @@ def load_table(name: str) -> FormatTable:
     >>> table = load_table("moco")
     >>> table.network, table.from_canonical({"conv1.weight": torch.zeros(64, 3, 7, 7)}).keys()
     ('query', dict_keys(['module.encoder_q.conv1.weight']))
-
-    Raises:
-        UsageError: there is none, it is not a valid table, or it has no such network or variant.
     """
     tables = load_networks(name)
     first = next(iter(tables[0].file.networks), "")
@@ -239,11 +227,7 @@ def load_table(name: str) -> FormatTable:
 
 
 def load_networks(name: str) -> list[FormatTable]:
-    """Return the table once for each of its networks, preferred ones first, or only for the one after the colon.
-
-    Raises:
-        UsageError: as `load_table`.
-    """
+    """Return the table once for each of its networks, preferred ones first, or only for the one after the colon."""
     found = find_format(name)
     table = _load(found.name, found.path, found.path.stat().st_mtime_ns)
     network = found.network
@@ -277,17 +261,13 @@ def _load(name: str, path: Path, _changed: int) -> FormatTable:
 
 
 def parse_table(name: str, values: Mapping[str, Any], *, where: str) -> FormatTable:
-    """Parse and check the content of a table's YAML.
-
-    Raises:
-        UsageError: it is not a valid table.
-    """
+    """Parse and check the content of a table's YAML."""
     file, rules = schema.parse(values, where=where)
     return FormatTable(name, file, rules)
 
 
 def _parse_all(texts: tuple[str, ...]) -> tuple[Pattern, ...]:
-    return tuple(patterns.parse(text) for text in texts)
+    return tuple(rules.parse_pattern(text) for text in texts)
 
 
 def _first_match(candidates: tuple[Pattern, ...], key: str) -> Pattern | None:
@@ -296,7 +276,97 @@ def _first_match(candidates: tuple[Pattern, ...], key: str) -> Pattern | None:
 
 def _detect_holds(way: Detect, keys: Mapping[str, Any]) -> bool:
     def some(text: str) -> bool:
-        pattern = patterns.parse(text)
+        pattern = rules.parse_pattern(text)
         return any(pattern.match(key) is not None for key in keys)
 
     return all(some(text) for text in way.present) and not any(some(text) for text in way.absent)
+
+
+NOTE = "sslbench"  # key of the provenance, in layouts with entries beside the state dict
+
+
+def check_layout(path: Path, table: FormatTable) -> None:
+    """Raise if files of the format do not exist in the container that the suffix of `path` selects."""
+    suffix = path.suffix.lower()
+    if suffix == ".safetensors" and (table.file.marker or "" not in table.file.state_dict):
+        raise UsageError(
+            f"format {table.name} cannot be a .safetensors file: it has entries beside its tensors",
+            "Give OUT another suffix, such as .pth.",
+        )
+    if suffix == ".pkl" and table.file.write.pickle is None:
+        raise UsageError(
+            f"format {table.name} has no .pkl files (pickles of numpy arrays)", "Give OUT another suffix, such as .pth."
+        )
+    if suffix in (".npz", ".npy"):
+        raise UsageError(f"{suffix} files can be read but not written", "Give OUT another suffix, such as .pth.")
+
+
+def write(
+    path: Path,
+    table: FormatTable,
+    tensors: Mapping[str, Tensor],
+    *,
+    heads_beside: Mapping[str, Tensor],
+    backbone: str,
+    note: Mapping[str, Any],
+) -> None:
+    """Write tensors that already have the format's keys.
+
+    tensors: key -> tensor.
+    heads_beside: key -> tensor of heads stored in a dict of their own (`heads_at`).
+    """
+    suffix = path.suffix.lower()
+    if table.name == save.FORMAT:
+        content = save.own_content(tensors, backbone=backbone, metadata=note, heads=heads_beside)
+        save.write_torch(path, content)
+    elif suffix == ".safetensors":
+        flat = {key: tensor.contiguous() for key, tensor in _with_own_storage(tensors).items()}
+        metadata = {"format": "pt", **{key: str(value) for key, value in note.items()}}
+        path.write_bytes(safetensors_bytes(flat, metadata))
+    elif suffix == ".pkl":
+        arrays = {key: _array(key, tensor) for key, tensor in tensors.items()}
+        content = _nested(table, arrays, {}, {**(table.file.write.pickle or {}), NOTE: dict(note)})
+        path.write_bytes(pickle.dumps(content, protocol=4))
+    else:
+        beside = {**(table.file.marker or {}), **table.file.write.torch, NOTE: dict(note)}
+        content = _nested(table, _with_own_storage(tensors), _with_own_storage(heads_beside), beside)
+        save.write_torch(path, content)
+
+
+def _nested(
+    table: FormatTable, tensors: Mapping[str, Any], heads: Mapping[str, Any], beside: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the content of a file, with `tensors` at the first `state_dict` place of the table.
+
+    A file that is itself the state dict holds neither heads nor other entries beside it.
+    """
+    place = table.file.state_dict[0]
+    if place == "":
+        return dict(tensors)
+    content = dict(beside)
+    _put(content, place, dict(tensors))
+    for where in table.file.heads_at:
+        _put(content, where, dict(heads))  # empty without heads: VISSL's reader asks for it
+    return content
+
+
+def _put(content: dict[str, Any], where: str, value: dict[str, Any]) -> None:
+    *steps, last = where.split(".")
+    for step in steps:
+        content = content.setdefault(step, {})
+    content[last] = value
+
+
+def _with_own_storage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy views of larger tensors, because torch.save writes the whole storage behind a view."""
+    return {
+        key: tensor if tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size() else tensor.clone()
+        for key, tensor in tensors.items()
+    }
+
+
+def _array(key: str, tensor: Tensor) -> np.ndarray[Any, Any]:
+    try:
+        return np.ascontiguousarray(tensor.numpy()).reshape(tuple(tensor.shape))
+    except TypeError as error:
+        raise WeightsError(f"a .pkl of numpy arrays cannot hold '{key}': {error}", "Write a .pth file.") from error

@@ -13,7 +13,7 @@ import safetensors
 import torch
 
 from sslbench.errors import WeightsError
-from sslbench.weights.reading import distributed, haiku, model_folders, other, shards, torch_files, vissl_parts
+from sslbench.weights.reading import distributed, folders, haiku, other, torch_files
 from sslbench.weights.reading.model_config import NO_CONFIG, ModelConfig
 from sslbench.weights.reading.pickled import READABLE, Budget, InertObject, UnsupportedTensor
 from sslbench.weights.reading.sniff import Container, refuse_path, sniff
@@ -65,7 +65,7 @@ class WeightsFile:
     def size(self) -> int:
         """Bytes of the file, or of all files of a sharded checkpoint."""
         files = self.path.iterdir() if self.path.is_dir() else [self.path]
-        files = model_folders.shards_of(self.path) if model_folders.is_index(self.path) else files
+        files = folders.shards_of(self.path) if folders.is_index(self.path) else files
         return sum(file.stat().st_size for file in files)
 
 
@@ -74,24 +74,17 @@ def read(path: str | Path, *, trust_pickle: bool = False) -> WeightsFile:
 
     A VISSL checkpoint in several files (shards, slices) is returned as if it were in one, and so is the folder of a
     sharded checkpoint, and the shards of a model on the Hugging Face Hub.
-
-    Args:
-        path: path of the file, or of the folder of a model.
-        trust_pickle: run the code that a pickle refers to; only for files from a trusted author.
-
-    Raises:
-        WeightsError: the file does not exist, is of another kind, is damaged, or calls a function that is not allowed.
     """
     path = Path(path).expanduser()
     try:
         refuse_path(path)
-        if shards.is_sharded(path):
+        if folders.is_sharded(path):
             return _read_sharded(path)
-        if shards.is_distributed(path):
+        if folders.is_distributed(path):
             return _read_distributed(path)
-        path = (model_folders.weights_file(path) if path.is_dir() else None) or path
-        file = _read_shards if model_folders.is_index(path) else _read_file
-        return dataclasses.replace(file(path, trust_pickle=trust_pickle), config=model_folders.read_config(path))
+        path = (folders.weights_file(path) if path.is_dir() else None) or path
+        file = _read_shards if folders.is_index(path) else _read_file
+        return dataclasses.replace(file(path, trust_pickle=trust_pickle), config=folders.read_config(path))
     except OSError as error:
         raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
 
@@ -114,7 +107,7 @@ def _read_file(path: Path, *, trust_pickle: bool = False) -> WeightsFile:
         )
     loaded, pickled = _read_pickled(path, container, trust_pickle=trust_pickle)
     if container.startswith("torch "):
-        loaded = vissl_parts.joined(path, loaded, lambda part: _read_part(part, trust_pickle=trust_pickle))
+        loaded = distributed.joined(path, loaded, lambda part: _read_part(part, trust_pickle=trust_pickle))
     stubbed, suspicious = tuple(sorted(pickled.stubbed)), tuple(sorted(pickled.suspicious))
     if not _holds_dicts(loaded):
         raise _no_dict(path, loaded, stubbed)
@@ -128,13 +121,13 @@ def _read_file(path: Path, *, trust_pickle: bool = False) -> WeightsFile:
 
 def _read_shards(index: Path, *, trust_pickle: bool) -> WeightsFile:
     """Read the shards of a model on the Hugging Face Hub as one file."""
-    parts = [_read_file(path, trust_pickle=trust_pickle) for path in model_folders.shards_of(index)]
+    parts = [_read_file(path, trust_pickle=trust_pickle) for path in folders.shards_of(index)]
     content: dict[str, Any] = {}
     for part in parts:
         if both := content.keys() & part.content.keys():
             raise WeightsError(f"{index}: two of its shards have a tensor '{min(both)}'", "Copy them again.")
         content |= part.content
-    if lost := [name for name in model_folders.tensor_names(index) if name not in content]:
+    if lost := [name for name in folders.tensor_names(index) if name not in content]:
         raise WeightsError(
             f"{index} names {len(lost)} tensors that its shards do not hold, such as '{lost[0]}'",
             f"It is of other shards: copy the whole folder of the model to {index.parent}.",
@@ -153,15 +146,15 @@ def _read_shards(index: Path, *, trust_pickle: bool) -> WeightsFile:
 
 def _read_sharded(folder: Path) -> WeightsFile:
     """Read a sharded checkpoint: the network and its heads, whole; the rest of the training state is left out."""
-    state, digest = _read_file(folder / shards.STATE), hashlib.sha256()
+    state, digest = _read_file(folder / folders.STATE), hashlib.sha256()
     digest.update(bytes.fromhex(state.sha256))
     files, parts = state.content.get("files"), state.content.get("parts")
-    if problem := shards.damage(folder, state.content.get("files"), also=digest.update):
+    if problem := folders.damage(folder, state.content.get("files"), also=digest.update):
         raise WeightsError(f"{folder} is damaged: {problem}", "Use another checkpoint.")
     if not isinstance(parts, Mapping) or not all(isinstance(part, Mapping) for part in parts.values()):
-        raise WeightsError(f"{folder / shards.STATE} does not say which tensors are the network")
+        raise WeightsError(f"{folder / folders.STATE} does not say which tensors are the network")
     wanted = [str(name) for part in parts.values() for name in part.values()]
-    tensors = shards.whole_tensors(folder, files or (), wanted)
+    tensors = folders.whole_tensors(folder, files or (), wanted)
     whole = {key: {own: tensors[str(name)] for own, name in part.items()} for key, part in parts.items()}
     left_out = ("files", "parts", "processes", "optimizer", "scaler")
     content = {key: value for key, value in state.content.items() if key not in left_out}
@@ -317,7 +310,6 @@ class _PlainConverter:
 
 
 def _printable(text: str) -> str:
-    """Return the text with lone surrogates escaped."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

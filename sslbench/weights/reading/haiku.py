@@ -26,9 +26,6 @@ def flattened(content: dict[str, Any]) -> dict[str, Any]:
 
     `experiment_state` with {online,target}_params and {online,target}_state, each {module: {name: tensor}}, becomes
     `experiment_state` with online and target, each {'module/name': tensor}.
-
-    Args:
-        content: plain dicts, as returned by `files.read`.
     """
     state = content.get(_STATE)
     if not isinstance(state, Mapping):

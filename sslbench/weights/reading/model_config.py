@@ -63,22 +63,14 @@ class ModelConfig:
     std: tuple[float, ...] = ()
 
     def count(self, key: str) -> int | None:
-        """Return a positive whole number, the side of squares included; None if it is not stated.
-
-        Raises:
-            BackboneError: the field is another value.
-        """
+        """Return a positive whole number, the side of squares included; None if it is not stated."""
         value = _plain(self.fields.get(key))
         if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and value > 0):
             raise self.wrong(key, "a positive whole number")
         return value
 
     def number(self, key: str) -> float | None:
-        """Return a positive number; None if it is not stated.
-
-        Raises:
-            BackboneError: the field is another value.
-        """
+        """Return a positive number; None if it is not stated."""
         value = self.fields.get(key)
         fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
         if value is not None and not fits:
@@ -86,11 +78,7 @@ class ModelConfig:
         return None if value is None else float(value)
 
     def ratio(self, width: int, hidden: int) -> float:
-        """Return the stated `mlp_ratio` if it makes a hidden width of a width, else the ratio of both.
-
-        Raises:
-            BackboneError: it is not a positive number.
-        """
+        """Return the stated `mlp_ratio` if it makes a hidden width of a width, else the ratio of both."""
         told = self.number("mlp_ratio")
         return told if told is not None and int(width * told) == hidden else hidden / width
 
@@ -101,11 +89,7 @@ class ModelConfig:
 
     @property
     def activation(self) -> str:
-        """Activation of the MLP, in timm's words; '' if not stated.
-
-        Raises:
-            BackboneError: timm does not have it.
-        """
+        """Activation of the MLP, in timm's words; '' if not stated."""
         name = self.fields.get("hidden_act")
         if name is None:
             return ""
@@ -116,13 +100,7 @@ class ModelConfig:
     def compare(self, shown: Mapping[str, Any], weights: str, name: str) -> None:
         """Refuse a configuration of another network than the one with these tensors.
 
-        Args:
-            shown: field -> its value as the tensors show it; a frozenset holds all values that fit.
-            weights: name of the file.
-            name: of the backbone that the tensors show.
-
-        Raises:
-            BackboneError: a field differs.
+        shown: field -> its value as the tensors show it; a frozenset holds all values that fit.
         """
         for key, wanted in shown.items():
             told = _plain(self.fields.get(key))
@@ -141,11 +119,7 @@ class ModelConfig:
     def require(self, only: Mapping[str, Any]) -> None:
         """Refuse settings that the networks here do not have.
 
-        Args:
-            only: field -> the value that they have.
-
-        Raises:
-            BackboneError: the configuration has another one.
+        only: field -> the value that they have.
         """
         for key, value in only.items():
             if key in self.fields and self.fields[key] is not None and self.fields[key] != value:
@@ -170,15 +144,7 @@ NO_CONFIG = ModelConfig()
 
 
 def read_configs(paths: tuple[Path, Path, Path, Path]) -> ModelConfig:
-    """Return the facts in the configurations that exist.
-
-    Args:
-        paths: of config.json (transformers or timm), open_clip_config.json, preprocessor_config.json and
-            processor_config.json, which holds the one before where transformers 5 wrote a processor of several towers.
-
-    Raises:
-        WeightsError: a configuration is damaged.
-    """
+    """Return the facts in the configurations that exist."""
     network, open_clip, images, processor = (
         read_json(path) if path.is_file() or path.is_symlink() else {} for path in paths
     )
@@ -308,11 +274,7 @@ def _numbers(value: Any) -> tuple[float, ...]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file of a model.
-
-    Raises:
-        WeightsError: it cannot be read, is none or is too large.
-    """
+    """Return the object in a JSON file of a model."""
     try:
         if path.stat().st_size > _LARGEST:
             raise ValueError("it is too large")

@@ -19,23 +19,13 @@ from sslbench.weights.reading.unpickle import RestrictedPickle
 
 
 def read_pickle(path: Path, restricted: RestrictedPickle) -> Any:
-    """Read a plain pickle (Caffe2, Detectron2, MoCo's detection converter).
-
-    Raises:
-        WeightsError: it calls a function that is not allowed.
-        Exception: it is damaged; the caller reports this.
-    """
+    """Read a plain pickle (Caffe2, Detectron2, MoCo's detection converter)."""
     with path.open("rb") as file:
         return resolve(restricted.load(file), restricted.budget)
 
 
 def read_npy(path: Path, restricted: RestrictedPickle) -> Any:
-    """Read the dict in a .npy file, which numpy stores as a pickled array of one object.
-
-    Raises:
-        WeightsError: it holds an array of numbers, which has no name, or calls a function that is not allowed.
-        Exception: it is damaged; the caller reports this.
-    """
+    """Read the dict in a .npy file, which numpy stores as a pickled array of one object."""
     with path.open("rb") as file:
         value = _array(file, restricted)
     if isinstance(value, np.ndarray):
@@ -45,12 +35,7 @@ def read_npy(path: Path, restricted: RestrictedPickle) -> Any:
 
 
 def read_npz(path: Path, restricted: RestrictedPickle) -> dict[str, Any]:
-    """Read name -> array of a .npz file.
-
-    Raises:
-        WeightsError: a member calls a function that is not allowed.
-        Exception: it is damaged; the caller reports this.
-    """
+    """Read name -> array of a .npz file."""
     found = {}
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
@@ -78,12 +63,7 @@ def _array(file: IO[bytes], restricted: RestrictedPickle) -> Any:
 
 
 def read_tar(path: Path, restricted: RestrictedPickle) -> Any:
-    """Read a tar archive of torch.save before 0.1.10 (2017), with members 'storages', 'tensors' and 'pickle'.
-
-    Raises:
-        WeightsError: it calls a function that is not allowed.
-        Exception: it is damaged; the caller reports this.
-    """
+    """Read a tar archive of torch.save before 0.1.10 (2017), with members 'storages', 'tensors' and 'pickle'."""
     with tarfile.open(path, mode="r:") as archive:
         kinds, numbers = _tar_storages(_member(archive, "storages"), restricted)
         tensors = _tar_tensors(_member(archive, "tensors"), restricted, kinds)

@@ -39,11 +39,7 @@ class Budget:
         self.allowed, self.used = self._FREE + self._TIMES * size, 0
 
     def charge(self, size: int) -> None:
-        """Count bytes that are about to be allocated.
-
-        Raises:
-            WeightsError: the bound is exceeded.
-        """
+        """Count bytes that are about to be allocated."""
         self.used += size
         if self.used > self.allowed:
             raise WeightsError(
@@ -167,11 +163,7 @@ class ArrayDescription(PickledObject):
         self.state = state
 
     def build(self, budget: Budget, resolve: Callable[[Any], Any]) -> "np.ndarray[Any, Any]":
-        """Return the array; objects in it are resolved too.
-
-        Raises:
-            UnpicklingError: the state is inconsistent.
-        """
+        """Return the array; objects in it are resolved too."""
         state = self.state if isinstance(self.state, tuple) else ()
         shape, dtype, fortran, data = state[-4:] if len(state) in (4, 5) else (None,) * 4
         data = data.encode("latin1") if isinstance(data, str) else data
@@ -234,12 +226,7 @@ class TensorDescription(PickledObject):
     def build(
         self, budget: Budget, read_storage: Callable[[StorageDescription], UntypedStorage]
     ) -> torch.Tensor | UnsupportedTensor:
-        """Return the tensor, after checking that all its values lie in its storage.
-
-        Raises:
-            UnpicklingError: some values lie outside, or the arguments are inconsistent.
-            WeightsError: it takes far more memory than the file has bytes.
-        """
+        """Return the tensor, after checking that all its values lie in its storage."""
         storage, shape, stride = self.storage, self.shape, self.stride
         if isinstance(storage, UnsupportedTensor):
             return storage
@@ -283,14 +270,7 @@ def resolve(
 ) -> Any:
     """Build the arrays and tensors in a pickle's content; inert objects and names stay as they are.
 
-    Args:
-        value: result of `RestrictedPickle.load`.
-        budget: memory bound of the file.
-        read_storage: description of a storage -> its bytes.
-
-    Raises:
-        UnpicklingError: a description is damaged.
-        WeightsError: the content takes far more memory than the file has bytes.
+    read_storage: description of a storage -> its bytes.
     """
     return _Resolution({}, budget, read_storage).resolved(value)
 

@@ -11,8 +11,8 @@ from typing import Literal
 
 from sslbench.errors import WeightsError
 from sslbench.names import did_you_mean
-from sslbench.weights.reading import model_folders
-from sslbench.weights.reading.shards import METADATA, STATE, is_distributed, is_part, is_sharded, is_unfinished
+from sslbench.weights.reading import folders
+from sslbench.weights.reading.folders import METADATA, STATE, is_distributed, is_part, is_sharded, is_unfinished
 
 Container = Literal[
     "torch zip", "torch legacy", "torch tar", "torchscript", "safetensors", "pickle", "npy", "npz",
@@ -46,17 +46,12 @@ _ADDRESS = re.compile(r"(https?|ftp|s3|gs|hf|hdfs):/{1,2}(.+)")  # Path collapse
 
 
 def refuse_path(path: Path) -> None:
-    """Raise for a path that is no readable file or sharded checkpoint, and suggest what the user probably meant.
-
-    Raises:
-        WeightsError: the path does not exist, is a folder, an address or a part of a sharded checkpoint, or the file is
-            empty.
-    """
+    """Raise for a path that is no readable file or sharded checkpoint, and suggest what the user probably meant."""
     if path.is_dir():
         return _refuse_folder(path)
     if (whole := _whole_of(path)) is not None:
         raise WeightsError(f"{path} is {whole}", f"Give the folder: {path.parent}")
-    if path.is_file() and (error := model_folders.without_index(path)) is not None:
+    if path.is_file() and (error := folders.without_index(path)) is not None:
         raise error
     if path.is_symlink() and not path.exists():
         raise WeightsError(f"{path} is a link to {path.readlink()}, which does not exist", _LINKED)
@@ -84,9 +79,9 @@ def _refuse_folder(path: Path) -> None:
             raise WeightsError(f"{path} is no complete checkpoint: it has no {name}", "Use another, or copy it whole.")
     if is_distributed(path):
         return None
-    if (weights := model_folders.weights_file(path)) is not None:
+    if (weights := folders.weights_file(path)) is not None:
         return refuse_path(weights)
-    if (error := model_folders.without_index(path)) is not None:
+    if (error := folders.without_index(path)) is not None:
         raise error
     raise WeightsError(f"{path} is a folder, not a weights file", _weights_in(path))
 
@@ -96,7 +91,7 @@ _LINKED = "Copy it again with the file that it stands for (cp -L, rsync -L)."
 
 def _whole_of(path: Path) -> str | None:
     """Return what a file is a part of, in words; None if it is whole."""
-    if (index := model_folders.index_of_shard(path)) is not None:
+    if (index := folders.index_of_shard(path)) is not None:
         return f"one shard of {index.name}"
     if is_part(path):
         return "one file of a sharded checkpoint"
@@ -109,7 +104,7 @@ def _weights_in(folder: Path) -> str | None:
     """Return the weights or the newest checkpoint in a folder, else the names of what it holds."""
     inside = sorted(folder.iterdir(), key=_number_last)
     inner = [path for path in inside if is_sharded(path) or is_distributed(path)]
-    inner = inner or [path for path in inside if path.is_dir() and model_folders.weights_file(path)]
+    inner = inner or [path for path in inside if path.is_dir() and folders.weights_file(path)]
     saved = inner or sorted([*folder.glob("step_*.ckpt"), *folder.glob("checkpoints/step_*.ckpt")])
     saved = saved or [path for path in inside if path.is_file() and path.suffix.lower() in SUFFIXES]
     if found := [path for path in (folder / "weights.torch",) if path.is_file()] or saved[-1:]:
@@ -137,11 +132,7 @@ def _files_instead(path: Path) -> str:
 
 
 def sniff(path: Path) -> Container:
-    """Return the container of a weights file.
-
-    Raises:
-        WeightsError: it is not a supported weights file; the message says what it is instead.
-    """
+    """Return the container of a weights file."""
     with path.open("rb") as file:
         head = file.read(4096)
     if head[:4] == b"PK\x03\x04":
@@ -167,14 +158,10 @@ def sniff(path: Path) -> Container:
 
 
 def refuse_other_kind(path: Path) -> None:
-    """Raise for a path that is no weights file by its first bytes; the slow checksums of a zip are left to `sniff`.
-
-    Raises:
-        WeightsError: the message says what it is instead.
-    """
+    """Raise for a path that is no weights file by its first bytes; the slow checksums of a zip are left to `sniff`."""
     refuse_path(path)
-    path = (model_folders.weights_file(path) if path.is_dir() else None) or path
-    if path.is_file() and not model_folders.is_index(path) and not zipfile.is_zipfile(path):
+    path = (folders.weights_file(path) if path.is_dir() else None) or path
+    if path.is_file() and not folders.is_index(path) and not zipfile.is_zipfile(path):
         sniff(path)
 
 

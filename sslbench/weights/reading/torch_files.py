@@ -26,12 +26,7 @@ _LOCAL_HEADER = struct.Struct("<26xHH")  # header of a zip member: lengths of it
 
 
 def read_zip(path: Path, pickled: RestrictedPickle) -> Any:
-    """Read a zip archive of torch.save since 1.6 or torch.jit.save, with `data.pkl` and one member per storage.
-
-    Raises:
-        WeightsError: it calls a function that is not allowed.
-        Exception: it is damaged; the caller reports this.
-    """
+    """Read a zip archive of torch.save since 1.6 or torch.jit.save, with `data.pkl` and one member per storage."""
     with path.open("rb") as file:
         return _read_archive(_Archive(file, path), pickled)
 
@@ -101,12 +96,7 @@ class _Archive:
 
 
 def read_legacy(path: Path, pickled: RestrictedPickle) -> Any:
-    """Read a torch.save file of before 1.6: several pickles, then the values of all storages.
-
-    Raises:
-        WeightsError: it calls a function that is not allowed.
-        Exception: it is damaged; the caller reports this.
-    """
+    """Read a torch.save file of before 1.6: several pickles, then the values of all storages."""
     kinds: dict[str, StorageDescription] = {}
 
     def persistent(key: Any) -> Any:
@@ -152,10 +142,6 @@ def read_torchscript(path: Path, pickled: RestrictedPickle) -> Any:
     """Read dotted name -> tensor of a torch.jit.save file, as in the module's state_dict; its code is ignored.
 
     Non-persistent buffers are included, because `data.pkl` does not mark them.
-
-    Raises:
-        WeightsError: it calls a function that is not allowed.
-        Exception: it is damaged; the caller reports this.
     """
     loaded = read_zip(path, pickled)
     if not isinstance(loaded, InertObject) or not loaded.name.startswith("__torch__."):

@@ -369,12 +369,7 @@ class RestrictedPickle:
         return self._known[full]
 
     def load(self, file: IO[bytes], persistent_load: Callable[[Any], Any] = _no_persistent) -> Any:
-        """Read one pickle from the file's position; arrays and tensors are descriptions (`pickled.resolve`).
-
-        Raises:
-            WeightsError: it calls a function that is not allowed.
-            Exception: it is damaged; the caller reports this.
-        """
+        """Read one pickle from the file's position; arrays and tensors are descriptions (`pickled.resolve`)."""
         return _RestrictedUnpickler(_BoundedFile(file), self, persistent_load).load()
 
     def storage(self, persistent_id: Any) -> StorageDescription:
@@ -387,7 +382,6 @@ class RestrictedPickle:
 
 
 def _is_silent(name: str) -> bool:
-    """Return True for classes that are not reported because every checkpoint names them."""
     return name.startswith("__torch__.") or (name.startswith("torch.") and name.endswith("Storage"))
 
 

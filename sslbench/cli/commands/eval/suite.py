@@ -90,8 +90,7 @@ def with_checkpoints(weights: Sequence[str]) -> tuple[list[str], dict[str, tuple
         UsageError: a folder has no checkpoints.
     """
     from sslbench.train import checkpoints
-    from sslbench.weights.reading.model_folders import weights_file
-    from sslbench.weights.reading.shards import is_distributed, is_sharded, is_unfinished
+    from sslbench.weights.reading.folders import is_distributed, is_sharded, is_unfinished, weights_file
 
     found: list[str] = []
     runs: dict[str, tuple[str, ...]] = {}

@@ -15,7 +15,7 @@ from sslbench.results import Outcome
 if TYPE_CHECKING:
     from sslbench.backbones.backbone import Backbone
     from sslbench.backbones.layers import Layer
-    from sslbench.features.settings import ExtractSettings
+    from sslbench.features.array import ExtractSettings
 
 
 def heads_cost(settings: HeadSettings, shapes: Shapes) -> Cost:

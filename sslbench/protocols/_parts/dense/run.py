@@ -23,7 +23,7 @@ from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
-from sslbench.features.settings import ExtractSettings
+from sslbench.features.array import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense.heads import (
     PIXELS,

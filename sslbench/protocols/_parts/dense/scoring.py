@@ -13,7 +13,7 @@ from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading.joint import PixelTarget, WholeImage, whole_images
 from sslbench.data.source import Source
 from sslbench.errors import DataError
-from sslbench.features.settings import ExtractSettings
+from sslbench.features.array import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense.heads import DenseHead, MapEncoder, Sizes
 from sslbench.protocols._parts.dense.task import DenseTask

@@ -14,7 +14,7 @@ from sslbench.data.maps.sizes import size_and_turn
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.errors import DataError, SslbenchError
-from sslbench.features.settings import ExtractSettings
+from sslbench.features.array import ExtractSettings
 from sslbench.protocols._parts.dense.task import Cells
 from sslbench.runtime.progress import StageProgress
 

@@ -34,9 +34,6 @@ def find_format(text: str) -> FormatName:
 
     >>> find_format("moco:key").network, find_format("moco:key:net.").place, find_format("timm:net.").place
     ('key', 'net.', 'net.')
-
-    Raises:
-        UsageError: there is no such format.
     """
     name, colon, rest = text.partition(":")
     if len(name) == 1 and rest.startswith(("/", "\\")):  # a drive of Windows
@@ -51,14 +48,39 @@ def find_format(text: str) -> FormatName:
 
 
 def check_format(to: str) -> None:
-    """Raise if there is no format `to`.
-
-    Raises:
-        UsageError: it is none, or a container.
-    """
+    """Raise if there is no format `to`."""
     if to in CONTAINERS and to not in names.list_names("format"):
         raise UsageError(
             f"'{to}' is a container, not a format; the suffix of OUT selects it",
             f"Name the format of the keys, such as: OUT.{to} --to torchvision.",
         )
     find_format(to)
+
+
+EXPORTS = (".onnx", ".pt2")
+"""Suffixes of exported networks."""
+
+
+def check_target(path: Path, *, overwrite: bool, remedy: str = "say that it may be overwritten") -> None:
+    """Raise if a file cannot be written at `path`."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", "Give the name of a file.")
+    if path.exists() and not overwrite:
+        raise UsageError(f"{path} exists already", f"Give another name, or {remedy}.")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: the folder {path.parent} does not exist")
+
+
+def check_conversion(src: Path, dst: Path, *, overwrite: bool) -> None:
+    """Raise if a conversion of `src` cannot be written at `dst`."""
+    dst = dst.expanduser()
+    check_target(dst, overwrite=overwrite, remedy="replace it with --force")
+    if dst.exists() and src.exists() and dst.samefile(src):
+        raise UsageError(f"{dst} is the input file", "Give another name for the converted file.")
+
+
+def check_export(out: Path, *, overwrite: bool) -> None:
+    """Raise if a network cannot be exported to `out`."""
+    if out.suffix not in EXPORTS:
+        raise UsageError(f"{out}: exported files end in {' or '.join(EXPORTS)}", "Name it net.onnx or net.pt2.")
+    check_target(out, overwrite=overwrite, remedy="replace it with --force")

@@ -10,8 +10,14 @@ block in place of the second, `,zero_init_residual=true` for random weights whos
 """
 
 import dataclasses
+import functools
+import importlib.util
 import re
+from pathlib import Path
 from typing import Any, Literal
+
+from sslbench.errors import UsageError
+from sslbench.names import did_you_mean, refuse_missing_module
 
 DEPTHS: dict[str, tuple[Literal["basic", "bottleneck"], tuple[int, ...]]] = {
     "18": ("basic", (2, 2, 2, 2)),
@@ -21,7 +27,7 @@ DEPTHS: dict[str, tuple[Literal["basic", "bottleneck"], tuple[int, ...]]] = {
     "152": ("bottleneck", (3, 8, 36, 3)),
     "200": ("bottleneck", (3, 24, 36, 3)),
 }
-NAMES = (
+RESNETS = (
     *(f"resnet{depth}" for depth in DEPTHS),
     *("resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d", "wide_resnet50_2", "wide_resnet101_2"),
     *("resnet50w2", "resnet50w4", "resnet18_cifar", "resnet50_cifar"),
@@ -119,9 +125,8 @@ def _decimal(value: float) -> str:
 def parse(name: str) -> ResNetSpec | None:
     """Return the architecture of a ResNet's name; None for other names.
 
-    Example:
-        >>> parse("resnet50w2").width, parse("alexnet")
-        (128, None)
+    >>> parse("resnet50w2").width, parse("alexnet")
+    (128, None)
     """
     found = _NAME.fullmatch(name)
     options = _options(found["options"]) if found else None
@@ -154,7 +159,14 @@ def parse(name: str) -> ResNetSpec | None:
     if (spec.stride_in_1x1 and block == "basic") or (spec.output_stride != 32 and spec.stem == "cifar"):
         return None
     plain_basic = block == "bottleneck" or (spec.groups == 1 and spec.width_per_group == 64)
-    return spec if width == int(width) > 0 and min(layers) > 0 and plain_basic and _divides(spec) else None
+    return (
+        spec
+        if width == int(width) > 0
+        and min(layers) > 0
+        and plain_basic
+        and all(spec.inner(stage) > 0 and spec.inner(stage) % spec.groups == 0 for stage in range(4))
+        else None
+    )
 
 
 _OPTIONS = {
@@ -184,10 +196,6 @@ def without_initialisation(name: str) -> str:
     return dataclasses.replace(spec, zero_init_residual=False).name if spec and spec.zero_init_residual else name
 
 
-def _divides(spec: ResNetSpec) -> bool:
-    return all(spec.inner(stage) > 0 and spec.inner(stage) % spec.groups == 0 for stage in range(4))
-
-
 def with_strides(name: str, *, last: int, in_1x1: bool) -> str:
     """Return the name of a ResNet with these strides, where it does not state others; other names as they are."""
     spec = parse(name)
@@ -196,3 +204,59 @@ def with_strides(name: str, *, last: int, in_1x1: bool) -> str:
     changed: dict[str, Any] = {"last_stride": last, "stride_in_1x1": in_1x1 and spec.block == "bottleneck"}
     stated = _options("".join(name.partition(",")[1:])) or {}
     return dataclasses.replace(spec, **{key: value for key, value in changed.items() if key not in stated}).name
+
+
+ALEXNETS = (
+    *("alexnet_bvlc", "alexnet_jigsaw", "alexnet_colorization", "alexnet_deepcluster", "alexnet_deepcluster_rgb"),
+    *("alexnet_rotnet", "alexnet"),
+)
+VJEPA2_NAMES = ("vjepa2_large", "vjepa2_huge", "vjepa2_giant")
+_REGISTERED = re.compile(r"^@register_model\s+def (\w+)\(", re.MULTILINE)
+_QUOTED = re.compile(r"""["'](\w+)["']""")
+
+
+def no_backbone(name: str) -> UsageError:
+    """Return the error for a name that no family of backbones has."""
+    known = {*RESNETS, *ALEXNETS, *VJEPA2_NAMES, "pixels", *timm_names()}
+    return UsageError(f"there is no backbone '{name}'", did_you_mean(name, known))
+
+
+def refuse_unknown_backbone(name: str | None) -> None:
+    """Refuse a name that no family of backbones has; others may still turn out wrong when they are built.
+
+    >>> refuse_unknown_backbone("resnet50w2")
+    >>> refuse_unknown_backbone("resnt50")
+    Traceback (most recent call last):
+        ...
+    sslbench.errors.UsageError: there is no backbone 'resnt50'
+    Did you mean 'resnet50' or 'resnet50...?
+    """
+    if name is None or name.startswith("pixels:"):
+        return
+    if ":" in name and not name.startswith("timm:"):
+        refuse_missing_module(name)
+        return
+    architecture = name.removeprefix("timm:").partition(",")[0].partition(".")[0]
+    if name in ("pixels", "pixels:native") or architecture in _of_timm()[1]:
+        return
+    base = name.partition(",")[0]
+    if name.startswith("timm:"):
+        raise UsageError(f"timm has no model '{architecture}'", did_you_mean(architecture, timm_names()))
+    if base not in (*ALEXNETS, *VJEPA2_NAMES) and parse(base) is None:
+        raise no_backbone(name)
+
+
+def timm_names() -> frozenset[str]:
+    """Return the names of timm's models, those of `timm.list_models()`; none where timm is not installed."""
+    return _of_timm()[0]
+
+
+@functools.cache
+def _of_timm() -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of timm's models, and all words that may be one: old names are keys of its tables."""
+    spec = importlib.util.find_spec("timm")
+    if spec is None or spec.origin is None:
+        return frozenset(), frozenset()
+    texts = [file.read_text(encoding="utf-8") for file in Path(spec.origin).parent.glob("models/*.py")]
+    registered = frozenset(name for text in texts for name in _REGISTERED.findall(text))
+    return registered, registered | {word for text in texts for word in _QUOTED.findall(text)}

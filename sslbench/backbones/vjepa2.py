@@ -52,16 +52,7 @@ class RotaryPositions(nn.Module):
 
 
 def build_vjepa2(name: str, options: Mapping[str, Any]) -> tuple[nn.Module, int, int]:
-    """Return an encoder with random weights, the side of its images in pixels, and the number of its blocks.
-
-    Args:
-        name: one of `SIZES`.
-        options: img_size, patch_size, in_chans, embed_dim, depth, num_heads, mlp_ratio and norm_eps that differ from
-            it.
-
-    Raises:
-        TypeError: an option is another, or a value does not fit.
-    """
+    """Return an encoder with random weights, the side of its images in pixels, and the number of its blocks."""
     import timm
 
     width, depth, heads, ratio = SIZES[name]
@@ -94,12 +85,7 @@ def on_images(tensors: Mapping[str, Tensor], what: str) -> tuple[dict[str, Tenso
     The first layer takes tubelets of two frames; an image is a tubelet of equal frames, for which the weights of the
     frames are added. Position embeddings of V-JEPA 2's files are left from before the rotary ones, and unused.
 
-    Args:
-        tensors: canonical name -> tensor; other networks are left alone.
-        what: name of the file in the message.
-
-    Raises:
-        WeightsError: it is the first V-JEPA, whose position embeddings are added to the patches.
+    tensors: canonical name -> tensor; other networks are left alone.
     """
     stem, changed = tensors.get(_STEM), dict(tensors)
     if stem is None or stem.ndim != 5:

@@ -144,13 +144,7 @@ class ViT:
 def recognise_vit(shapes: Shapes, *, format: str = "", config: ModelConfig = NO_CONFIG) -> ViT | None:
     """Return the vision transformer with these tensors, or None if it is not of timm's kinds.
 
-    Args:
-        shapes: canonical name -> shape, without heads.
-        format: format of the file, for facts that shapes do not show (heads of MoCo v3, QuickGELU of CLIP).
-        config: configuration beside the file, which comes first.
-
-    Raises:
-        BackboneError: a value in the configuration is none that a network could have.
+    shapes: canonical name -> shape, without heads.
     """
     stem = shapes.get("patch_embed.proj.weight", ())
     fc1, fc2 = _any(shapes, "mlp.fc1.weight") or _any(shapes, "mlp.fc1_x.weight"), _any(shapes, "mlp.fc2.weight")
@@ -208,14 +202,7 @@ def recognise_vit(shapes: Shapes, *, format: str = "", config: ModelConfig = NO_
 def check_config(vit: ViT, shapes: Shapes, config: ModelConfig, weights: str) -> None:
     """Refuse a configuration of another network than the one with these tensors, or of one that timm does not have.
 
-    Args:
-        vit: the network, as recognised with the configuration.
-        shapes: canonical name -> shape.
-        config: configuration beside the file.
-        weights: name of the file.
-
-    Raises:
-        BackboneError: a field differs, or is one that timm's network does not have.
+    shapes: canonical name -> shape.
     """
     if config.heads and vit.width % config.heads:
         raise config.wrong("num_attention_heads", f"a divisor of the width, {vit.width}")
