@@ -259,8 +259,10 @@ def _check_tasks(
     check_seeds(run, request.tasks)
     for task in request.tasks:
         protocols.state_shortened(task.protocol, task.settings, task.origins)
-        if request.noise:
-            _check_noise(task)
+        if request.noise and (not _trains_on_labels(task.protocol) or task.part):
+            able = [name for name in names.list_names("protocol") if _trains_on_labels(name)]
+            problem = f"--noise: {task.protocol} does not train on labels of samples"
+            raise UsageError(problem, f"Those that do: {', '.join(able)}.")
         check_label_kind(task, type(data.train.target))
         if not task.kind.int8:
             run.extract_settings().float_precision()
@@ -332,14 +334,6 @@ def task_with_noise(task: Task, share: float) -> Task:
     if not share or task.benchmark is None:
         return task
     return dataclasses.replace(task, benchmark=dataclasses.replace(task.benchmark, modified=True))
-
-
-def _check_noise(task: Task) -> None:
-    """Refuse label noise where a protocol does not train on classes or numbers of samples."""
-    if not _trains_on_labels(task.protocol) or task.part:
-        able = [name for name in names.list_names("protocol") if _trains_on_labels(name)]
-        problem = f"--noise: {task.protocol} does not train on labels of samples"
-        raise UsageError(problem, f"Those that do: {', '.join(able)}.")
 
 
 def _trains_on_labels(name: str) -> bool:

@@ -36,19 +36,15 @@ def write(folder: Path, cells: Sequence[tuple[str, str]], holes: Sequence[Hole])
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / f".{HOLES}.lock").open("w") as handle:  # jobs of an array write into one folder
             lock(handle)
-            _write(folder, cells, holes)
+            kept = [hole for hole in read(folder) if (hole.weights, hole.benchmark) not in set(cells)]
+            path, head = folder / HOLES, [field.name for field in dataclasses.fields(Hole)]
+            text = csv_text([head, *(dataclasses.astuple(hole) for hole in (*kept, *holes))])
+            if kept or holes:
+                replace_file(path, text.encode())
+            else:
+                path.unlink(missing_ok=True)
     except OSError as error:
         raise ResultError(not_written(folder / HOLES, error)) from error
-
-
-def _write(folder: Path, cells: Sequence[tuple[str, str]], holes: Sequence[Hole]) -> None:
-    kept = [hole for hole in read(folder) if (hole.weights, hole.benchmark) not in set(cells)]
-    path, head = folder / HOLES, [field.name for field in dataclasses.fields(Hole)]
-    text = csv_text([head, *(dataclasses.astuple(hole) for hole in (*kept, *holes))])
-    if kept or holes:
-        replace_file(path, text.encode())
-    else:
-        path.unlink(missing_ok=True)
 
 
 def read(folder: Path) -> list[Hole]:

@@ -14,7 +14,6 @@ from sslbench.data.source import Source
 from sslbench.errors import DataError, ResultError
 from sslbench.evaluation.encode import encode_parts
 from sslbench.evaluation.request import RunSettings
-from sslbench.features.array import Features
 from sslbench.metrics.dense import segmentation
 from sslbench.protocols import segmentation_knn
 from sslbench.protocols.knn import Settings as KnnSettings
@@ -137,7 +136,14 @@ def show_predictions(
     chosen = np.array(sorted(row for group in groups for row in group.rows), dtype=np.int64)
     at = {name: i for i, name in enumerate(found.ids)}
     queries = np.array([at[scores.ids[row]] for row in chosen], dtype=np.int64)
-    similarity, neighbours = _neighbours(train, found, queries, settings)
+    scope = Scope(test_rows=queries)
+    if settings.leave_one_out:
+        own = train.groups is None
+        scope = Scope(test_rows=queries, without_self=own, apart=None if own else train.groups)
+    k = min(_NEIGHBOURS, len(train) - scope.refused)
+    similarity, neighbours = nearest(
+        train.x, found.x, k, metric=settings.metric, max_memory=settings.max_memory, scope=scope
+    )
     place = {row: i for i, row in enumerate(chosen.tolist())}
     of_train = _pictures(result, typed, prepared.data.train)
     in_train = rows_of(prepared.data.train, train.ids)
@@ -156,18 +162,6 @@ def show_predictions(
         text = f"{_ORDERS[type(labels)]} Beside each image its nearest training images by {settings.metric}."
         sections.append(Section(group.title, text, lines, _SIDE))
     return sections
-
-
-def _neighbours(
-    train: Features, test: Features, queries: np.ndarray, settings: KnnSettings
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return similarities and training rows of the nearest of some test rows, (Q, k) each."""
-    scope = Scope(test_rows=queries)
-    if settings.leave_one_out:
-        own = train.groups is None
-        scope = Scope(test_rows=queries, without_self=own, apart=None if own else train.groups)
-    k = min(_NEIGHBOURS, len(train) - scope.refused)
-    return nearest(train.x, test.x, k, metric=settings.metric, max_memory=settings.max_memory, scope=scope)
 
 
 def _share_a_class(labels: Target, row: int, train: Target, neighbour: int) -> bool | None:
