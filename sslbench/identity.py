@@ -154,8 +154,10 @@ def _shared_protocol(result: Result) -> dict[str, Any]:
 def _shared_data(result: Result) -> dict[str, Any]:
     data = result.data
     return {
-        **{"train": data.train.fingerprint, "n_train": data.train.n_used},
-        **{"test": data.test.fingerprint, "n_test": data.test.n_used},
+        "train": data.train.fingerprint,
+        "test": data.test.fingerprint,
+        "n_train": data.train.n_used,
+        "n_test": data.test.n_used,
         "train_part": data.train_part,
         "unreadable": tuple(sorted(image.id for image in data.unreadable)),
         "further": tuple((part.name, part.fingerprint, part.n_used) for part in data.further),

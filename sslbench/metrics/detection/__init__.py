@@ -20,6 +20,7 @@ from sslbench.arrays import FloatArray
 from sslbench.metrics.detection import coco, lvis, oks
 from sslbench.metrics.detection import curves as precision_recall
 from sslbench.metrics.detection.matches import (
+    AT_75,
     COCO_MOST,
     THRESHOLDS,
     ClassMatches,
@@ -139,11 +140,10 @@ def voc_ap(
     # leaves their order to an unstable sort, so that with many ties its number differs between machines. A class
     # without a counted object is left out of the means (here Detectron2 counts 0); on VOC itself there is none.
     matches = match_voc(truth, detections, as_text=as_text)
-    curves = [precision_recall.curves(m)[0] for m in matches]
-    rule = _RULES[metric]
+    curves = [precision_recall.curves(m) for m in matches]
 
-    def tables(weights: FloatArray) -> list[FloatArray]:
-        return [np.stack([precision_recall.average_precision(c, weights, rule) for c in row]) for row in curves]
+    def tables(weights: FloatArray) -> FloatArray:
+        return precision_recall.average_precisions(curves, weights, _RULES[metric])[:, 0]
 
     def statistic(counts: FloatArray) -> FloatArray:
         return np.column_stack(_three(tables(np.ascontiguousarray(counts.T))))
@@ -153,7 +153,7 @@ def voc_ap(
     metrics = bootstrapped(
         ("AP", "AP50", "AP75"), values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples
     )
-    table = np.stack(once)[:, :, 0]
+    table = once[:, :, 0]
     return DetectionScores(metrics, _named(truth, table.mean(axis=1)), _named(truth, table[:, 0]))
 
 
@@ -182,7 +182,7 @@ def coco_ap(
     if kind == "boundaries":
         once = np.ones((truth.n_images, 1))
         values = _coco_statistic(matches, curves, once)[0].tolist()
-        table = lvis.average_precisions(curves, once)[:, 0, :, 0].T
+        table = precision_recall.average_precisions(curves, once, precision_recall.coco_points)[:, 0, :, 0].T
     else:
         precision, recall = coco.evaluate(truth, detections, areas, kind=kind)
         values, table = _coco_values(precision, recall), precision[:, :, :, 0, -1].mean(axis=1)
@@ -223,7 +223,7 @@ def lvis_ap(
 
     values = [float(value[0]) for value in lvis.values_of(matches, curves, frequencies, once)]
     metrics = bootstrapped(lvis.NAMES, values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples)
-    table = lvis.average_precisions(curves, once)[:, 0, :, 0]
+    table = precision_recall.average_precisions(curves, once, precision_recall.coco_points)[:, 0, :, 0]
     return DetectionScores(metrics, _named(truth, table.mean(axis=1)), _named(truth, table[:, 0]))
 
 
@@ -261,35 +261,27 @@ def keypoint_ap(truth: Truth, detections: Detections, *, seed: int = 0, resample
     return DetectionScores(metrics, _named(truth, table.mean(axis=0)), _named(truth, table[0]))
 
 
-def _three(tables: Sequence[FloatArray]) -> list[FloatArray]:
-    """Return AP, AP50 and AP75, each (R,), from (T, R) of every class."""
-    at_75 = int(np.flatnonzero(np.isclose(THRESHOLDS, 0.75))[0])
-    picks = [[table.mean(axis=0) for table in tables], [table[0] for table in tables], [t[at_75] for t in tables]]
+def _three(tables: FloatArray) -> list[FloatArray]:
+    """Return AP, AP50 and AP75, each (R,), from the tables (C, T, R)."""
+    picks = [[table.mean(axis=0) for table in tables], [table[0] for table in tables], [t[AT_75] for t in tables]]
     return [precision_recall.mean_over(pick) for pick in picks]
 
 
 def _coco_values(precision: FloatArray, recall: FloatArray) -> list[float]:
     """Return the metrics in the order of `_COCO_NAMES`: means over all that have a value, as in pycocotools."""
-    at_75 = int(np.flatnonzero(np.isclose(THRESHOLDS, 0.75))[0])
     parts = [precision[:, :, :, a, -1] for a in range(4)]
-    parts += [precision[t, :, :, 0, -1] for t in (0, at_75)]
+    parts += [precision[t, :, :, 0, -1] for t in (0, AT_75)]
     parts += [recall[:, :, 0, m] for m in range(3)] + [recall[:, :, a, -1] for a in (1, 2, 3)]
     return [float(np.nanmean(p)) if not np.isnan(p).all() else float("nan") for p in parts]
 
 
 def _coco_statistic(
     matches: Sequence[ClassMatches],
-    curves: Sequence[list[list[precision_recall.PrecisionRecallCurve]]],
+    curves: precision_recall.Curves,
     weights: FloatArray,
 ) -> FloatArray:
-    rule = precision_recall.coco_points
-    columns = []
-    for area in range(4):
-        tables = [
-            np.stack([precision_recall.average_precision(c, weights, rule) for c in of_class[area]])
-            for of_class in curves
-        ]
-        columns.append(_three(tables))
+    tables = precision_recall.average_precisions(curves, weights, precision_recall.coco_points)
+    columns = [_three(tables[:, area]) for area in range(4)]
     values = [column[0] for column in columns] + columns[0][1:]
     for area, most in [(0, m) for m in _COCO_MOST] + [(a, COCO_MOST) for a in (1, 2, 3)]:
         per_class = [precision_recall.recall(m, area, most, weights) for m in matches]

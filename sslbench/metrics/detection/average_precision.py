@@ -19,6 +19,7 @@ from sslbench.metrics.detection import curves as precision_recall
 from sslbench.metrics.detection import oks
 from sslbench.metrics.detection.lvis import match_lvis
 from sslbench.metrics.detection.matches import (
+    AT_75,
     COCO_MOST,
     THRESHOLDS,
     ClassMatches,
@@ -43,7 +44,7 @@ RULES = {
 
 DEFINITIONS: Mapping[str, ApDefinition] = {"coco": "coco", "lvis": "lvis", "voc07": "11-point", "voc12": "area"}
 """Name of a recipe's metric -> its definition of AP."""
-_THRESHOLDS = {"AP": slice(None), "AP50": slice(0, 1), "AP75": slice(5, 6)}
+_THRESHOLDS = {"AP": slice(None), "AP50": slice(0, 1), "AP75": slice(AT_75, AT_75 + 1)}
 _REGIONS = {
     None: "boxes",
     "mask_": "masks",
@@ -166,13 +167,13 @@ def class_scores(
 
 def _of_class(match: ClassMatches, rule: precision_recall.Rule) -> Statistic:
     """Return the function from weights per image (R, N) to the metrics of a class (R, 4)."""
-    curves, at_75 = precision_recall.curves(match)[0], _place(0.75)
+    curves = precision_recall.curves(match)[0]
 
     def statistic(counts: FloatArray) -> FloatArray:
         weights = np.ascontiguousarray(counts.T)
         table = np.stack([precision_recall.average_precision(curve, weights, rule) for curve in curves])
         recall = precision_recall.recall(match, 0, COCO_MOST, weights)
-        return np.column_stack([table.mean(axis=0), table[0], table[at_75], recall])
+        return np.column_stack([table.mean(axis=0), table[0], table[AT_75], recall])
 
     return statistic
 

@@ -11,6 +11,8 @@ from sslbench.arrays import FloatArray
 from sslbench.metrics.detection.matches import ClassMatches
 
 Rule = Callable[[FloatArray, FloatArray, FloatArray], FloatArray]
+Curves = Sequence[Sequence[Sequence["PrecisionRecallCurve"]]]
+"""Curves of each class, area range and threshold."""
 
 _BLOCK = 2_000_000  # numbers in memory at a time in one array
 
@@ -65,6 +67,11 @@ def average_precision(curve: PrecisionRecallCurve, weights: FloatArray, rule: Ru
         envelope = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
         values[block] = rule(hits, envelope, total[block])
     return np.where(total > 0, values, np.nan)
+
+
+def average_precisions(curves: Curves, weights: FloatArray, rule: Rule) -> FloatArray:
+    """Return the average precision of each class, area range and threshold, (C, A, T, R)."""
+    return np.array([[[average_precision(one, weights, rule) for one in row] for row in each] for each in curves])
 
 
 def area_below(hits: FloatArray, envelope: FloatArray, total: FloatArray) -> FloatArray:

@@ -11,15 +11,12 @@ import numpy as np
 
 from sslbench.arrays import FloatArray
 from sslbench.metrics.detection import curves as precision_recall
-from sslbench.metrics.detection.matches import THRESHOLDS, ClassMatches, Detections, Truth, among, match_coco
+from sslbench.metrics.detection.matches import AT_75, ClassMatches, Detections, Truth, among, match_coco
 
 MOST = 300
 """Largest number of detections that count on one image."""
 NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "APr", "APc", "APf", "AR300")
-_AT_75 = int(np.flatnonzero(np.isclose(THRESHOLDS, 0.75))[0])
 _FREQUENCIES = ("r", "c", "f")
-Curves = Sequence[Sequence[Sequence[precision_recall.PrecisionRecallCurve]]]
-"""Curves of each class, area range and threshold."""
 
 
 def match_lvis(truth: Truth, detections: Detections, areas: FloatArray, *, kind: str) -> list[ClassMatches]:
@@ -49,29 +46,20 @@ def _best_of_each_image(detections: Detections) -> np.ndarray[tuple[int], np.dty
 
 
 def values_of(
-    matches: Sequence[ClassMatches], curves: Curves, frequencies: Sequence[str], weights: FloatArray
+    matches: Sequence[ClassMatches], curves: precision_recall.Curves, frequencies: Sequence[str], weights: FloatArray
 ) -> list[FloatArray]:
     """Return the metrics in the order of `NAMES`, each (R,), for weights of the images (N, R).
 
     NaN where no class of the kind has an object.
     """
-    tables = average_precisions(curves, weights)
+    tables = precision_recall.average_precisions(curves, weights, precision_recall.coco_points)
     overall = tables[:, 0].mean(axis=1)
-    found = [_mean(overall), _mean(tables[:, 0, 0]), _mean(tables[:, 0, _AT_75])]
+    found = [_mean(overall), _mean(tables[:, 0, 0]), _mean(tables[:, 0, AT_75])]
     found += [_mean(tables[:, area].mean(axis=1)) for area in (1, 2, 3)]
     of_kind = np.array(frequencies, dtype=object)
     found += [_mean(overall[of_kind == kind]) for kind in _FREQUENCIES]
     recalls = [precision_recall.recall(one, 0, MOST, weights) for one in matches]
     return [*found, precision_recall.mean_over(recalls)]
-
-
-def average_precisions(curves: Curves, weights: FloatArray) -> FloatArray:
-    """Return (C, 4, T, R): average precision of each class, area range and threshold."""
-    rule = precision_recall.coco_points
-    of_classes = [
-        [[precision_recall.average_precision(curve, weights, rule) for curve in row] for row in one] for one in curves
-    ]
-    return np.array(of_classes)
 
 
 def _mean(rows: FloatArray) -> FloatArray:

@@ -11,7 +11,7 @@ import numpy as np
 
 from sslbench.arrays import FloatArray
 from sslbench.metrics.detection import curves as precision_recall
-from sslbench.metrics.detection.matches import THRESHOLDS, ClassMatches, Truth
+from sslbench.metrics.detection.matches import AT_75, ClassMatches, Truth
 
 MOST = 20
 """Largest number of detections of one class that count on one image."""
@@ -28,27 +28,17 @@ TITLES = {
     "ARl": "Average recall of keypoints of large objects",
 }
 _ALL, _MEDIUM, _LARGE = 0, 2, 3  # of the area ranges of `matches`
-_AT_75 = int(np.flatnonzero(np.isclose(THRESHOLDS, 0.75))[0])
-_EACH = ((_ALL, slice(None)), (_ALL, slice(1)), (_ALL, slice(_AT_75, _AT_75 + 1)))
+_EACH = ((_ALL, slice(None)), (_ALL, slice(1)), (_ALL, slice(AT_75, AT_75 + 1)))
 _OF_AREAS = ((_MEDIUM, slice(None)), (_LARGE, slice(None)))
 
 
 def values_of(
-    matches: Sequence[ClassMatches],
-    curves: Sequence[Sequence[Sequence[precision_recall.PrecisionRecallCurve]]],
-    weights: FloatArray,
+    matches: Sequence[ClassMatches], curves: precision_recall.Curves, weights: FloatArray
 ) -> list[FloatArray]:
     """Return the metrics in the order of `TITLES`, each (R,), for weights of the images (N, R)."""
-    rule = precision_recall.coco_points
-    precision = {
-        area: [
-            np.stack([precision_recall.average_precision(c, weights, rule) for c in of_class[area]])
-            for of_class in curves
-        ]
-        for area in (_ALL, _MEDIUM, _LARGE)
-    }
+    precision = precision_recall.average_precisions(curves, weights, precision_recall.coco_points)
     found = [
-        precision_recall.mean_over([table[at].mean(axis=0) for table in precision[area]])
+        precision_recall.mean_over([table[at].mean(axis=0) for table in precision[:, area]])
         for area, at in (*_EACH, *_OF_AREAS)
     ]
     return found + [
