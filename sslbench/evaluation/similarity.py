@@ -23,7 +23,7 @@ from sslbench.evaluation.request import Request, RunSettings
 from sslbench.features.array import UNREADABLE_HEADER
 from sslbench.features.extract import extract
 from sslbench.features.store import StoreEntry
-from sslbench.metrics.similarity import cka_matrix
+from sslbench.metrics.spectrum import cka_matrix
 from sslbench.names import did_you_mean
 from sslbench.results import records
 from sslbench.runtime.progress import Progress, stage_progress

@@ -1,7 +1,7 @@
 """Several trainings that differ in their seed only, and the record of their mean.
 
 Each training has a record of its own; the record of all has the mean of every metric, its range, and an interval over
-other trainings and other test sets (`results.values.mean_metric`).
+other trainings and other test sets (`results.mean_metric`).
 """
 
 import dataclasses

@@ -7,9 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from sslbench.errors import UsageError
 from sslbench.identity import row_key
 from sslbench.leaderboard.columns import column_names, natural, precision_text, preprocessing_text, row_names
-from sslbench.leaderboard.grouping import ColumnKey, groups_of, newest_of_each, without_parts
 from sslbench.leaderboard.marks import mark_best, row_flags
-from sslbench.leaderboard.model import Board, Cell, Column, Row, value
+from sslbench.leaderboard.model import (
+    Board,
+    Cell,
+    Column,
+    ColumnKey,
+    Row,
+    groups_of,
+    newest_of_each,
+    value,
+    without_parts,
+)
 from sslbench.metrics.catalog import find
 from sslbench.names import did_you_mean
 from sslbench.results import MetricValue, Result, mean_metric

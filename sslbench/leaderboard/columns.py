@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sslbench.errors import UsageError
 from sslbench.identity import digest
-from sslbench.leaderboard.grouping import ColumnKey, differences, short_text
-from sslbench.leaderboard.model import Board, Cell, Extra, Row
+from sslbench.leaderboard.model import Board, Cell, ColumnKey, Extra, Row, differences, short_text
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from sslbench.results import Costs, Result, Stage

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
 from sslbench.errors import ResultError
-from sslbench.leaderboard.grouping import column_keys, differences, groups_of, newest_of_each, without_parts
+from sslbench.leaderboard.model import column_keys, differences, groups_of, newest_of_each, without_parts
 from sslbench.metrics.catalog import find, known
 from sslbench.metrics.detection import Detections
 from sslbench.metrics.detection.average_precision import DEFINITIONS, detector_difference

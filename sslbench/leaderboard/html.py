@@ -18,8 +18,7 @@ from sslbench.leaderboard.columns import (
     precision_text,
     preprocessing_text,
 )
-from sslbench.leaderboard.grouping import seeds_of
-from sslbench.leaderboard.model import Board, Cell, Row, value
+from sslbench.leaderboard.model import Board, Cell, Row, seeds_of, value
 from sslbench.leaderboard.tables import number
 from sslbench.metrics.catalog import find
 from sslbench.results import Costs, DataPart, Hardware, MetricValue, Overlaps, Result

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from sslbench.errors import ResultError
 from sslbench.leaderboard.compare import RESAMPLES, ChangedRecordError, Scored, compare_all, compare_detectors
-from sslbench.leaderboard.grouping import seeds_of
-from sslbench.leaderboard.model import Cell, Column, Row, value
+from sslbench.leaderboard.model import Cell, Column, Row, seeds_of, value
 from sslbench.metrics.catalog import find
 from sslbench.metrics.differences import TOP_K
 from sslbench.results import Result

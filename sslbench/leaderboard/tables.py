@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sslbench.errors import ResultError
 from sslbench.leaderboard.columns import COLUMNS, extra_texts
-from sslbench.leaderboard.grouping import seeds_of
-from sslbench.leaderboard.model import Board, Cell, Row, shown, value
+from sslbench.leaderboard.model import Board, Cell, Row, seeds_of, shown, value
 from sslbench.metrics.catalog import find
 from sslbench.paths import not_written
 from sslbench.results.records import replace_file

@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sslbench.results import tables
-from sslbench.results.outcome import Neighbours, NetworkWeights, Outcome
+from sslbench.results.outcome import (
+    Neighbours,
+    NetworkWeights,
+    Outcome,
+    as_recorded,
+    canonical,
+    mean_line,
+    mean_metric,
+    percent,
+    percent_metrics,
+    plain,
+)
 from sslbench.results.parts import (
     BenchmarkUsed,
     Costs,
@@ -30,7 +41,6 @@ from sslbench.results.parts import (
     WeightsUsed,
     WorkingFolder,
 )
-from sslbench.results.values import as_recorded, canonical, mean_line, mean_metric, percent, percent_metrics, plain
 
 __all__ = [
     "SCHEMA",

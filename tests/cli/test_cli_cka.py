@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sslbench.metrics.similarity import cka_matrix
+from sslbench.metrics.spectrum import cka_matrix
 
 NET = "tiny_net_of_the_tests:net"
 

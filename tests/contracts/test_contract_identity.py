@@ -24,7 +24,7 @@ from sslbench.evaluation.score import row_subjects
 from sslbench.features.extract import store_key
 from sslbench.features.store import StoreEntry
 from sslbench.leaderboard.compare import differing
-from sslbench.leaderboard.grouping import column_keys
+from sslbench.leaderboard.model import column_keys
 from sslbench.library.benchmarks import Benchmark
 from sslbench.library.presets import Preset
 from sslbench.preprocessing import Preprocessing

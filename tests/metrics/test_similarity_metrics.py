@@ -5,8 +5,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from scipy.stats import ortho_group
 
-from sslbench.metrics import similarity
-from sslbench.metrics.similarity import cka_matrix
+from sslbench.metrics.spectrum import cka_matrix
 
 
 def linear_cka(x, y, *, debiased=False):
