@@ -1,4 +1,4 @@
-"""Classes of images by the classifier of a weights file: a finetuned network, or a head of a known format."""
+"""Classes of images by the classifier of a weights file (a finetuned network, a head of a known format); its export."""
 
 import copy
 import csv

@@ -137,6 +137,8 @@ def widened(train: Target, test: Features) -> Features:
     return dataclasses.replace(test, target=test.target.changed(classes=train.classes, values=values))
 
 
+# The published way for ImageNet-A and ImageNet-R (Hendrycks et al. 2021; VISSL's logits mask): the classifier is
+# trained on all 1,000 classes, and at test time only the 200 that the test part has can be predicted.
 def restricted(outcome: Outcome, protocol: str, train: Target, test: Features, *, seed: int) -> Outcome:
     """Return an outcome over all of train's classes restricted to the classes of test.
 

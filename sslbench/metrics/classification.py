@@ -1,7 +1,8 @@
-"""Top-k accuracy, recall per class, balanced accuracy and F1, for one or several labels per sample; fractions, 0 to 1.
+"""Top-k accuracy, recall per class, balanced accuracy and F1, for one or several labels per sample; calibration.
 
 Ties: a class is ranked behind all others with its score, and of several classes with the highest score none is
-predicted. So no value depends on the names or numbers of the classes, and a tie never counts as right.
+predicted. So no value depends on the names or numbers of the classes, and a tie never counts as right. Rates are
+fractions, 0 to 1.
 """
 
 import dataclasses
@@ -247,6 +248,9 @@ def brier_scores(classes: IntArray, probabilities: FloatArray) -> FloatArray:
     return np.asarray(np.sum(probabilities**2, axis=1) - own**2 + (1 - own) ** 2)
 
 
+# Naeini et al. 2015; Guo et al. 2017, eq. 3: samples are put into bins by the probability of the predicted class, and
+# the distance between mean probability and accuracy of each bin is averaged over the samples. Bins are of equal width,
+# right-closed, or (adaptive; Nguyen and O'Connor 2015) of equal numbers of samples.
 class CalibrationError:
     """Expected calibration error for many weightings of the samples, in the bins of the unweighted samples."""
 

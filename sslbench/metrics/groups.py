@@ -1,4 +1,4 @@
-"""Metrics per group of the test samples, the worst group first (Sagawa et al. 2020; Koh et al. 2021, WILDS)."""
+"""Metrics per class, and per group, the worst first (Sagawa et al. 2020; Koh et al. 2021, WILDS)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

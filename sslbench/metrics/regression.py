@@ -1,4 +1,4 @@
-"""Metrics of predicted numbers: R2, mean absolute and root mean square error, Spearman's rank correlation.
+"""Metrics of predicted numbers (R2, errors, rank correlation) and of predicted places (shares within a distance, km).
 
 All are functions of the weights of the samples, so that intervals come from the half-samples of `intervals`. Several
 numbers per sample are scored one by one and averaged, as scikit-learn does by default.
@@ -32,6 +32,7 @@ SPEARMAN = Metric(
 )
 EARTH_RADIUS = 6371.0
 """Mean radius of the earth in km."""
+# Of Hays and Efros (2008) and Vo et al. (2017), on a sphere: street, city, region, country, continent.
 DISTANCES = {"street": 1, "city": 25, "region": 200, "country": 750, "continent": 2500}
 """Scale -> distance in km within which an image counts as located."""
 ACCURACY = tuple(

@@ -239,6 +239,9 @@ def _interval(value: float, influence: FloatArray, units: Units) -> Interval:
     return value, *ends(value, float(mean_errors(influence[:, None], units)[0]), size=units.number, bounds=ANY)
 
 
+# Kornblith et al. 2019: CKA(X, Y) = HSIC(X, Y) / sqrt(HSIC(X, X) HSIC(Y, Y)) on all samples at once, no minibatches.
+# HSIC is computed from the (D1, D2) product of the two, or from their (N, N) Gram matrices, whichever is smaller; the
+# value is the same.
 def cka_matrix(xs: Sequence[Matrix], ys: Sequence[Matrix], *, debiased: bool = False) -> FloatArray:
     """Return linear CKA (eq. 4) of every pair of features (N, D) of the same samples, (len(xs), len(ys)).
 

@@ -1,4 +1,4 @@
-"""Best, median and worst test images of a record of detection, with predicted and true boxes."""
+"""Record of detections: best, median and worst images with boxes, and the analysis of errors."""
 
 import dataclasses
 import logging

@@ -44,6 +44,9 @@ def attention_blocks(backbone: Backbone, layers: Sequence[Layer]) -> tuple[str, 
     return tuple(block for block in blocks if block in named)
 
 
+# The weights softmax(q k / sqrt(d)) of the class token's row are those of the network's own computation, with norms of
+# queries and keys and rotary positions where it has them. The fused kernel does not give them, so that a copy computes
+# them.
 def unfused(backbone: Backbone) -> Backbone:
     """Return a copy of a backbone that computes the weights of its attention one after the other."""
     module = copied(backbone.module)

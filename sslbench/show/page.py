@@ -1,4 +1,4 @@
-"""HTML page of pictures: one file that needs no network."""
+"""Output folder of `sslbench show`: PNG sheets, a page (index.html) that needs no network, and show.json."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Colours of patches: their first three principal components as red, green and blue.
+"""Patches: their first three principal components as red, green and blue; nearest ones by cosine, across images.
 
 Oquab et al. 2023 (DINOv2), section 7 and figure 1. One PCA over the patches of all images, so that a colour means the
 same in each of them.

@@ -1,4 +1,4 @@
-"""Best, median and worst test images of a record of classes or numbers, with prediction and truth."""
+"""Best, median and worst test images of a record of classes, numbers or label maps, with prediction and truth."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

@@ -5,6 +5,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from scipy.stats import ortho_group
 
+from sslbench.metrics import spectrum
 from sslbench.metrics.spectrum import cka_matrix
 
 
@@ -48,7 +49,7 @@ def test_a_matrix_mixes_both_ways_to_compute_and_blocks_of_rows(monkeypatch, deb
     generator = np.random.default_rng(0)
     xs = [generator.normal(size=(30, width)).astype(np.float32) for width in (2, 50, 31)]
     ys = [generator.normal(size=(30, width)).astype(np.float32) for width in (29, 4)]
-    monkeypatch.setattr(similarity, "_ROWS", 7)
+    monkeypatch.setattr(spectrum, "_CENTRED_ROWS", 7)
     expected = [[slow_cka(x, y, debiased) for y in ys] for x in xs]
     np.testing.assert_allclose(cka_matrix(xs, ys, debiased=debiased), expected, atol=1e-7)
 

@@ -208,6 +208,9 @@ def tolerance_pixels(height: int, width: int, share: float = 0.0075) -> int:
     return max(1, math.ceil(share * math.hypot(height, width)))
 
 
+# Boundary F-score of semantic segmentation: agreement of the outlines of classes within a tolerance in pixels (Csurka
+# et al., BMVC 2013). Counts of images are stacked, (..., 4, C), and summed before they are divided, or divided image by
+# image.
 def boundary_counts(
     prediction: npt.NDArray[np.integer],
     label: npt.NDArray[np.integer],

@@ -190,6 +190,10 @@ def _parts(areas: npt.NDArray[np.number]) -> tuple[FloatArray, FloatArray, Float
     return both, predicted, labelled
 
 
+# Unsupervised segmentation predicts clusters without names. They are named by their pixels before IoU is computed, one
+# to one by common pixels (STEGO) or by IoU (Hummingbird). An assignment hides a permuted prediction, so that mIoU after
+# it has a name of its own. For an interval the assignment stays that of all images, and by it the table (C, P) of each
+# image becomes the areas (3, C) of its classes.
 def one_to_one(table: IntArray, by: Literal["pixels", "iou"]) -> IntArray:
     """Return the class of each cluster, (P,), so that the sum of common pixels or of IoUs is largest (Hungarian).
 

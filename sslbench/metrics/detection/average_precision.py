@@ -1,11 +1,4 @@
-"""Difference in AP of two detectors on the same test images, by a paired bootstrap over the images.
-
-Whole images (of videos: all frames of one) are drawn with replacement, and in each resample both detectors are scored
-on the same images. The standard error of the difference gives the interval of `intervals.shrunk`, with two
-pseudo-images, one in favour of either detector: a few images that agree by chance are no significant difference, which
-percentiles of resamples would not show. With several trainings of a detector the difference is that of the means, and
-the interval also covers the variance between trainings.
-"""
+"""Average precision of boxes, masks or keypoints by any definition: of each class, and the difference of detectors."""
 
 import dataclasses
 import re
@@ -57,6 +50,10 @@ CLASS_METRICS = ("AP", "AP50", "AP75", "AR100")
 CURVE_OVERLAPS = (0.5, 0.75)
 
 
+# Whole images (of videos: all frames of one) are drawn with replacement, and in each resample both detectors are scored
+# on the same images. Two pseudo-images, one in favour of either (`intervals.shrunk`): a few images that agree by chance
+# are no significant difference, which percentiles of resamples would not show. The interval also covers the variance
+# between several trainings.
 def detector_difference(
     truth: Truth,
     a: Mapping[str, Detections],
