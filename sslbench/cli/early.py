@@ -11,7 +11,7 @@ from sslbench.backbones.named import download_hint, is_pixels, pixels_backbone, 
 from sslbench.cli.options import PreprocessingFlags, RunFlags, WeightsFlags
 from sslbench.cli.words import resolve_run
 from sslbench.data import catalog
-from sslbench.data.missing import refuse_empty_folder, refuse_missing, refuse_missing_file
+from sslbench.data.regular import refuse_empty_folder, refuse_missing, refuse_missing_file
 from sslbench.errors import WeightsError
 from sslbench.evaluation.request import RunSettings
 from sslbench.runtime.resources import refuse_unknown_device

@@ -13,7 +13,7 @@ from sslbench.data.decode.picture import Decoded, OtherChannels, UnreadableImage
 from sslbench.data.images import DIGEST_BYTES, UNREADABLE_DIGEST
 from sslbench.data.source import Source
 from sslbench.errors import UsageError
-from sslbench.targets.images import Images
+from sslbench.targets.target import Images
 
 
 def split_option(

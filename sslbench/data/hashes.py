@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from sslbench import paths
-from sslbench.data.once import warn_once
+from sslbench.data.wording import warn_once
 
 Stamp = tuple[int, int, int, int]
 """Size in bytes, modification and change time in ns, inode; it changes with the content."""

@@ -1,15 +1,22 @@
-"""Pairs of images with corresponding points, or related by a homography."""
+"""Pairs of images with corresponding points, or related by a homography, and images warped by one."""
 
-from collections.abc import Sequence
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
-from sslbench.arrays import FloatArray
+from sslbench.arrays import FloatArray, IntArray
+from sslbench.data.decode.handlers import Handler, PictureDecoder, handlers_of, picture_decoder, picture_of
+from sslbench.data.decode.picture import Decoded
+from sslbench.data.images import DIGEST_BYTES, UNREADABLE_DIGEST, digest
 from sslbench.data.source import Source
 from sslbench.data.wording import some
 from sslbench.errors import DataError
-from sslbench.targets.images import Images
 from sslbench.targets.pairs import Homographies, HomographyPair, PointPair, Points
+from sslbench.targets.target import Images
 
 
 def pairs_source(
@@ -100,3 +107,119 @@ def _inside(points: FloatArray, size: tuple[int, int]) -> bool:
     height, width = size
     finite = bool(np.isfinite(points).all())
     return finite and bool((points >= -1).all() and (points[:, 0] <= width).all() and (points[:, 1] <= height).all())
+
+
+STRENGTHS = (0.05, 0.1, 0.15, 0.2, 0.25)
+"""Largest displacements of the corners, as shares of the sides: one copy of each image per value."""
+
+
+def corner_homography(generator: np.random.Generator, strength: float) -> FloatArray:
+    """Return a homography (3, 3) of the unit square that moves each corner by up to `strength` along either axis.
+
+    DeTone et al. 2016 (HomographyNet), section 3.
+
+    >>> moved = corner_homography(np.random.default_rng(0), 0.1)
+    >>> bool(np.abs(moved[:2, 2] / moved[2, 2]).max() <= 0.1)  # the corner at the origin
+    True
+    """
+    corners = np.array([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
+    targets = corners + generator.uniform(-strength, strength, (4, 2))
+    rows = []
+    for (x, y), (u, v) in zip(corners, targets, strict=True):
+        rows += [[x, y, 1, 0, 0, 0, -u * x, -u * y], [0, 0, 0, x, y, 1, -v * x, -v * y]]
+    solved = np.linalg.solve(np.array(rows), targets.ravel())
+    return np.append(solved, 1.0).reshape(3, 3)
+
+
+def in_pixels(homography: FloatArray, height: int, width: int) -> FloatArray:
+    """Return a homography of the unit square as one of the pixels of an image, whose first centre is (0, 0)."""
+    to_unit = np.array([[1 / width, 0, 0.5 / width], [0, 1 / height, 0.5 / height], [0, 0, 1]])
+    return np.asarray(np.linalg.inv(to_unit) @ homography @ to_unit)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WarpedImages:
+    """Images and warped copies of them.
+
+    Attributes:
+        base: M images.
+        rows: int64 (N,), row of each in `base`.
+        homographies: (N, 3, 3) of the unit square; the identity leaves the image as it is.
+        reflected: places that no pixel is mapped to show the image mirrored at its border; otherwise they are black.
+    """
+
+    base: Images
+    rows: IntArray
+    homographies: FloatArray
+    reflected: bool = False
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def handlers(self) -> Iterable[Handler]:
+        """Handlers of the images themselves."""
+        return handlers_of(self.base)
+
+    def read(self, index: int) -> npt.NDArray[np.uint8]:
+        """Return the picture in RGB, (H, W, 3)."""
+        picture = self.decoded(index, picture_decoder(None, self.base)).image
+        return np.ascontiguousarray(picture.permute(1, 2, 0).numpy())
+
+    def decoded(self, index: int, decoder: PictureDecoder) -> Decoded:
+        """Return the warped picture that `decoder` reads, of the same size."""
+        import cv2
+
+        full = decoder.wanting(dataclasses.replace(decoder.wanted, resize=None))
+        whole = picture_of(self.base, int(self.rows[index]), full)
+        if np.array_equal(self.homographies[index], np.eye(3)):
+            return whole
+        picture = np.ascontiguousarray(whole.image.permute(1, 2, 0).numpy())
+        height, width = picture.shape[:2]
+        matrix = in_pixels(self.homographies[index], height, width)
+        border = cv2.BORDER_REFLECT_101 if self.reflected else cv2.BORDER_CONSTANT
+        warped = cv2.warpPerspective(picture, matrix, (width, height), flags=cv2.INTER_LINEAR, borderMode=border)
+        image = torch.from_numpy(warped.reshape(height, width, -1)).permute(2, 0, 1)
+        return dataclasses.replace(whole, image=image)
+
+    def path(self, index: int) -> str:
+        """Return the name of the image; of a copy 'a.jpg (warped)'."""
+        name = self.base.path(int(self.rows[index]))
+        return name if np.array_equal(self.homographies[index], np.eye(3)) else f"{name} (warped)"
+
+    def digests(self) -> npt.NDArray[np.uint8]:
+        """Return the digest of content and homography of each image, (N, 16); zeros for unreadable images."""
+        own = self.base.digests()[self.rows]
+        border = b"reflected" if self.reflected else b""
+        found = np.zeros((len(self), DIGEST_BYTES), dtype=np.uint8)
+        for row, (content, matrix) in enumerate(zip(own, self.homographies, strict=True)):
+            if content.tobytes() != UNREADABLE_DIGEST:
+                found[row] = np.frombuffer(digest(content.tobytes() + matrix.tobytes() + border), dtype=np.uint8)
+        return found
+
+    def select(self, indices: IntArray) -> "WarpedImages":
+        """Return the images at `indices`, in that order."""
+        return dataclasses.replace(self, rows=self.rows[indices], homographies=self.homographies[indices])
+
+
+def homography_pairs(source: Source, name: str) -> Source:
+    """Return pairs of every image with a copy of it under each of five homographies of growing strength.
+
+    The homographies of an image follow from its id alone: not from other images, nor from a seed of the run.
+
+    Args:
+        source: images.
+        name: of the pairs.
+    """
+    per_image = 1 + len(STRENGTHS)
+    matrices, pairs, ids = [], [], []
+    for row, sample in enumerate(source.ids):
+        generator = np.random.default_rng(list(hashlib.sha256(sample.encode()).digest()))
+        matrices.append(np.eye(3))
+        for k, strength in enumerate(STRENGTHS, start=1):
+            matrices.append(corner_homography(generator, strength))
+            pairs.append(HomographyPair(row * per_image, row * per_image + k, matrices[-1], unit_square=True))
+            ids.append(f"{sample}/{k}")
+    rows = np.repeat(np.arange(len(source), dtype=np.int64), per_image)
+    images = WarpedImages(source.images, rows, np.array(matrices).reshape(-1, 3, 3))
+    return pairs_source(name, ids, images, pairs, notes=source.notes)

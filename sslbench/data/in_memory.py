@@ -25,9 +25,8 @@ from sslbench.data.labels import labels_of
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
-from sslbench.targets.images import Images
 from sslbench.targets.none import Unlabelled
-from sslbench.targets.target import Target
+from sslbench.targets.target import Images, Target
 
 SUPPORTED = (
     "Supported: a location as text; a torch Dataset or DataLoader; a Hugging Face Dataset; a pandas frame with a "

@@ -18,11 +18,10 @@ from sslbench.data.source import ORIGIN, Source
 from sslbench.data.wording import counted
 from sslbench.errors import DataError
 from sslbench.targets.classes import Classes
-from sslbench.targets.images import Images
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.numbers import Numbers
-from sslbench.targets.target import OfClasses, Target
+from sslbench.targets.target import Images, OfClasses, Target
 
 
 class HasAttributes(Protocol):

@@ -32,8 +32,8 @@ from sslbench.data.format import (
 )
 from sslbench.data.location import PATTERN, SCHEME, Location, locate
 from sslbench.data.maps.layout import FOLDER, by_folder
-from sslbench.data.missing import refuse_missing
 from sslbench.data.objects.types import ObjectSource
+from sslbench.data.regular import refuse_missing
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean, list_names

@@ -8,7 +8,7 @@ from sslbench.arrays import IntArray
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.images import Files
 from sslbench.data.maps.files import load
-from sslbench.data.maps.sizes import SAME_SIZE, size_difference
+from sslbench.data.maps.types import SAME_SIZE, size_difference
 from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.source import Source
 from sslbench.data.tracks import UNLABELLED, videos_source

@@ -10,7 +10,7 @@ from sslbench.data import remote
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.errors import UsageError
-from sslbench.targets.images import Images
+from sslbench.targets.target import Images
 
 WINDOW = 4
 """Default number of shards that sampler=shards mixes."""

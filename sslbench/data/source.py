@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.targets.classes import Classes
-from sslbench.targets.images import Images
 from sslbench.targets.none import Unlabelled
-from sslbench.targets.target import SeveralImages, Target
+from sslbench.targets.target import Images, SeveralImages, Target
 from sslbench.text import all_printable, printable
 
 ORIGIN = "origin"

@@ -13,7 +13,7 @@ import numpy as np
 
 from sslbench import config
 from sslbench.config import setting
-from sslbench.data.maps.sizes import size_and_turn
+from sslbench.data.maps.types import size_and_turn
 from sslbench.data.objects.crops import IMAGE, Crops
 from sslbench.data.source import Source
 from sslbench.data.wording import counted

@@ -1,5 +1,7 @@
 """Formatting of numbers, lists and file names in messages."""
 
+import functools
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,3 +34,12 @@ def in_python(path: Path) -> str:
         f"In Python: sslbench.evaluate(MODEL, numpy.load('{path}')) takes x_train, y_train, x_test and y_test; the "
         "model of features is None."
     )
+
+
+_log = logging.getLogger("sslbench")
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Log a warning unless this process has logged the same one before."""
+    _log.warning(message)

@@ -18,7 +18,7 @@ from sslbench.data.checks import samples
 from sslbench.data.checks.enlarged import enlargement
 from sslbench.data.decode.handlers import identified
 from sslbench.data.images import Files
-from sslbench.data.maps.sizes import unknown_orientation
+from sslbench.data.maps.types import unknown_orientation
 from sslbench.data.noise import check_shares, with_label_noise
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest, label_problems, limit, match_classes, name_numbered, unite_classes

@@ -149,7 +149,7 @@ def check_region(train: Source, region: tuple[int, int, int, int] | None) -> Non
     """
     if region is None:
         return
-    from sslbench.data.maps.sizes import size_and_turn
+    from sslbench.data.maps.types import size_and_turn
 
     _, _, right, bottom = region
     for index in range(min(len(train), _SAMPLE)):

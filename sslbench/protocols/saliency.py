@@ -25,8 +25,7 @@ from sslbench.protocols._parts.search import ObjectSearch, cost
 from sslbench.protocols._parts.untrained import Fit, SearchSettings
 from sslbench.protocols.protocol import Protocol
 from sslbench.results import Outcome
-from sslbench.targets.foreground import Foreground
-from sslbench.targets.label_maps import IGNORED, PixelLabels
+from sslbench.targets.label_maps import IGNORED, Foreground, PixelLabels
 
 if TYPE_CHECKING:
     pass

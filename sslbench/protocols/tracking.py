@@ -33,8 +33,7 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.config import setting
-from sslbench.data.poses import inside
-from sslbench.data.tracks import UNLABELLED
+from sslbench.data.tracks import UNLABELLED, inside
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.dense.poses import joint_counts
 from sslbench.metrics.dense.segmentation import class_areas

@@ -1,4 +1,4 @@
-"""Label maps: a class for every pixel."""
+"""Label maps: a class, or foreground and background, for every pixel."""
 
 import dataclasses
 from typing import ClassVar, Protocol, Self
@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import IntArray
-from sslbench.metrics.dense import segmentation
+from sslbench.metrics.dense import discovery, segmentation
 from sslbench.metrics.dense.pooling import counts_of_rows
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.measure import Measure, Probabilities
@@ -118,3 +118,26 @@ class LabelMaps(ReadMaps, ClassAreas):
     def select(self, indices: IntArray) -> Self:
         """Return the maps of the images at `indices`."""
         return self.changed(maps=self.maps.select(indices))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Foreground(ReadMaps):
+    """Foreground (1) or background (0) for every pixel, -1 where it does not count."""
+
+    name: ClassVar[str] = "mask"
+    title: ClassVar[str] = "a mask of the foreground"
+    default: ClassVar[tuple[str, str]] = ("textures:images", "drawn textures")
+    metric: ClassVar[str] = "saliency_max_f"
+    of_pixels: ClassVar[bool] = True
+    given_columns: ClassVar[tuple[str, ...]] = discovery.SALIENCY_COLUMNS
+    classes = ("background", "foreground")
+    maps: PixelLabels
+
+    def select(self, indices: IntArray) -> Self:
+        """Return the masks of the images at `indices`."""
+        return self.changed(maps=self.maps.select(indices))
+
+    @classmethod
+    def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
+        """Return the metrics of saliency."""
+        return discovery.saliency_measures(scores.astype(np.float64))

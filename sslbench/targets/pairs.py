@@ -11,8 +11,7 @@ from sslbench.arrays import FloatArray, IntArray
 from sslbench.metrics.dense import correspondence
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.measure import Measure, Probabilities
-from sslbench.targets.images import Images
-from sslbench.targets.target import Rows, SeveralImages, WithoutValues
+from sslbench.targets.target import Images, Rows, SeveralImages, WithoutValues
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """Base of targets: what is asked of the samples of a data set, and what everything else has to know of it."""
 
 import dataclasses
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +10,34 @@ from sslbench.arrays import BoolArray, IntArray
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.measure import Measure, Probabilities
 from sslbench.metrics.metric import ClassFrequencies
-from sslbench.targets.images import Images
 from sslbench.text import all_printable
+
+
+class Images(Protocol):
+    """N images that can be read in any order, from any process (an implementation must be picklable)."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> bytes | npt.NDArray[np.uint8]:
+        """Return the encoded file, or for images that are arrays already uint8 (H, W) or (H, W, channels).
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        ...
+
+    def path(self, index: int) -> str:
+        """Return the name of an image in messages and in index.csv: its file, else a text such as 'digits[17]'."""
+        ...
+
+    def digests(self) -> npt.NDArray[np.uint8]:
+        """Return (N, 16) bytes: a hash of each image's content. Cheap when nothing changed since the last call."""
+        ...
+
+    def select(self, indices: npt.NDArray[np.int64]) -> "Images":
+        """Return the images at `indices`, in that order."""
+        ...
+
 
 Rows = npt.NDArray[Any]
 

@@ -11,8 +11,7 @@ from sslbench.arrays import IntArray
 from sslbench.metrics import comparisons
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.measure import Measure, Probabilities
-from sslbench.targets.images import Images
-from sslbench.targets.target import Rows, SeveralImages
+from sslbench.targets.target import Images, Rows, SeveralImages
 
 
 class Placed(SeveralImages):

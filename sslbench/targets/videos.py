@@ -12,9 +12,8 @@ from sslbench.metrics.dense import poses, video
 from sslbench.metrics.dense.pooling import counts_of_rows
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.measure import Measure, Probabilities
-from sslbench.targets.images import Images
 from sslbench.targets.label_maps import ClassAreas
-from sslbench.targets.target import Rows, SeveralImages, WithoutValues
+from sslbench.targets.target import Images, Rows, SeveralImages, WithoutValues
 
 Ids = npt.NDArray[np.int32]
 """(H, W) numbers of objects or classes, 0 for background."""

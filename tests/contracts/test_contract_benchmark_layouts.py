@@ -19,8 +19,7 @@ from sslbench.data.open import (
 )
 from sslbench.library.benchmarks import data_of, load_benchmark
 from sslbench.names import list_names
-from sslbench.targets.foreground import Foreground
-from sslbench.targets.label_maps import LabelMaps
+from sslbench.targets.label_maps import Foreground, LabelMaps
 from sslbench.targets.pairs import Homographies, Points
 from sslbench.targets.pixel_values import Depth, Normals
 from sslbench.targets.videos import Parts, Poses, Tracks

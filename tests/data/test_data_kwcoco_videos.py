@@ -18,8 +18,7 @@ from sslbench.data.splits import holdout, train_test, train_test_of
 from sslbench.data.splits.objects import split_objects
 from sslbench.errors import DataError, UsageError
 from sslbench.targets.classes import Classes
-from sslbench.targets.foreground import Foreground
-from sslbench.targets.label_maps import LabelMaps
+from sslbench.targets.label_maps import Foreground, LabelMaps
 from sslbench.targets.none import Unlabelled
 
 

@@ -18,8 +18,7 @@ from sslbench.data.maps.types import distinct
 from sslbench.data.open import kind_alone, open_as, refuse_targets_of_pixels
 from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import MAX_PIXELS
-from sslbench.targets.foreground import Foreground
-from sslbench.targets.label_maps import IGNORED, LabelMaps
+from sslbench.targets.label_maps import IGNORED, Foreground, LabelMaps
 from sslbench.targets.pixel_values import Boundaries
 from sslbench_visbench.targets import Signals
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from sslbench.cli.main import main
 from sslbench.data.checks.map_sheet import class_colours
-from sslbench.data.maps.facts import is_smooth
+from sslbench.data.checks.maps import is_smooth
 
 SIDE = 48
 

@@ -12,13 +12,12 @@ from sslbench.data.checks.parts import check_parts, open_with_boxes
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.decode.reading import DEFAULT
 from sslbench.data.images import Files
-from sslbench.data.maps.sizes import size_and_turn, unknown_orientation
+from sslbench.data.maps.types import size_and_turn, unknown_orientation
 from sslbench.data.open import open_as, open_data, open_objects
 from sslbench.errors import DataError
 from sslbench.evaluation import Request, RunSettings, make_task, prepare
 from sslbench.evaluation.record import Encoded, describe
-from sslbench.targets.foreground import Foreground
-from sslbench.targets.label_maps import LabelMaps
+from sslbench.targets.label_maps import Foreground, LabelMaps
 from sslbench.targets.pairs import Homographies, Points
 from sslbench.targets.pixel_values import Boundaries, Depth, Normals
 from sslbench.targets.videos import Parts, Poses, Tracks

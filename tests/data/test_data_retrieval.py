@@ -12,7 +12,7 @@ from sslbench.data.decode.handlers import picture_decoder
 from sslbench.data.loading.loader import scan
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
-from sslbench.targets.queries import Answers
+from sslbench.targets.classes import Answers
 
 
 def write(root, *names, size=(8, 6)):

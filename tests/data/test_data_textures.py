@@ -11,8 +11,7 @@ from sslbench.data import textures
 from sslbench.data.open import open_as, open_boxes_as_data, open_data
 from sslbench.data.textures import IMAGES, VIDEOS
 from sslbench.errors import UsageError
-from sslbench.targets.foreground import Foreground
-from sslbench.targets.label_maps import LabelMaps
+from sslbench.targets.label_maps import Foreground, LabelMaps
 from sslbench.targets.videos import Parts, Poses, Tracks
 
 

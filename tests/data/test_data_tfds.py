@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sslbench.data.download import find_download
-from sslbench.data.formats.tfds.example import parse
-from sslbench.data.formats.tfds.tfrecord import _masked_crc
+from sslbench.data.formats.tfds.tfrecord import _masked_crc, parse
 from sslbench.data.loading.loader import scan
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError

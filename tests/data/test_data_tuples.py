@@ -11,8 +11,8 @@ from sample_data import davis, hpatches, jhmdb, pf_pascal, spair, tss, vip
 from scipy.io import savemat
 
 from sslbench.data.formats.tss import read_flow
+from sslbench.data.image_pairs import corner_homography, in_pixels
 from sslbench.data.open import open_as
-from sslbench.data.warped import corner_homography, in_pixels
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.dense.correspondence import apply_homography
 from sslbench.targets.pairs import Homographies, Points

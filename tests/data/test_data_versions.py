@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sslbench.data.changed import ImageChange, crop, rescale, rotate, versions_of, without_geometry
 from sslbench.data.corruptions import corrupt
-from sslbench.data.geometry import crop, rescale, rotate
 from sslbench.data.images import Arrays
 from sslbench.data.loading import loader
 from sslbench.data.open import open_data
 from sslbench.data.sharded import by_shard
 from sslbench.data.source import Source
-from sslbench.data.versions import ImageChange, versions_of, without_geometry
 from sslbench.preprocessing import Preprocessing
 from sslbench.targets.none import Unlabelled
 

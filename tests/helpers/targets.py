@@ -12,17 +12,14 @@ import numpy as np
 from PIL import Image
 
 from sslbench.data.formats.boundaries import MaskBoundaries
-from sslbench.data.image_pairs import PointPair, pairs_source
+from sslbench.data.image_pairs import PointPair, homography_pairs, pairs_source
 from sslbench.data.images import Arrays
-from sslbench.data.poses import poses_source
 from sslbench.data.source import Source
-from sslbench.data.tracks import videos_source
-from sslbench.data.warped import homography_pairs
+from sslbench.data.tracks import poses_source, videos_source
 from sslbench.errors import DataError
 from sslbench.features.array import Features
 from sslbench.targets import kinds
-from sslbench.targets.foreground import Foreground
-from sslbench.targets.label_maps import LabelMap, LabelMaps
+from sslbench.targets.label_maps import Foreground, LabelMap, LabelMaps
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.objects import Boxes

@@ -25,8 +25,7 @@ from sslbench.metrics.summary import summarise, summarise_places, with_intervals
 from sslbench.protocols import geometry as geometry_protocol
 from sslbench.protocols import retrieval
 from sslbench.targets import kinds
-from sslbench.targets.classes import Classes
-from sslbench.targets.queries import Answers, Queries
+from sslbench.targets.classes import Answers, Classes, Queries
 
 Random = np.random.Generator
 REPEATS, RESAMPLES = 200, 200

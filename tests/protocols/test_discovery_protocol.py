@@ -18,7 +18,7 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import discovery, saliency
 from sslbench.protocols._parts.objects import _sizes, searched_maps
 from sslbench.runtime.seeds import seeded
-from sslbench.targets.foreground import Foreground
+from sslbench.targets.label_maps import Foreground
 
 PLAIN = Preprocessing(resize=None, crop=None, mean=(0.5,) * 3, std=(0.25,) * 3, origin="test")
 MODULES = {"boxes": discovery, "mask": saliency}

@@ -29,8 +29,8 @@ from sslbench.protocols.retrieval import Settings
 from sslbench.protocols.retrieval.search import positive_ranks
 from sslbench.protocols.retrieval.tasks import by_ground_truth
 from sslbench.results import percent_metrics
+from sslbench.targets.classes import Answers, Queries
 from sslbench.targets.multilabel import MultiLabel
-from sslbench.targets.queries import Answers, Queries
 
 NAMES = [metric.name for metric in RANKING]
 

@@ -22,15 +22,15 @@ from sslbench.data.containers.names import split_name
 from sslbench.data.format import Reader, SourceFormat
 from sslbench.data.formats.table import read_cells
 from sslbench.data.formats.table.lists import TableColumns
+from sslbench.data.image_pairs import WarpedImages
 from sslbench.data.images import Files
 from sslbench.data.maps.layout import in_order
 from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
-from sslbench.data.warped import WarpedImages
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
-from sslbench.targets.images import Images
+from sslbench.targets.target import Images
 from sslbench.text import printable
 from sslbench_visbench.signal_maps import READERS
 from sslbench_visbench.targets import CameraPairs

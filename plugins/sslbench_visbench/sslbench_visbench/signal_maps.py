@@ -25,9 +25,9 @@ from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.format import NoOptions, Reader
 from sslbench.data.images import Files
 from sslbench.data.location import Location, locate
-from sslbench.data.maps import pairs
+from sslbench.data.maps import layout
 from sslbench.data.maps.layout import Pairs, by_folder, by_key, in_order, pair, walk
-from sslbench.data.maps.sizes import SAME_SIZE, size_difference
+from sslbench.data.maps.types import SAME_SIZE, size_difference
 from sslbench.data.maps.values import SUFFIXES, decode_values
 from sslbench.data.open import kind_alone, open_as, open_data
 from sslbench.data.source import Source
@@ -175,13 +175,13 @@ def _images_alone(spec: str) -> Mapping[str, Source]:
         maps = next(name for name in TASKONOMY if (root / name).is_dir())
         options = {"maps": maps, "valid": "", **location.options}
         return open_signal_maps(dataclasses.replace(location, options=options))
-    if not location.options and root.is_dir() and pairs.recognises(root):
-        return _of_places(location.text, pairs.find_places(root))
+    if not location.options and root.is_dir() and layout.recognises(root):
+        return _of_places(location.text, layout.find_places(root))
     kind = kind_alone(spec)
     return open_data(spec) if kind is None else open_as(spec, kind)
 
 
-def _of_places(text: str, places: list[pairs.Place]) -> dict[str, Source]:
+def _of_places(text: str, places: list[layout.Place]) -> dict[str, Source]:
     """Return the images of images/, or of train/images/ and so on, with the name of the whole location."""
     if [place.split for place in places] == ["all"]:
         return open_data(str(places[0].images))

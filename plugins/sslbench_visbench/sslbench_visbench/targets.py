@@ -9,9 +9,8 @@ import numpy.typing as npt
 from sslbench.arrays import IntArray
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.measure import Measure, Probabilities
-from sslbench.targets.images import Images
 from sslbench.targets.pixel_values import PixelValues
-from sslbench.targets.target import Rows, WithoutValues
+from sslbench.targets.target import Images, Rows, WithoutValues
 from sslbench.targets.triplets import Placed
 from sslbench_visbench import metrics
 

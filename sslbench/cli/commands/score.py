@@ -7,7 +7,7 @@ import click
 
 from sslbench.cli import options
 from sslbench.cli.options import LocalPath
-from sslbench.data.missing import refuse_missing_file
+from sslbench.data.regular import refuse_missing_file
 from sslbench.errors import UsageError
 from sslbench.runtime.folders import refuse_unwritable
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from sslbench import paths
 from sslbench.data import remote
 from sslbench.data.hashes import Stamp, stamp_of
-from sslbench.data.once import warn_once
+from sslbench.data.wording import warn_once
 from sslbench.errors import DataError
 
 SETTLED_NS = 3_000_000_000

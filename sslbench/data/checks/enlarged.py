@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from sslbench.data.maps.sizes import size_and_turn
+from sslbench.data.maps.types import size_and_turn
 from sslbench.preprocessing import Preprocessing
-from sslbench.targets.images import Images
+from sslbench.targets.target import Images
 
 _LOOKED_AT = 9
 _FACTOR = 2

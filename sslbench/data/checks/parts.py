@@ -13,7 +13,7 @@ from sslbench.data.checks.samples import check
 from sslbench.data.checks.sheets import Boxes
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.loading import loader
-from sslbench.data.maps.sizes import unknown_orientation
+from sslbench.data.maps.types import unknown_orientation
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.splits import Parts, TrainTest, train_test

@@ -9,7 +9,7 @@ from sslbench.data.checks.findings import Finding, by_level
 from sslbench.data.checks.parts import picture_findings, spread
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.loading import loader
-from sslbench.data.maps.sizes import size_and_turn, unknown_orientation
+from sslbench.data.maps.types import size_and_turn, unknown_orientation
 from sslbench.data.maps.values import Quantity, implausible_unit
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some

@@ -16,9 +16,8 @@ from sslbench.data.labels import single_labels
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
-from sslbench.targets.images import Images
 from sslbench.targets.none import Unlabelled
-from sslbench.targets.target import Target
+from sslbench.targets.target import Images, Target
 from sslbench.text import printable
 
 

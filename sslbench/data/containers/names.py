@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from sslbench.data.source import Source
-from sslbench.targets.images import Images
-from sslbench.targets.target import Target
+from sslbench.targets.target import Images, Target
 
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),

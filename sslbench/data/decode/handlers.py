@@ -24,7 +24,7 @@ from sslbench.data.joined import JoinedImages
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.names import find_object, refuse_named_by_file
 from sslbench.preprocessing import Preprocessing
-from sslbench.targets.images import Images
+from sslbench.targets.target import Images
 
 Handler = Callable[[str, BinaryIO], Any]
 """(path, file) -> the decoded content, or None to leave the file to the next handler.

@@ -15,7 +15,7 @@ from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.paths import not_written
-from sslbench.targets.images import Images
+from sslbench.targets.target import Images
 
 _SIGNATURES = (
     *((b"\xff\xd8\xff", ".jpg"), (b"\x89PNG", ".png"), (b"GIF8", ".gif"), (b"BM", ".bmp"), (b"II*\0", ".tif")),

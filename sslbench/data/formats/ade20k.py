@@ -20,8 +20,7 @@ from sslbench.data.images import Files
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside, make_coding, names_folders, with_ignored
 from sslbench.data.maps.files import MapPixels, ValueMaps, load
 from sslbench.data.maps.foreground import map_readers
-from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, source_of, walk
-from sslbench.data.maps.pairs import find_places, paired
+from sslbench.data.maps.layout import Pairs, by_key, find_places, in_order, pair, paired, source_of, walk
 from sslbench.data.maps.types import Coding, RawMap
 from sslbench.data.source import Source
 from sslbench.errors import DataError

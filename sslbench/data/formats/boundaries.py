@@ -25,13 +25,12 @@ from sslbench.data.images import Files
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.foreground import binary_masks
 from sslbench.data.maps.layout import by_key, in_order, pair, walk
-from sslbench.data.maps.sizes import SAME_SIZE, size_difference
+from sslbench.data.maps.types import SAME_SIZE, size_difference
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.dense.contours import thinned
-from sslbench.targets.foreground import Foreground
-from sslbench.targets.label_maps import PixelLabels
+from sslbench.targets.label_maps import Foreground, PixelLabels
 from sslbench.targets.pixel_values import Boundaries
 
 _ANNOTATED = "groundTruth"

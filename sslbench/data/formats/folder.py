@@ -15,15 +15,14 @@ from sslbench.data.format import NoOptions, Reader, SampleReader, SourceFormat
 from sslbench.data.formats._parts.layout import find_class_places, has_voc_xml
 from sslbench.data.images import Files
 from sslbench.data.labels import NUMBERED_FOLDERS, single_labels
-from sslbench.data.maps import pairs
+from sslbench.data.maps import layout
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside, names_folders
 from sslbench.data.maps.foreground import binary_masks, foreground_of
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.distributed.collectives import once_per_machine
 from sslbench.errors import DataError
-from sslbench.targets.foreground import Foreground
-from sslbench.targets.label_maps import LabelMaps
+from sslbench.targets.label_maps import Foreground, LabelMaps
 from sslbench.targets.none import Unlabelled
 from sslbench.text import printable
 
@@ -297,26 +296,26 @@ def _others(others: Counter[str]) -> str:
 
 def _recognises_maps(spec: str, options: Mapping[str, str]) -> bool:
     folder = Path(spec)
-    return folder.is_dir() and (names_folders(options) or bool(pairs.find_places(folder)))
+    return folder.is_dir() and (names_folders(options) or bool(layout.find_places(folder)))
 
 
 def _holds_only_maps(spec: str) -> bool:
     folder = Path(spec)  # one with ImageSets/ is a Pascal VOC tree without lists for segmentation
-    return folder.is_dir() and not (folder / "ImageSets").is_dir() and pairs.recognises(folder)
+    return folder.is_dir() and not (folder / "ImageSets").is_dir() and layout.recognises(folder)
 
 
 def _open_foreground(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     """Return the masks; values without names in a file are no classes but black and white."""
     if coding_beside(Path(spec), options) is None:
         return binary_masks(spec, options)
-    return foreground_of(pairs.open_maps(spec, options))
+    return foreground_of(layout.open_maps(spec, options))
 
 
 FORMAT = SourceFormat(
     __doc__,
     SampleReader(recognises, lambda request: open(request.spec, together=request.together), NoOptions),
     readers={
-        LabelMaps: Reader(_recognises_maps, pairs.open_maps, LabelMapOptions, _holds_only_maps),
+        LabelMaps: Reader(_recognises_maps, layout.open_maps, LabelMapOptions, _holds_only_maps),
         Foreground: Reader(_recognises_maps, _open_foreground, LabelMapOptions),
     },
     last_resort=True,

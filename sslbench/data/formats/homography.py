@@ -7,10 +7,10 @@ import importlib.util
 from pathlib import Path
 
 from sslbench.data.format import SourceFormat, plain_reader
+from sslbench.data.image_pairs import homography_pairs
 from sslbench.data.images import Files
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
-from sslbench.data.warped import homography_pairs
 from sslbench.errors import DataError, UsageError
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.pairs import Homographies

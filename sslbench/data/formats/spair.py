@@ -14,7 +14,7 @@ from sslbench.arrays import FloatArray
 from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.image_pairs import check_points, pairs_source
 from sslbench.data.images import Files
-from sslbench.data.maps.sizes import SAME_SIZE, size_difference
+from sslbench.data.maps.types import SAME_SIZE, size_difference
 from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some

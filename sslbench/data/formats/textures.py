@@ -42,7 +42,7 @@ from sslbench.data.tracks import videos_source
 from sslbench.errors import UsageError
 from sslbench.metrics.detection import masks as rle
 from sslbench.targets.classes import Classes
-from sslbench.targets.foreground import Foreground
+from sslbench.targets.label_maps import Foreground
 from sslbench.targets.pixel_values import Boundaries
 from sslbench.targets.videos import Ids, Tracks
 

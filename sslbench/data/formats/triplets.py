@@ -27,7 +27,7 @@ from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.targets.classes import Classes
-from sslbench.targets.images import Images
+from sslbench.targets.target import Images
 from sslbench.targets.triplets import Triplets
 
 PREFIX = "triplets:"

@@ -27,7 +27,7 @@ from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, SslbenchError
 from sslbench.runtime.seeds import preserved_random_states
 from sslbench.targets.classes import Classes
-from sslbench.targets.images import Images
+from sslbench.targets.target import Images
 
 Item = tuple[int, IntArray] | tuple[int, IntArray, IntArray]
 """(epoch, positions in the source[, earlier occurrences of each in this epoch])"""

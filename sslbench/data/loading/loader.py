@@ -18,7 +18,7 @@ from sslbench.data.workers import run
 from sslbench.errors import DataError, SslbenchError
 from sslbench.preprocessing import Preprocessing
 from sslbench.runtime.resources import StartMethod
-from sslbench.targets.images import Images
+from sslbench.targets.target import Images
 
 __all__ = ["PictureBatch", "Unreadable", "batches", "read", "run", "scan"]
 

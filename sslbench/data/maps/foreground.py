@@ -12,17 +12,14 @@ import numpy.typing as npt
 from sslbench.data.format import Reader
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.files import ValueMaps
-from sslbench.data.maps.pairs import find_places, named_places, paired
-from sslbench.data.maps.sizes import SAME_SIZE, size_and_turn, size_difference
-from sslbench.data.maps.types import Maps
+from sslbench.data.maps.layout import find_places, named_places, paired
+from sslbench.data.maps.types import SAME_SIZE, Maps, size_and_turn, size_difference
 from sslbench.data.source import Source
 from sslbench.data.wording import some
 from sslbench.errors import DataError
 from sslbench.preprocessing import MAX_PIXELS
-from sslbench.targets.foreground import Foreground
-from sslbench.targets.images import Images
-from sslbench.targets.label_maps import IGNORED, LabelMap, LabelMaps, PixelLabels
-from sslbench.targets.target import Target
+from sslbench.targets.label_maps import IGNORED, Foreground, LabelMap, LabelMaps, PixelLabels
+from sslbench.targets.target import Images, Target
 
 O = TypeVar("O")  # noqa: E741 - dataclass of options
 

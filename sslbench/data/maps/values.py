@@ -16,7 +16,7 @@ from sslbench.data.decode.picture import UnreadableImage, check_size
 from sslbench.data.decode.pillow import strict_and_silent
 from sslbench.data.images import Files
 from sslbench.data.maps.files import refuse_turned, stored, white_of
-from sslbench.data.maps.sizes import SAME_SIZE, size_difference
+from sslbench.data.maps.types import SAME_SIZE, size_difference
 from sslbench.errors import DataError
 from sslbench.preprocessing import MAX_PIXELS
 

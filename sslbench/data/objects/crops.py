@@ -17,7 +17,7 @@ from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.errors import DataError, UsageError
-from sslbench.targets.images import Images
+from sslbench.targets.target import Images
 
 IMAGE = "image"
 """Attribute with the image of a crop."""

@@ -19,7 +19,7 @@ from sslbench.metrics.detection import Truth
 from sslbench.metrics.detection import masks as rle
 from sslbench.metrics.detection.keypoints import Skeleton, labelled
 from sslbench.metrics.detection.matches import Federated
-from sslbench.targets.images import Images
+from sslbench.targets.target import Images
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

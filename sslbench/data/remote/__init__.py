@@ -33,9 +33,8 @@ from typing import IO, Any, cast
 
 from sslbench import paths
 from sslbench.data.hashes import Stamp
-from sslbench.data.once import warn_once
 from sslbench.data.remote.urls import RemoteFile, described, refuse_unreachable
-from sslbench.data.wording import counted
+from sslbench.data.wording import counted, warn_once
 from sslbench.errors import DataError, UnreachableError, UsageError
 from sslbench.locks import lock
 from sslbench.text import without_secrets

@@ -20,8 +20,7 @@ from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.targets.classes import Classes
-from sslbench.targets.foreground import Foreground
-from sslbench.targets.label_maps import LabelMaps
+from sslbench.targets.label_maps import Foreground, LabelMaps
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.pixel_values import ReadValues
 from sslbench.targets.target import OfClasses, SeveralImages, Target

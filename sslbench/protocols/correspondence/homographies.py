@@ -9,8 +9,8 @@ import torch
 
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.data.groups import inseparable
+from sslbench.data.image_pairs import in_pixels
 from sslbench.data.source import Source
-from sslbench.data.warped import in_pixels
 from sslbench.metrics.dense.correspondence import PIXELS, MatchErrors, apply_homography, match_measure
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import with_intervals

@@ -51,8 +51,7 @@ from sslbench.protocols.retrieval.tasks import (
 from sslbench.results import Neighbours, Outcome
 from sslbench.solvers.neighbours import Scope, fastest_engine, nearest
 from sslbench.solvers.whitening import Whitening, fit_whitening
-from sslbench.targets.classes import Classes
-from sslbench.targets.queries import Queries
+from sslbench.targets.classes import Classes, Queries
 from sslbench.targets.target import Target
 
 _ROWS = 8192  # rows prepared together, so that memory-mapped features are never copied whole in float64

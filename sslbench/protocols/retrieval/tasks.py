@@ -20,8 +20,7 @@ from sslbench.metrics.retrieval import (
     random_order_values,
     ranking_values,
 )
-from sslbench.targets.classes import Classes
-from sslbench.targets.queries import Answers
+from sslbench.targets.classes import Answers, Classes
 
 
 @dataclasses.dataclass(frozen=True)

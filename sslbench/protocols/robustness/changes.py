@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from sslbench.arrays import FloatArray
-from sslbench.data import geometry
+from sslbench.data import changed
+from sslbench.data.changed import ByteImage, ImageChange
 from sslbench.data.corruptions import SMALLEST, code_of, corrupt
 from sslbench.data.decode.transforms import output_size
-from sslbench.data.versions import ByteImage, ImageChange
 from sslbench.errors import UsageError
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols.robustness.checks import corruption_name, corruptions
@@ -31,7 +31,7 @@ def corruption_changes(settings: Settings) -> dict[tuple[str, int], ImageChange]
 
 def geometric_changes(settings: Settings) -> dict[str, ImageChange]:
     """Return the rotations, scales and crops by their names in metrics: 'rotation,15'."""
-    code = f"geometry {geometry.GEOMETRY_VERSION}"
+    code = f"geometry {changed.GEOMETRY_VERSION}"
     found = {}
     for name, values, apply in (
         ("rotation", settings.rotations, _rotate),
@@ -49,15 +49,15 @@ def _corrupt(image: ByteImage, rng: np.random.Generator, *, name: str, severity:
 
 
 def _rotate(image: ByteImage, rng: np.random.Generator, *, value: float) -> ByteImage:
-    return geometry.rotate(image, value)
+    return changed.rotate(image, value)
 
 
 def _rescale(image: ByteImage, rng: np.random.Generator, *, value: float) -> ByteImage:
-    return geometry.rescale(image, value)
+    return changed.rescale(image, value)
 
 
 def _crop(image: ByteImage, rng: np.random.Generator, *, value: float) -> ByteImage:
-    return geometry.crop(image, value, rng)
+    return changed.crop(image, value, rng)
 
 
 def check_pictures(settings: Settings, preprocessing: Preprocessing) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sslbench.data.border import without_border
+from sslbench.data.changed import without_border
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
 from sslbench.data.splits import choose_test

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from sslbench.arrays import BoolArray, FloatArray, Int8Array, IntArray, Matrix
+from sslbench.data.changed import versions_of, without_geometry
 from sslbench.data.source import Source
-from sslbench.data.versions import versions_of, without_geometry
 from sslbench.errors import DataError
 from sslbench.features.array import Features
 from sslbench.identity import digest

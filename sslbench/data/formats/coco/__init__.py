@@ -38,7 +38,7 @@ from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
-from sslbench.targets.images import Images
+from sslbench.targets.target import Images
 from sslbench.targets.videos import Tracks
 
 SUFFIXES = (".json", ".kwcoco.zip", ".sqlite")

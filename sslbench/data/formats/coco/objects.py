@@ -20,7 +20,7 @@ from sslbench.errors import DataError
 from sslbench.metrics.detection.keypoints import Skeleton
 from sslbench.metrics.detection.masks import first_problem
 from sslbench.metrics.detection.matches import FREQUENCIES, Federated
-from sslbench.targets.images import Images
+from sslbench.targets.target import Images
 
 Row = dict[str, Any]
 NEGATIVE, PARTLY = "neg_category_ids", "not_exhaustive_category_ids"

@@ -22,9 +22,8 @@ from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
-from sslbench.targets.images import Images
 from sslbench.targets.none import Unlabelled
-from sslbench.targets.target import Target
+from sslbench.targets.target import Images, Target
 from sslbench.text import printable
 
 PREFIX = "tfds:"

@@ -10,7 +10,7 @@ from sslbench.arrays import FloatArray, IntArray
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.loading import loader
 from sslbench.data.loading.joint import PixelTarget, ReadTarget
-from sslbench.data.maps.sizes import size_and_turn
+from sslbench.data.maps.types import size_and_turn
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.errors import DataError, SslbenchError

@@ -1,13 +1,15 @@
-"""Changed versions of the images of a source, as a source of its own: each image is decoded once for all versions.
+"""Changed images of a source, as a source of their own: versions (each image decoded once for all), no border.
 
-The changes are made to the picture as a backbone gets it, resized and cropped. The order of the samples is by version,
-then by image: rows i * N to (i + 1) * N of the features are those of version i.
+Versions show the picture as a backbone gets it, resized and cropped. The order of the samples is by version, then
+by image: rows i * N to (i + 1) * N of the features are those of version i.
 """
 
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -21,8 +23,8 @@ from sslbench.data.sharded import by_shard
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.preprocessing import Preprocessing
-from sslbench.targets.images import Images
 from sslbench.targets.none import Unlabelled
+from sslbench.targets.target import Images
 
 ByteImage = npt.NDArray[np.uint8]
 
@@ -161,3 +163,104 @@ class Versions:
     def fetched(self) -> IntArray:
         """Return zeros: the images are fetched by their own source."""
         return np.zeros(len(self.base), dtype=np.int64)
+
+
+GEOMETRY_VERSION = 1
+"""Version of the changes, raised when the same picture gives another one."""
+
+
+def rotate(image: ByteImage, degrees: float) -> ByteImage:
+    """Return the picture turned about its centre, anticlockwise.
+
+    >>> picture = np.arange(27, dtype=np.uint8).reshape(3, 3, 3)
+    >>> np.array_equal(rotate(picture, 90), np.rot90(picture))
+    True
+    """
+    height, width = image.shape[:2]
+    if degrees % 90 == 0 and (height == width or degrees % 180 == 0):
+        return np.ascontiguousarray(np.rot90(image, int(degrees // 90) % 4))
+    return _warp(image, cv2.getRotationMatrix2D(((width - 1) / 2, (height - 1) / 2), degrees, 1.0))
+
+
+def rescale(image: ByteImage, factor: float) -> ByteImage:
+    """Return the picture shrunk (factor below 1) or enlarged about its centre.
+
+    >>> rescale(np.full((4, 4, 3), 7, np.uint8), 0.5)[0, 0].tolist()
+    [7, 7, 7]
+    """
+    height, width = image.shape[:2]
+    return _warp(image, cv2.getRotationMatrix2D(((width - 1) / 2, (height - 1) / 2), 0.0, factor))
+
+
+def crop(image: ByteImage, share: float, rng: np.random.Generator) -> ByteImage:
+    """Return a random part of the picture, of this share of both sides, resized to the size of the picture.
+
+    >>> crop(np.full((8, 8, 3), 7, np.uint8), 0.5, np.random.default_rng(0)).shape
+    (8, 8, 3)
+    """
+    height, width = image.shape[:2]
+    h, w = max(1, round(share * height)), max(1, round(share * width))
+    top, left = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))
+    part = np.ascontiguousarray(image[top : top + h, left : left + w])
+    resized: ByteImage = np.asarray(cv2.resize(part, (width, height), interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
+    return resized
+
+
+def _warp(image: ByteImage, matrix: npt.NDArray[Any]) -> ByteImage:
+    size = (image.shape[1], image.shape[0])
+    warped = cv2.warpAffine(image, matrix, size, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
+    return np.asarray(warped, dtype=np.uint8)
+
+
+def without_border(source: Source, pixels: int = 1) -> Source:
+    """Return a source whose pictures lack their outermost pixels."""
+    return dataclasses.replace(source, images=Borderless(source.images, pixels))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Borderless:
+    """Images without a border of some pixels."""
+
+    base: Images
+    pixels: int
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    @property
+    def handlers(self) -> Iterable[Handler]:
+        """Handlers of the images themselves."""
+        return handlers_of(self.base)
+
+    def read(self, index: int) -> npt.NDArray[np.uint8]:
+        """Return the picture in RGB, (H, W, 3)."""
+        picture = self.decoded(index, picture_decoder(None, self.base)).image
+        return np.ascontiguousarray(picture.permute(1, 2, 0).numpy())
+
+    def decoded(self, index: int, decoder: PictureDecoder) -> Decoded:
+        """Return the picture that `decoder` reads, without its border.
+
+        Raises:
+            UnreadableImage: nothing is left of it.
+        """
+        full = decoder.wanting(dataclasses.replace(decoder.wanted, resize=None))  # the border is in pixels of the file
+        whole, n = picture_of(self.base, index, full), self.pixels
+        if min(whole.image.shape[1:]) <= 2 * n:
+            raise UnreadableImage(self.base.path(index), f"nothing is left without a border of {n} pixels")
+        return dataclasses.replace(whole, image=whole.image[:, n:-n, n:-n])
+
+    def path(self, index: int) -> str:
+        """Return the name of the image."""
+        return self.base.path(index)
+
+    def digests(self) -> npt.NDArray[np.uint8]:
+        """Return the digest of content and border of each image, (N, 16); zeros for unreadable images."""
+        found = self.base.digests()
+        for row, content in enumerate(found):
+            if content.tobytes() != UNREADABLE_DIGEST:
+                found[row] = np.frombuffer(digest(content.tobytes() + b"border %d" % self.pixels), dtype=np.uint8)
+        return found
+
+    def select(self, indices: IntArray) -> "Borderless":
+        """Return the images at `indices`, in that order."""
+        return Borderless(self.base.select(indices), self.pixels)
