@@ -447,7 +447,7 @@ _FIXED = {"id", "path", "split", "width", "height"}
 
 def _columns(found: Mapping[str, "Extraction"]) -> dict[str, list[Any]]:
     """Return the columns that describe the images."""
-    from sslbench.data.maps.sizes import size_and_turn
+    from sslbench.data.maps.types import size_and_turn
 
     columns: dict[str, list[Any]] = {name: [] for name in ("id", "path", "split", "width", "height", "label")}
     for split, extraction in found.items():
