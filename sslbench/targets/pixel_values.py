@@ -81,7 +81,7 @@ class Depth(ReadValues):
     @classmethod
     def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
         """Return the metrics of depth."""
-        return depth.measures_of_rows(scores.astype(np.float64), units)
+        return depth.measures_of_rows(scores.astype(np.float64))
 
 
 class Normals(ReadValues):
@@ -96,7 +96,7 @@ class Normals(ReadValues):
     @classmethod
     def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
         """Return the metrics of normals."""
-        return normals.measures_of_rows(scores.astype(np.float64), units)
+        return normals.measures_of_rows(scores.astype(np.float64))
 
 
 class Boundaries(ReadValues):

@@ -68,10 +68,10 @@ def test_images_without_depth_are_left_out_of_the_mean():
     masks = [depth.valid_depth(t, low=1e-3, high=10) for t in target]
     sums = np.stack([depth.depth_sums(np.full((1, 2), 2.0), t, m) for t, m in zip(target, masks, strict=True)])
     assert sums[1].tolist() == [0] * 11 and np.isnan(depth.depth_values(sums)[1]).all()
-    measure = depth.depth_measure(sums, Units.of(3, None), "images")
+    measure = depth.depth_measure(sums)
     rmse = measure.names.index("depth_rmse")
     assert measure.statistic(np.ones((1, 3)))[0, rmse] == pytest.approx((math.sqrt(1 / 2) + 2) / 2)
-    together = depth.depth_measure(sums, Units.of(3, None), "pixels").statistic(np.ones((1, 3)))
+    together = depth.depth_values(sums.sum(axis=0))[None]
     assert together[0, rmse] == pytest.approx(math.sqrt((1 + 0 + 4 + 4) / 4))
 
 
@@ -145,11 +145,11 @@ def test_normals_of_all_pixels_and_of_images():
     angles = [np.array([1.0, 2.0, 3.0, 40.0]), np.array([]), np.array([60.0, 80.0])]
     sums, histograms = (np.stack([of(a) for a in angles]) for of in (normals.angle_sums, normals.angle_histogram))
     units, ones = Units.of(3, None), np.ones((1, 3))
-    pixels = normals.normal_measure(sums, histograms, units, "pixels")
+    pixels = normals.normal_measure(sums, histograms, "pixels")
     mean, median, rmse, at5, *_ = pixels.statistic(ones)[0]
     assert (mean, at5) == (31.0, 0.5) and rmse == pytest.approx(math.sqrt((14 + 1600 + 3600 + 6400) / 6))
     assert median == pytest.approx((3 + 40) / 2, abs=0.01)
-    images = normals.normal_measure(sums, histograms, units, "images").statistic(ones)[0]
+    images = normals.normal_measure(sums, histograms, "images").statistic(ones)[0]
     assert images[:2].tolist() == [(11.5 + 70) / 2, (2.5 + 70) / 2] and images[3] == 0.75 / 2
     found = with_intervals(pixels, units, 0, 50)
     assert set(found) == {metric.name for metric in normals.NORMALS}

@@ -261,7 +261,7 @@ def values_of_depth_maps(quality, seed):
     target = generator.uniform(1, 9, (10, 12, 12))
     prediction = target * np.exp(0.6 * (1 - quality) * generator.normal(size=target.shape))
     sums = [depth.depth_sums(p, t, t > 0) for p, t in zip(prediction, target, strict=True)]
-    measure = depth.depth_measure(np.stack(sums), Units.of(10, None), "images")
+    measure = depth.depth_measure(np.stack(sums))
     return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
 
 
@@ -274,7 +274,7 @@ def values_of_normals(quality, seed):
         for t, n in zip(target, noise, strict=True)
     ]
     sums, histograms = (np.stack([of(each) for each in angles]) for of in (normals.angle_sums, normals.angle_histogram))
-    measure = normals.normal_measure(sums, histograms, Units.of(10, None), "pixels")
+    measure = normals.normal_measure(sums, histograms, "pixels")
     return named(measure.metrics, measure.statistic(np.ones((1, 10)))[0])
 
 

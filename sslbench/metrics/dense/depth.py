@@ -11,14 +11,12 @@ from typing import Literal
 import numpy as np
 
 from sslbench.arrays import BoolArray, FloatArray, Matrix
-from sslbench.metrics.dense.pooling import means, pooled, quotient
-from sslbench.metrics.intervals import Units
+from sslbench.metrics.dense.pooling import means, quotient
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import LOSS, RATE, Metric
 
 Crop = Literal["none", "nyu", "garg", "eigen"]
 Alignment = Literal["none", "median", "scale", "scale_shift"]
-Averaging = Literal["images", "pixels"]
 
 THRESHOLD = 1.25
 """Ratio of prediction and truth below which a pixel counts for d1; its square for d2, its cube for d3."""
@@ -176,17 +174,17 @@ def depth_row(
     return row.reshape(-1)
 
 
-def measures_of_rows(rows: FloatArray, units: Units) -> list[Measure]:
+def measures_of_rows(rows: FloatArray) -> list[Measure]:
     """Return the metrics of N images from their rows (N, 33), see `COLUMNS`, as means over images.
 
     Those after alignment are called d1(median), d1(affine) and so on, and are there if a row has them.
     """
     blocks = np.split(rows, len(_ALIGNED), axis=1)
-    found = [depth_measure(blocks[0], units, "images")]
+    found = [depth_measure(blocks[0])]
     for name, sums in zip(_ALIGNED[1:], blocks[1:], strict=True):
         if sums[:, 0].any():
             named = tuple(dataclasses.replace(metric, name=f"{metric.name}{name}") for metric in DEPTH)
-            found.append(dataclasses.replace(depth_measure(sums, units, "images"), metrics=named))
+            found.append(dataclasses.replace(depth_measure(sums), metrics=named))
     return found
 
 
@@ -204,17 +202,15 @@ def depth_values(sums: FloatArray) -> FloatArray:
     return np.stack([*shares, relative, squared_relative, np.sqrt(squared), absolute, *logarithmic], axis=-1)
 
 
-def depth_measure(sums: FloatArray, units: Units, averaging: Averaging) -> Measure:
-    """Return the metrics of N images as functions of the weights of the images, for `summary.with_intervals`.
+def depth_measure(sums: FloatArray) -> Measure:
+    """Return the metrics, means over N images, as functions of the weights of the images.
 
     `sums`: (N, 11), see `depth_sums`.
 
     >>> sums = np.stack([depth_sums(np.full((1, 1), p), np.ones((1, 1)), np.ones((1, 1), bool)) for p in (1.0, 3.0)])
-    >>> measure = depth_measure(sums, Units.of(2, None), "images")
+    >>> measure = depth_measure(sums)
     >>> dict(zip(measure.names, measure.statistic(np.ones((1, 2)))[0].tolist()))["depth_rmse"]
     1.0
     """
-    if averaging == "pixels":
-        return Measure(DEPTH, lambda weights: depth_values(pooled(sums, weights)))
     values = depth_values(sums)
     return Measure(DEPTH, lambda weights: means(values, weights))

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from sslbench.arrays import BoolArray, FloatArray, Matrix
 from sslbench.metrics.dense.pooling import means, pooled, quotient
-from sslbench.metrics.intervals import Units
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import RATE, Metric
 
@@ -101,13 +100,13 @@ def normals_row(angles: FloatArray) -> FloatArray:
     return np.concatenate([np.nan_to_num(sums), angle_histogram(angles, STORED_BINS)])
 
 
-def measures_of_rows(rows: FloatArray, units: Units) -> list[Measure]:
+def measures_of_rows(rows: FloatArray) -> list[Measure]:
     """Return the metrics of N images from their rows (N, 1809), see `COLUMNS`: of all pixels, and means over images.
 
     The means over images are called angle_mean(images) and so on.
 
     >>> rows = np.stack([normals_row(np.array([4.0, 8.0])), normals_row(np.array([30.0, 30.0, 30.0, 30.0]))])
-    >>> found = measures_of_rows(rows, Units.of(2, None))
+    >>> found = measures_of_rows(rows)
     >>> [dict(zip(each.names, each.statistic(np.ones((1, 2)))[0].tolist()))[each.names[0]] for each in found]
     [22.0, 18.0]
     """
@@ -115,8 +114,8 @@ def measures_of_rows(rows: FloatArray, units: Units) -> list[Measure]:
     sums[sums[:, 0] == 0, -1] = np.nan  # no pixel, no median
     named = tuple(dataclasses.replace(metric, name=f"{metric.name}(images)") for metric in NORMALS)
     return [
-        normal_measure(sums, histograms, units, "pixels"),
-        dataclasses.replace(normal_measure(sums, histograms, units, "images"), metrics=named),
+        normal_measure(sums, histograms, "pixels"),
+        dataclasses.replace(normal_measure(sums, histograms, "images"), metrics=named),
     ]
 
 
@@ -148,7 +147,7 @@ def histogram_median(counts: FloatArray) -> FloatArray:
     return np.asarray((middle[0] + middle[1]) / 2 * (180 / counts.shape[1]))
 
 
-def normal_measure(sums: FloatArray, histograms: npt.NDArray[np.int32], units: Units, averaging: Averaging) -> Measure:
+def normal_measure(sums: FloatArray, histograms: npt.NDArray[np.int32], averaging: Averaging) -> Measure:
     """Return the metrics of N images as functions of the weights of the images, for `summary.with_intervals`.
 
     `sums`: (N, 9), see `angle_sums`; `histograms`: (N, bins), see `angle_histogram`; `averaging`: 'pixels': values of

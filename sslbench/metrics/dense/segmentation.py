@@ -157,7 +157,7 @@ def segmentation_values(areas: npt.NDArray[np.number], *, absent: Absent = "omit
     return np.stack([mean_iou, pixel_accuracy(areas), mean_accuracy, mean_f], axis=-1)
 
 
-def segmentation_measures(areas: IntArray, units: Units, *, absent: Absent = "omit") -> list[Measure]:
+def segmentation_measures(areas: IntArray, units: Units) -> list[Measure]:
     """Return the metrics of N images as functions of the weights of the images, for `summary.with_intervals`.
 
     `areas`: (N, 3, C), see `class_areas`.
@@ -173,7 +173,7 @@ def segmentation_measures(areas: IntArray, units: Units, *, absent: Absent = "om
     class_units = tuple(number for number in labelled if number)
 
     def statistic(weights: FloatArray) -> FloatArray:
-        return segmentation_values(pooled(areas, weights), absent=absent)
+        return segmentation_values(pooled(areas, weights))
 
     return [
         Measure((PIXEL_ACCURACY,), lambda weights: statistic(weights)[:, 1:2]),
@@ -239,9 +239,9 @@ def matched_values(weights: FloatArray, areas: IntArray, *, absent: Absent = "om
     return segmentation_values(pooled(areas, weights), absent=absent)[:, : len(MATCHED)]
 
 
-def matched_measure(areas: IntArray, *, absent: Absent = "omit") -> Measure:
+def matched_measure(areas: IntArray) -> Measure:
     """Return the metrics `MATCHED` of N images as a function of the weights of the images; see `matched_values`."""
-    return Measure(MATCHED, lambda weights: matched_values(weights, areas, absent=absent))
+    return Measure(MATCHED, lambda weights: matched_values(weights, areas))
 
 
 def _ious(table: IntArray) -> FloatArray:
