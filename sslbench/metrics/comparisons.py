@@ -11,15 +11,9 @@ CHOICE_COLUMNS = ("similarity to the right candidate minus similarity to the lef
 """Score of a triplet."""
 
 CHOICE_ACCURACY = Metric(
-    "choice_accuracy",
-    "Share of triplets with the choice of persons",
-    "%",
-    1,
-    RATE,
-    needs="choices",
-    labels=("triplets",),
-    chance=0.5,
-)
+    "choice_accuracy", "Share of triplets with the choice of persons",
+    "%", 1, RATE, needs="choices", labels=("triplets",), chance=0.5,
+)  # fmt: skip
 
 
 def agreement(preferences: FloatArray, choices: npt.NDArray[np.integer]) -> FloatArray:

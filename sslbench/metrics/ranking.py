@@ -16,15 +16,9 @@ from sslbench.arrays import FloatArray, IntArray
 from sslbench.metrics.metric import RATE, ClassFrequencies, Metric
 
 MACRO_AUROC = Metric(
-    "macro_auroc",
-    "Area under the ROC curve, mean over classes",
-    "%",
-    1,
-    RATE,
-    needs="scores",
-    labels=("single", "multi"),
-    chance=0.5,
-)
+    "macro_auroc", "Area under the ROC curve, mean over classes",
+    "%", 1, RATE, needs="scores", labels=("single", "multi"), chance=0.5,
+)  # fmt: skip
 _RANKED = 16_000_000  # ranked samples of several classes in memory at a time
 _SUMS = 32_000_000  # sums of weights in memory at a time
 _SMALL = 2**24  # weights times classes up to which sorted passes take less than scipy's import
@@ -43,38 +37,17 @@ def _positive_rate(frequencies: ClassFrequencies) -> Fraction | float:
 
 # The monotone precision-recall curve is too high as monotone estimates are, by n^(-2/3) (Grenander 1956).
 MAP = Metric(
-    "mAP",
-    "Mean average precision, interpolated at all points",
-    "%",
-    1,
-    RATE,
-    needs="scores",
-    labels=("single", "multi"),
-    chance=_positive_rate,
-    floor=True,
-    bias_decay=2 / 3,
-)
+    "mAP", "Mean average precision, interpolated at all points",
+    "%", 1, RATE, needs="scores", labels=("single", "multi"), chance=_positive_rate, floor=True, bias_decay=2 / 3,
+)  # fmt: skip
 MAP_11PT = Metric(
-    "mAP_11pt",
-    "Mean average precision at 11 recalls",
-    "%",
-    1,
-    RATE,
-    needs="scores",
-    labels=("single", "multi"),
-    chance=_positive_rate,
-    bias_decay=2 / 3,
-)
+    "mAP_11pt", "Mean average precision at 11 recalls",
+    "%", 1, RATE, needs="scores", labels=("single", "multi"), chance=_positive_rate, bias_decay=2 / 3,
+)  # fmt: skip
 MAP_NONINTERPOLATED = Metric(
-    "mAP_noninterpolated",
-    "Mean average precision, not interpolated",
-    "%",
-    1,
-    RATE,
-    needs="scores",
-    labels=("single", "multi"),
-    chance=_positive_rate,
-)
+    "mAP_noninterpolated", "Mean average precision, not interpolated",
+    "%", 1, RATE, needs="scores", labels=("single", "multi"), chance=_positive_rate,
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,15 +18,9 @@ MAE = Metric(
     "mae", "Mean absolute error", "units of the labels", -1, LOSS, needs="scores", labels=("value",), label_units=True
 )
 RMSE = Metric(
-    "rmse",
-    "Root mean square error",
-    "units of the labels",
-    -1,
-    LOSS,
-    needs="scores",
-    labels=("value",),
-    label_units=True,
-)
+    "rmse", "Root mean square error",
+    "units of the labels", -1, LOSS, needs="scores", labels=("value",), label_units=True,
+)  # fmt: skip
 SPEARMAN = Metric(
     "spearman", "Spearman's rank correlation", "%", 1, CORRELATION, needs="scores", labels=("value",), chance=0.0
 )

@@ -25,22 +25,14 @@ CORRUPTION_ERROR = Metric(
     "corruption_error", "mean error over corruptions and severities", "%", -1, RATE, needs="versions"
 )
 ERROR_INCREASE = Metric(
-    "error_increase",
-    "mean error over corruptions and severities, less the error on clean images",
-    "%",
-    -1,
-    CORRELATION,
-    needs="versions",
-)
+    "error_increase", "mean error over corruptions and severities, less the error on clean images",
+    "%", -1, CORRELATION, needs="versions",
+)  # fmt: skip
 MCE = Metric("mce", "mean corruption error, relative to a reference classifier", "%", -1, LOSS, needs="versions")
 RELATIVE_MCE = Metric(
-    "relative_mce",
-    "mean increase of the error by corruption, relative to a reference classifier",
-    "%",
-    -1,
-    ANY,
-    needs="versions",
-)
+    "relative_mce", "mean increase of the error by corruption, relative to a reference classifier",
+    "%", -1, ANY, needs="versions",
+)  # fmt: skip
 EFFECTIVE_ROBUSTNESS = Metric(
     "effective_robustness", "accuracy beyond what the accuracy on test predicts", "%", 1, CORRELATION, needs="versions"
 )
@@ -48,50 +40,29 @@ AURRA = Metric(
     "aurra", "mean accuracy of the most confident samples over all response rates", "%", 1, RATE, needs="confidence"
 )
 COSINE = Metric(
-    "cosine",
-    "cosine similarity of the features of changed and unchanged images",
-    "cosine",
-    0,
-    CORRELATION,
-    needs="versions",
-)
+    "cosine", "cosine similarity of the features of changed and unchanged images",
+    "cosine", 0, CORRELATION, needs="versions",
+)  # fmt: skip
 FLIP_PROBABILITY = Metric(
-    "flip_probability",
-    "probability that the predicted class changes between frames of a perturbed image",
-    "%",
-    -1,
-    RATE,
-    needs="videos",
-)
+    "flip_probability", "probability that the predicted class changes between frames of a perturbed image",
+    "%", -1, RATE, needs="videos",
+)  # fmt: skip
 FLIP_RATE = Metric("flip_rate", "flip probability, relative to a reference classifier", "%", -1, LOSS, needs="videos")
 TOP5_DISTANCE = Metric(
-    "top5_distance",
-    "places by which the five first classes fall below the fifth between frames of a perturbed image",
-    "places",
-    -1,
-    (0.0, 15.0),
-    needs="videos",
-)
+    "top5_distance", "places by which the five first classes fall below the fifth between frames of a perturbed image",
+    "places", -1, (0.0, 15.0), needs="videos",
+)  # fmt: skip
 UNKNOWN_AUROC = Metric(
-    "unknown_auroc",
-    "area under the ROC curve of the detection of unknown classes",
-    "%",
-    1,
-    RATE,
-    needs="novelty",
-    chance=0.5,
-)
+    "unknown_auroc", "area under the ROC curve of the detection of unknown classes",
+    "%", 1, RATE, needs="novelty", chance=0.5,
+)  # fmt: skip
 UNKNOWN_AUPR = Metric(
     "unknown_aupr", "average precision of the detection of unknown classes", "%", 1, RATE, needs="novelty"
 )
 UNKNOWN_FPR95 = Metric(
-    "unknown_fpr95",
-    "false-positive rate at 95 % recall of the detection of unknown classes",
-    "%",
-    -1,
-    RATE,
-    needs="novelty",
-)
+    "unknown_fpr95", "false-positive rate at 95 % recall of the detection of unknown classes",
+    "%", -1, RATE, needs="novelty",
+)  # fmt: skip
 UNKNOWN = (UNKNOWN_AUROC, UNKNOWN_AUPR, UNKNOWN_FPR95)
 
 

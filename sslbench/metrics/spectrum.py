@@ -21,22 +21,13 @@ EFFECTIVE_RANK = Metric("effective_rank", "Effective rank", "effective rank, in 
 ALPHA_REQ = Metric("alpha_req", "Decay exponent of the eigenvalues (alpha-ReQ)", "exponent", 0, ANY, needs="features")
 UNIFORMITY = Metric("uniformity", "Uniformity on the sphere", "log potential", 0, (-math.inf, 0.0), needs="features")
 ALIGNMENT = Metric(
-    "alignment",
-    "Alignment of the samples of one class",
-    "squared distance",
-    0,
-    (0.0, 4.0),
-    needs="features",
-    labels=("single",),
-)
+    "alignment", "Alignment of the samples of one class",
+    "squared distance", 0, (0.0, 4.0), needs="features", labels=("single",),
+)  # fmt: skip
 FEATURE_STD = Metric(
-    "feature_std",
-    "Standard deviation of unit features",
-    "standard deviation x sqrt(D)",
-    0,
-    (0.0, 1.0),
-    needs="features",
-)
+    "feature_std", "Standard deviation of unit features",
+    "standard deviation x sqrt(D)", 0, (0.0, 1.0), needs="features",
+)  # fmt: skip
 
 ALPHA_RANKS = (4, 100)
 """First and last rank of the eigenvalues to which the authors' code of alpha-ReQ fits the exponent."""

@@ -28,6 +28,7 @@ from sslbench.metrics.detection.average_precision import (
 from sslbench.metrics.detection.errors import KINDS, ErrorAnalysis, error_analysis
 from sslbench.metrics.detection.files import read_objects, read_results
 from sslbench.metrics.detection.keypoints import labelled
+from sslbench.metrics.detection.matches import box_overlap
 from sslbench.metrics.intervals import Interval
 from sslbench.results import Result, records
 from sslbench.show.page import Section
@@ -105,7 +106,9 @@ def image_f1(truth: Truth, found: Detections) -> FloatArray:
         there = np.flatnonzero(truth.images == image)
         here = np.flatnonzero((found.images == image) & (found.scores >= _SCORE))
         here = here[np.argsort(-found.scores[here], kind="stable")]
-        overlap = _box_overlaps(found.boxes[here], truth.boxes[there])
+        boxes = (each.astype(np.float64) for each in (found.boxes[here], truth.boxes[there]))
+        with np.errstate(invalid="ignore"):  # two boxes without an area
+            overlap = np.nan_to_num(box_overlap(*boxes, 0))
         overlap[found.labels[here][:, None] != truth.labels[there][None]] = 0
         right, wrong = _matches(overlap, ignored[there])
         missed = int((~ignored[there]).sum()) - right
@@ -125,14 +128,6 @@ def _matches(overlap: FloatArray, ignored: BoolArray) -> tuple[int, int]:
         elif not (len(row) and np.where(ignored, row, 0).max() >= _OVERLAP):
             wrong += 1
     return right, wrong
-
-
-def _box_overlaps(a: np.ndarray, b: np.ndarray) -> FloatArray:
-    """Return intersection over union of boxes (D, 4) and (T, 4), as (D, T)."""
-    corners = np.maximum(a[:, None, :2], b[None, :, :2]), np.minimum(a[:, None, 2:], b[None, :, 2:])
-    both = np.clip(corners[1] - corners[0], 0, None).prod(axis=2, dtype=np.float64)
-    areas = [np.clip(x[:, 2:] - x[:, :2], 0, None).prod(axis=1, dtype=np.float64) for x in (a, b)]
-    return np.asarray(both / np.maximum(areas[0][:, None] + areas[1][None] - both, 1e-12))
 
 
 def show_errors(result: Result) -> tuple[list[Section], dict[str, str]]:

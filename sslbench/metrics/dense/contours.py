@@ -18,14 +18,9 @@ from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import RATE, Metric
 
 BOUNDARY_ODS = Metric(
-    "boundary_ods",
-    "F of the boundaries at the best threshold of the data set",
-    "%",
-    1,
-    RATE,
-    needs="contours",
-    labels=("boundaries",),
-)
+    "boundary_ods", "F of the boundaries at the best threshold of the data set",
+    "%", 1, RATE, needs="contours", labels=("boundaries",),
+)  # fmt: skip
 BOUNDARY_OIS = dataclasses.replace(
     BOUNDARY_ODS, name="boundary_ois", title="F of the boundaries at the best threshold of each image"
 )

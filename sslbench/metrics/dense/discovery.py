@@ -24,14 +24,9 @@ THRESHOLDS = np.arange(255) / 255
 """Thresholds at which a saliency map is cut for the maximal F; a pixel is salient above them."""
 
 CORLOC = Metric(
-    "corloc",
-    "CorLoc: share of images whose box overlaps an object by half",
-    "%",
-    1,
-    RATE,
-    needs="discoveries",
-    labels=("boxes",),
-)
+    "corloc", "CorLoc: share of images whose box overlaps an object by half",
+    "%", 1, RATE, needs="discoveries", labels=("boxes",),
+)  # fmt: skip
 BOX_IOU = dataclasses.replace(CORLOC, name="discovery_box_iou", title="IoU with the best box, mean over images")
 MASK_IOU = dataclasses.replace(CORLOC, name="discovery_mask_iou", title="IoU with the best mask, mean over images")
 DISCOVERY = (CORLOC, BOX_IOU, MASK_IOU)

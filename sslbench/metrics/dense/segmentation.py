@@ -35,11 +35,9 @@ MATCHED_MIOU = dataclasses.replace(
     needs="matched_maps",
 )
 MATCHED_ACCURACY = dataclasses.replace(
-    PIXEL_ACCURACY,
-    name="matched_aAcc",
-    title="Pixel accuracy after one-to-one assignment of the predicted classes",
+    PIXEL_ACCURACY, name="matched_aAcc", title="Pixel accuracy after one-to-one assignment of the predicted classes",
     needs="matched_maps",
-)
+)  # fmt: skip
 MATCHED = (MATCHED_MIOU, MATCHED_ACCURACY)
 """Metrics in the order of `matched_values`."""
 UNASSIGNED = -1

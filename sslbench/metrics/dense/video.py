@@ -28,12 +28,9 @@ J_MEAN = Metric(
 )
 J_RECALL = dataclasses.replace(J_MEAN, name="j_recall", title="Share of frames with J above .5, mean over objects")
 J_DECAY = dataclasses.replace(
-    J_MEAN,
-    name="j_decay",
-    title="J of the first quarter less that of the last, mean over objects",
-    direction=-1,
-    bounds=CORRELATION,
-)
+    J_MEAN, name="j_decay", title="J of the first quarter less that of the last, mean over objects",
+    direction=-1, bounds=CORRELATION,
+)  # fmt: skip
 F_MEAN = dataclasses.replace(J_MEAN, name="f_mean", title="Boundary measure F, mean over frames and objects")
 F_RECALL = dataclasses.replace(J_MEAN, name="f_recall", title="Share of frames with F above .5, mean over objects")
 F_DECAY = dataclasses.replace(

@@ -16,9 +16,9 @@ Frequency = Literal["r", "c", "f", ""]
 """Rare (in 1 to 10 training images), common (to 100), frequent; '' where the data do not say."""
 FREQUENCIES: tuple[Frequency, ...] = ("r", "c", "f", "")
 THRESHOLDS: FloatArray = np.arange(50, 100, 5) / 100
-AT_75 = 5
-"""Position of .75 among the thresholds."""
 """Overlaps (intersection over union) at which detections are scored; T = 10."""
+AT_75 = 5
+"""Position of .75 among them."""
 COCO_AREAS: FloatArray = np.array([[0, 1e10], [0, 32**2], [32**2, 96**2], [96**2, 1e10]])
 """Area ranges in pixels: all, small, medium, large."""
 COCO_MOST = 100
