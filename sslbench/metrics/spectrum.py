@@ -302,4 +302,4 @@ class _Side:
 
 
 def _parts(x: Matrix) -> list[Matrix]:
-    return [x[start : start + _CENTRED_ROWS] for start in range(0, len(x), _ROWS)]
+    return [x[start : start + _CENTRED_ROWS] for start in range(0, len(x), _CENTRED_ROWS)]
