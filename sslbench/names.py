@@ -301,17 +301,17 @@ def refuse_named_by_file(name: str) -> None:
         )
 
 
-_command_of_file = contextvars.ContextVar("_command_of_file", default="")
+_file_of_requests = contextvars.ContextVar("_file_of_requests", default="")
 
 
 @contextlib.contextmanager
-def command_from_file(where: str) -> Iterator[None]:
-    """Refuse all code of the user's own inside the block, where a file holds the words of a whole command."""
-    token = _command_of_file.set(where)
+def requests_from_file(where: str) -> Iterator[None]:
+    """Refuse all code of the user's own inside the block, in which the requests of the file `where` are run."""
+    token = _file_of_requests.set(where)
     try:
         yield
     finally:
-        _command_of_file.reset(token)
+        _file_of_requests.reset(token)
 
 
 def search_current_folder() -> str:
@@ -325,7 +325,7 @@ def search_current_folder() -> str:
 def refuse_missing_module(spec: str) -> None:
     """Refuse a name of the user's own code whose module cannot be found; nothing is imported."""
     refuse_named_by_file(spec)
-    _refuse_code_of_command(spec)
+    _refuse_code_of_requests(spec)
     name = spec.partition(":")[0]
     package = name.partition(".")[0]
     here = search_current_folder()
@@ -333,9 +333,11 @@ def refuse_missing_module(spec: str) -> None:
         raise _no_module(name, here)
 
 
-def _refuse_code_of_command(name: str) -> None:
-    if where := _command_of_file.get():
-        raise UsageError(f"the command in {where} names the Python code '{name}'", "--trust-code runs it.")
+def _refuse_code_of_requests(name: str) -> None:
+    if where := _file_of_requests.get():
+        raise UsageError(
+            f"{where} names the Python code '{name}'; code named in a file is not run", "--trust-code runs it."
+        )
 
 
 def _no_module(name: str, here: str) -> UsageError:
@@ -346,7 +348,7 @@ def _no_module(name: str, here: str) -> UsageError:
 
 
 def _import_user_module(name: str) -> ModuleType:
-    _refuse_code_of_command(name)
+    _refuse_code_of_requests(name)
     search_current_folder()
     return _imported(name)
 

@@ -59,7 +59,7 @@ PLACES = {
     # a method: the user's word; recipes go through recipes._mark_code
     "train/method.py": {"find_module"},
     # observers: a flag
-    "cli/commands/pretrain/__init__.py": {"find_object"},
+    "cli/commands/pretrain/work.py": {"find_object"},
     # an optimizer: the user's word; recipes go through recipes._mark_code, benchmarks and presets through
     # names.without_code; and a fixed name
     "train/optimizers/optimizer.py": {"find_object", "find_module", "resolve_name"},
@@ -296,7 +296,6 @@ def recipe(**changes):
     from sslbench.library.recipes import compose_pretraining
 
     values = compose_pretraining("rotnet", {}, {}).values
-    values.pop("launcher")
     values["batch_size"] = 4
     for key, value in changes.items():
         values[key] = {**values["method"], "name": value} if key == "method" else value

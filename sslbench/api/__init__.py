@@ -513,7 +513,6 @@ def pretrain(
     refuse_other_fields(request, pretraining.PretrainRequest, of_settings=pretraining.PretrainSettings)
     composed = compose_pretraining(method, settings or {}, {})
     values, typed = composed.values, tuple(key for key, origin in composed.origins.items() if origin == "key=value")
-    values.pop("launcher")
     checked = build(pretraining.PretrainSettings, values, f"pretrain {method}")
     pretrain_request = pretraining.PretrainRequest(
         settings=checked, data=location(data, "data", FILES), out=Path(out), chosen=typed, **request

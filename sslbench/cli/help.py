@@ -1,7 +1,7 @@
-"""Commands whose help shows the flags in groups, and other ways to type flags and settings."""
+"""Commands whose help shows the flags in groups."""
 
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import click
 
@@ -89,51 +89,17 @@ def hide(command: click.Command, names: Collection[str]) -> None:
 
 
 class SettingsCommand(GroupedCommand):
-    """Command with settings: `--knn.k 20` is `knn.k=20`, and `data=photos/` is `--data photos/`."""
+    """Command with settings, whose help depends on the names that are typed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments in the usual forms."""
-        return super().parse_args(ctx, usual_forms(self, args))
-
-
-AS_WORDS = ("data", "test_data", "weights", "out")
-"""Flags that commands with settings also take as key=value."""
-
-
-def usual_forms(command: click.Command, args: Sequence[str]) -> list[str]:
-    """Return arguments with settings as key=value and flags as --flag=value.
-
-    Example:
-        >>> usual_forms(SettingsCommand("eval"), ["knn", "--knn.k", "20"])
-        ['knn', 'knn.k=20']
-
-    Raises:
-        UsageError: a setting without a value, or a flag that is typed in both forms.
-    """
-    options = [p for p in command.params if isinstance(p, click.Option)]
-    flags = {str(p.name): p.opts for p in options if p.name in AS_WORDS}
-    with_value = {flag for p in options if not p.is_flag for flag in p.opts}
-    found: list[str] = []
-    from_words: dict[str, str] = {}
-    words = iter(args)
-    for word in words:
-        key, equals, value = word.partition("=")
-        if word in with_value:
-            found += [word, *([after] if (after := next(words, None)) is not None else [])]
-        elif key.startswith("--") and "." in key:
-            value = value if equals else next(words, "--")
-            if value.startswith("--"):
-                raise UsageError(f"{key} needs a value", f"Type {key} VALUE, or {key[2:]}=VALUE.")
-            found.append(f"{key[2:]}={value}")
-        elif equals and key in flags:
-            if key in from_words:
-                raise UsageError(f"the key '{key}' is given twice")
-            from_words[key] = word
-            found.append(f"{flags[key][0]}={value}")
-        else:
-            found.append(word)
-    for key, word in from_words.items():
-        twin = next((each for each in args if each.partition("=")[0] in flags[key]), None)
-        if twin is not None:
-            raise UsageError(f"{word} and {twin} are the same flag", "Leave one out.")
-    return found
+        """Keep the words for the help; tell how a setting is written that is typed as a flag."""
+        ctx.meta["words"] = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if "." not in error.option_name:
+                raise
+            key = error.option_name.lstrip("-")
+            raise UsageError(
+                f"there is no flag {error.option_name}", f"A setting is written as {key}=VALUE."
+            ) from error

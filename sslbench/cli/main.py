@@ -29,6 +29,7 @@ COMMANDS = {
     "pretrain": "Train a backbone without labels: simclr, moco_v2, dino, ...",
     "eval": "Score a backbone: knn, linear, svm, ...; finetune; detection.",
     "score": "Score detections made elsewhere, in COCO's result format.",
+    "run": "Run written requests: of a file, a job or a record.",
     "sweep": "Score weights by several settings and seeds; one leaderboard.",
     "extract": "Write a backbone's features of a data set to disk.",
     "cluster": "Write k-means clusters of features as labels to train on.",

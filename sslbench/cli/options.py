@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,8 +14,10 @@ from sslbench import config, paths
 from sslbench.backbones.layer_spec import SIZED_BY_THE_IMAGE, parse_layer, split_layers
 from sslbench.backbones.named import is_pixels
 from sslbench.cli.echo import LEVEL, echo, note
+from sslbench.cli.words import AS_TYPED
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
+from sslbench.names import list_names
 from sslbench.preprocessing import IMAGENET_MEAN, Preprocessing
 from sslbench.runtime.folders import refuse_address
 from sslbench.text import visible
@@ -214,13 +217,14 @@ image_column = click.option(
 label_column = click.option(
     "--label-col", "--label-column", "label_column", help="Column of labels in a table. Default: recognised."
 )
+_weights = functools.partial(
+    click.option,
+    "--weights",
+    "-w",
+    help="Weights file; hf:OWNER/MODEL, timm:MODEL, vissl:NAME or https://...#sha256=... (downloaded); "
+    "'random' (untrained, needs --backbone); 'pixels'.",
+)
 _WEIGHTS = [
-    click.option(
-        "--weights",
-        "-w",
-        help="Weights file; hf:OWNER/MODEL, timm:MODEL, vissl:NAME or https://...#sha256=... (downloaded); "
-        "'random' (untrained, needs --backbone); 'pixels'.",
-    ),
     click.option(
         "--backbone",
         "-b",
@@ -312,7 +316,31 @@ def _as_one(name: str, flags: type[Any], options: list[Callable[[F], F]]) -> Cal
     return decorate
 
 
-weights_options = _as_one("weights", WeightsFlags, _WEIGHTS)
+class _Several(click.Option):
+    """Option that takes all words up to the next flag, protocol or KEY=VALUE: --weights a.pth b.pth."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Let the parser hand over the further words."""
+        super().add_to_parser(parser, ctx)
+        option = parser._long_opt[self.opts[0]]
+        take_one = option.process
+
+        def process(value: str, state: Any) -> None:
+            take_one(value, state)
+            while state.rargs and not _ends_values(state.rargs[0]):
+                take_one(state.rargs.pop(0), state)
+
+        option.process = process
+
+
+def _ends_values(word: str) -> bool:
+    known = word.startswith("-") or word in list_names("protocol")
+    # The '=' of an address belongs to its query.
+    return known or ("=" in word and not re.match(r"[A-Za-z][\w+.-]*://", word) and not Path(word).exists())
+
+
+weights_options = _as_one("weights", WeightsFlags, [_weights(), *_WEIGHTS])
+several_weights_options = _as_one("weights", WeightsFlags, [_weights(cls=_Several, multiple=True), *_WEIGHTS])
 data_options = _as_one("data", DataFlags, _DATA)
 preprocessing_options = _as_one("preprocessing", PreprocessingFlags, _PREPROCESSING)
 run_options = _as_one("run", RunFlags, _RUN)
@@ -338,6 +366,26 @@ def refuse(ctx: click.Context, *, used: Collection[str], what: str, reasons: Map
             off = ctx.params.get(name) is False and parameter.secondary_opts  # --no-copies
             flag = (parameter.secondary_opts if off else parameter.opts)[0]
             raise UsageError(f"{flag} does not go with {what}", (reasons or {}).get(name))
+
+
+def as_flags(ctx: click.Context, settings: dict[str, Any]) -> dict[str, Any]:
+    """Remove data=, test_data=, weights= and out= from key=value, and return them as values of their flags.
+
+    Raises:
+        UsageError: a flag is typed in both forms.
+    """
+    found: dict[str, Any] = {}
+    for parameter in ctx.command.params:
+        name = str(parameter.name)
+        if name not in AS_TYPED or name not in settings:
+            continue
+        if is_typed(ctx, name):
+            raise UsageError(f"{name}= and {parameter.opts[0]} are the same flag", "Leave one out.")
+        value = settings.pop(name)
+        value = value[0] if isinstance(value, list) else value  # of a sweep
+        found[name] = (value,) if parameter.multiple else value
+        ctx.set_parameter_source(name, ParameterSource.COMMANDLINE)  # `refuse` treats both forms alike
+    return found
 
 
 def is_typed(ctx: click.Context, name: str) -> bool:

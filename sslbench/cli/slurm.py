@@ -1,11 +1,13 @@
-"""`--launcher slurm`: submission of commands as SLURM jobs through submitit, requeued until they are done."""
+"""`--launcher slurm`: written requests as SLURM jobs through submitit, requeued until they are done."""
 
 import contextlib
 import dataclasses
+import hashlib
 import importlib.util
 import io
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,11 +18,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
+import click
+import yaml
+
 from sslbench.cli.echo import echo
 from sslbench.config import build, read_yaml, setting
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.names import find_file
-from sslbench.text import HIDDEN, without_secrets
+from sslbench.text import HIDDEN
 
 SAVED = 128 + signal.SIGUSR1 if hasattr(signal, "SIGUSR1") else -1
 """Exit code of a run that saved a checkpoint and stopped on SIGUSR1."""
@@ -257,41 +262,96 @@ def _last_error(log: Path) -> str:
     return ""
 
 
-def settings_of(values: Mapping[str, Any]) -> Slurm:
-    """Return the settings of configs/launcher/slurm.yaml, of which a later one of the user's own comes first.
+launcher_option = click.option(
+    "--launcher",
+    help="Launcher: local, or slurm: as jobs, several benchmarks or weights as an array (launcher.partition=...). "
+    "Default: local.",
+)
 
-    A job is one process with one GPU unless `gpus_per_node` is given: only a training is worth more.
+
+def take_launcher(
+    values: Mapping[str, Any], name: str | None, *, training: bool = False
+) -> tuple[Slurm | None, dict[str, Any]]:
+    """Return the settings of the jobs that were asked for, None to run here, and the other key=value.
 
     Args:
-        values: those given as launcher.KEY=VALUE.
+        values: key=value, with those of the launcher.
+        name: the value of --launcher.
+        training: a job has the machines and GPUs of configs/launcher/slurm.yaml; others are one process with one GPU.
 
     Raises:
-        UsageError: no such setting, or one that is not possible.
+        UsageError: no such launcher or setting, one that is not possible, or settings without the launcher.
     """
-    file = read_yaml(find_file("launcher", "slurm"))
-    settings = build(Slurm, {**file, "nodes": 1, "gpus_per_node": 1, **values}, "launcher")
-    settings.check()
-    return settings
+    own = {key: value for key, value in values.items() if key.partition(".")[0] == "launcher"}
+    rest = {key: value for key, value in values.items() if key not in own}
+    if "launcher" in own and name is not None:
+        raise UsageError("--launcher and launcher= are the same setting", "Leave one out.")
+    name = str(own.pop("launcher", name or "local"))
+    file = find_file("launcher", name)
+    if name == "slurm":
+        given = {key.removeprefix("launcher."): value for key, value in own.items()}
+        single = {} if training else {"nodes": 1, "gpus_per_node": 1}
+        settings = build(Slurm, {**read_yaml(file), **single, **given}, "launcher")
+        settings.check()
+        return settings, rest
+    if own:
+        raise UsageError(f"{next(iter(own))} has no effect without --launcher slurm")
+    return None, rest
 
 
-def submit(commands: Sequence[Sequence[str]], settings: Slurm, out: Path) -> list[Submitted]:
-    """Submit commands to the queue, several as an array; logs are written below `out`/slurm.
+def as_yaml(requests: Sequence[Mapping[str, Any]]) -> str:
+    """Return requests as `sslbench run` reads them from a file."""
+    content = requests[0] if len(requests) == 1 else {"requests": list(requests)}
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
+
+
+def submit(
+    jobs: Sequence[Sequence[Mapping[str, Any]]], flags: Sequence[str], settings: Slurm, out: Path
+) -> list[End] | None:
+    """Write the requests of jobs, submit `sslbench run` of them, and wait where that was asked for.
 
     Args:
-        commands: arguments of `sslbench` of each job, with the local launcher.
+        jobs: written requests of each job.
+        flags: of `sslbench run`.
         settings: resources of each job.
         out: folder of the results, which the machines of the cluster share with this one.
+
+    Returns:
+        The ends of the jobs if they were waited for; else None.
 
     Raises:
         UsageError: submitit or SLURM is missing, or SLURM refuses the jobs.
     """
-    if importlib.util.find_spec("submitit") is None:
-        raise UsageError("launcher=slurm needs submitit, which is not installed", "pip install submitit")
-    if word := next((word for words in commands for word in words if HIDDEN in without_secrets(word)), None):
+    texts = [as_yaml(requests) for requests in jobs]
+    if any(HIDDEN in text for text in texts):
         raise UsageError(
-            f"the address {word} has a login or key, which a job would have in its files",
+            "an address has a login or key, which a job would have in its files",
             "Download it first, or use one whose package finds its login itself: s3://, gs://, hf:.",
         )
+    submitted = _submitted(texts, flags, settings, out)
+    for job in submitted:
+        echo(f"job {job.id} will run: {shlex.join(['sslbench', *job.words])}", err=True)
+        echo(f"  its log is {job.log}", err=True)
+    echo(f"results: {out}", err=True)
+    number = submitted[0].id.partition("_")[0]  # of the array
+    if settings.cluster == "slurm":
+        follow = f"tail -f {shlex.quote(str(submitted[0].log))}"
+        echo(f"to see the queue: squeue -j {number}; to read along: {follow}; to stop: scancel {number}", err=True)
+    for job in submitted:
+        echo(job.id)
+    if not settings.wait:
+        return None
+    try:
+        return _wait(submitted)
+    except KeyboardInterrupt:
+        if settings.cluster == "slurm":
+            echo(f"the jobs go on; to stop them: scancel {number}", err=True)
+        raise
+
+
+def _submitted(texts: Sequence[str], flags: Sequence[str], settings: Slurm, out: Path) -> list[Submitted]:
+    if importlib.util.find_spec("submitit") is None:
+        raise UsageError("launcher=slurm needs submitit, which is not installed", "pip install submitit")
     missing = [program for program in ("sbatch", "srun") if shutil.which(program) is None]
     if missing and settings.cluster == "slurm":
         raise UsageError(
@@ -306,6 +366,14 @@ def submit(commands: Sequence[Sequence[str]], settings: Slurm, out: Path) -> lis
     try:
         executor = submitit.AutoExecutor(folder, cluster=settings.cluster, slurm_max_num_timeout=settings.requeues)
         executor.update_parameters(**parameters(settings))
+        commands = []
+        for text in texts:
+            # Named by its content: the same command submitted again uses the same file.
+            file = folder / f"request-{hashlib.sha256(text.encode()).hexdigest()[:12]}.yaml"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+            # The user has typed the code that these requests name.
+            commands.append(("run", str(file), *flags, "--trust-code"))
         with contextlib.redirect_stderr(io.StringIO()):  # sbatch's message, which the error has as well
             if len(commands) == 1:
                 jobs = [executor.submit(Job(commands[0]))]
@@ -313,7 +381,7 @@ def submit(commands: Sequence[Sequence[str]], settings: Slurm, out: Path) -> lis
                 with executor.batch():
                     jobs = [executor.submit(Job(words)) for words in commands]
         return [
-            Submitted(str(job.job_id), tuple(words), Path(job.paths.stdout), job)
+            Submitted(str(job.job_id), words, Path(job.paths.stdout), job)
             for job, words in zip(jobs, commands, strict=True)
         ]
     except (RuntimeError, FailedJobError) as error:
@@ -327,9 +395,36 @@ def submit(commands: Sequence[Sequence[str]], settings: Slurm, out: Path) -> lis
         ) from error
 
 
+def exit_code(ends: Sequence[End] | None) -> int | None:
+    """Return the largest exit code; None where all went well or nothing was waited for."""
+    return max((end.code for end in ends or ()), default=0) or None
+
+
+def _wait(jobs: Sequence[Submitted]) -> list[End]:
+    """Wait for jobs, tell which have failed and why, and return their ends."""
+    echo(f"waiting for {len(jobs)} job{'s' if len(jobs) > 1 else ''}; Ctrl-C ends the waiting, not the jobs", err=True)
+    ends = []
+    for job in jobs:
+        end = job.end()
+        ends.append(end)
+        if end.code:
+            why = f": {end.reason}" if end.reason else ""
+            echo(f"job {job.id} ended with exit code {end.code}{why}", err=True)
+            echo(f"  its log is {job.log}", err=True)
+    echo(f"{sum(not end.code for end in ends)} of {len(jobs)} jobs are done", err=True)
+    return ends
+
+
+def show(jobs: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    """Print the requests of the jobs that would be submitted."""
+    for number, requests in enumerate(jobs, 1):
+        echo(f"job {number} of {len(jobs)}:\n{as_yaml(requests)}")
+
+
 def _unsubmitted(folder: Path) -> set[Path]:
     """Return submitit's files of jobs that have no number yet."""
-    return {*folder.glob("[0-9a-f]*[0-9a-f].pkl"), *folder.glob(".submission_file_*.sh")}
+    patterns = ("[0-9a-f]*[0-9a-f].pkl", ".submission_file_*.sh", "request-*.yaml")
+    return {file for pattern in patterns for file in folder.glob(pattern)}
 
 
 def parameters(settings: Slurm) -> dict[str, Any]:

@@ -56,6 +56,16 @@ def print_table(
         _below(headings, rows, names, text)
 
 
+def print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> None:
+    """Print short rows in columns of equal width, the first `left` ones aligned to the left."""
+    widths = [max(len(row[i]) for row in (headings, *rows)) for i in range(len(headings))]
+    for row in (headings, *rows):
+        cells = [
+            f"{cell:<{w}}" if i < left else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        echo("  ".join(cells).rstrip())
+
+
 def _least_width(headings: Sequence[str], rows: Sequence[Sequence[str]], wrapped: str | None) -> int:
     from rich.cells import cell_len
 

@@ -1,22 +1,18 @@
 """Words after a command: names, and key=value in Hydra's grammar."""
 
-import dataclasses
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sslbench import paths
-from sslbench.config import read_yaml, resolve
 from sslbench.errors import UsageError
-from sslbench.evaluation.request import RunSettings
-from sslbench.library.recipes import compose
-from sslbench.names import did_you_mean, from_file, list_names
-from sslbench.protocols import find as find_protocol
 
-_AS_TYPED = re.compile(r"(launcher\.(?:partition|account|qos|constraint|exclude|job_name))=(.+)", re.DOTALL)
-"""Settings with the words of SLURM, whose commas, brackets and bars are not those of Hydra: node[01-03], a100|h100."""
+AS_TYPED = ("data", "test_data", "weights", "out")
+"""Flags that commands with settings also take as key=value."""
+_AS_TYPED = re.compile(
+    rf"(launcher\.(?:partition|account|qos|constraint|exclude|job_name)|{'|'.join(AS_TYPED)})=(.+)", re.DOTALL
+)
+"""Places, and settings with the words of SLURM: their commas, brackets and bars are not Hydra's (node[01-03], a|b)."""
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
@@ -112,98 +108,3 @@ def split_listed(words: Sequence[str]) -> tuple[list[str], dict[str, tuple[Any, 
             raise UsageError(f"the key '{key}' is given twice")
         values[key] = (list(override.sweep_iterator()), True) if listed else (override.value(), False)
     return names_, values
-
-
-def route(values: Mapping[str, Any], run_keys: Sequence[str], protocols: Sequence[str]) -> "Routed":
-    """Sort key=value into settings of the run and of each protocol; `knn.k=20` is for one protocol only.
-
-    A setting that protocols share with the run, such as batch_size, is theirs; a flag, --batch-size, sets the run's.
-
-    Raises:
-        UsageError: a key that nothing has, with the nearest one.
-    """
-    run: dict[str, Any] = {}
-    per_protocol: dict[str, dict[str, Any]] = {name: {} for name in protocols}
-    fields = {name: {f.name for f in dataclasses.fields(find_protocol(name).settings)} for name in protocols}
-    for key, value in values.items():
-        prefix, _, rest = key.partition(".")
-        if rest and (takers := [name for name in protocols if prefix in fields[name]]):  # d2.SOLVER.BASE_LR: a mapping
-            for name in takers:
-                per_protocol[name].setdefault(prefix, {})[rest] = value
-            continue
-        if prefix in fields and rest:
-            if rest not in fields[prefix]:
-                raise UsageError(f"{prefix} has no setting '{rest}'", nearest_setting(rest, fields[prefix]))
-            per_protocol[prefix][rest] = value
-            continue
-        takers = [name for name in protocols if key in fields[name]]
-        for name in takers:
-            per_protocol[name].setdefault(key, value)
-        if key in run_keys and not takers:
-            run[key] = value
-        elif not takers:
-            known = set(run_keys).union(*fields.values())
-            raise UsageError(f"there is no setting '{key}' of {', '.join(protocols)}", nearest_setting(key, known))
-    return Routed(run, per_protocol)
-
-
-def nearest_setting(key: str, known: Collection[str]) -> str:
-    """Return the remedy for a setting that does not exist: the other protocols that have it, or the nearest name."""
-    having = [
-        name
-        for name in list_names("protocol")
-        if any(field.name == key for field in dataclasses.fields(find_protocol(name).settings))
-    ]
-    return f"It is a setting of {', '.join(having)}." if having else did_you_mean(key, known)
-
-
-@dataclasses.dataclass(frozen=True)
-class Routed:
-    """Settings of the run, and of each protocol."""
-
-    run: dict[str, Any]
-    protocols: dict[str, dict[str, Any]]
-
-
-def resolve_run(values: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[RunSettings, dict[str, str]]:
-    """Return the settings of a run, checked, with their origins; arguments as for `compose_run`.
-
-    Raises:
-        UsageError: no such machine or setting, or a value that is not possible.
-    """
-    settings, origins = resolve(RunSettings, compose_run(values, flags))
-    settings.check()
-    return settings, origins
-
-
-def compose_run(values: Mapping[str, Any], flags: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the layers of run settings: configs/eval.yaml with its machine group, key=value, then flags.
-
-    Args:
-        values: key=value words for the run; 'machine' picks configs/machine/NAME.yaml.
-        flags: flags that were given.
-
-    Returns:
-        (origin, values) pairs for `config.resolve`, weakest first.
-
-    Raises:
-        UsageError: no such machine.
-    """
-    values = dict(values)
-    machine = str(values.pop("machine", "auto"))
-    machines: dict[str, Path] = {}
-    for folder in paths.search_path("configs"):
-        for file in (folder / "machine").glob("*.yaml"):
-            machines.setdefault(file.stem, file)
-    if machine not in machines:
-        raise UsageError(f"there is no machine called '{machine}'", did_you_mean(machine, machines))
-    in_machine = set(read_yaml(machines[machine], may_be_empty=True))
-    base, _ = compose("eval", {"machine": machine})
-    if "decoder" in base:
-        base["decoder"] = from_file(base["decoder"], f"configs/eval.yaml or machine/{machine}.yaml", "--decoder {}")
-    return [
-        ("configs/eval.yaml", {k: v for k, v in base.items() if k not in in_machine}),
-        (f"machine={machine}", {k: v for k, v in base.items() if k in in_machine}),
-        ("key=value", values),
-        ("flag", dict(flags)),
-    ]

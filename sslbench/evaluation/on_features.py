@@ -200,7 +200,9 @@ def _describe_parts(
     further = scored.further[number]
     timings = {"further sets": round(further.seconds, 3)} if further.sets else {}
     data = dataclasses.replace(subject.data, label_noise=noise)
-    return dataclasses.replace(subject, data=data, timings={**subject.timings, **timings}), train, test
+    request = subject.request and dataclasses.replace(subject.request, tasks=(task,))
+    timings = {**subject.timings, **timings}
+    return dataclasses.replace(subject, data=data, timings=timings, request=request), train, test
 
 
 def _floor(

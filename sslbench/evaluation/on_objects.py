@@ -33,7 +33,15 @@ from sslbench.evaluation.detections import (
     without_comparisons,
 )
 from sslbench.evaluation.preparation import Prepared
-from sslbench.evaluation.record import Subject, compare_references, measurement, unscored, weights_used
+from sslbench.evaluation.record import (
+    Subject,
+    compare_references,
+    measurement,
+    request_for,
+    unscored,
+    weights_used,
+    written_request,
+)
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.evaluation.trainings import ONE_TRAINING, together
 from sslbench.results import DataUsed, RequestedParts, Result, records
@@ -63,6 +71,8 @@ class _ObjectEvaluation:
 
     def __init__(self, prepared: Prepared, task: Task, out: Path, command: str, progress: Progress | None) -> None:
         self.prepared, self.run, self.out, self.command, self.progress = prepared, prepared.run, out, command, progress
+        can_be_written = not (prepared.in_memory or prepared.backbone.kind.in_memory)
+        self.request = dataclasses.replace(prepared.request, tasks=(task,)) if can_be_written else None
         settings = try_backend(task.settings, prepared.backbone, self.run.torch_device())
         self.task, self.settings, self.recipe = dataclasses.replace(task, settings=settings), settings, settings.recipe
         used = prepared.backbone.preprocessing
@@ -222,6 +232,7 @@ class _ObjectEvaluation:
             run,
             self.command,
             {},
+            request=request_for(self.request, weights, backbone) if self.request is not None else None,
         )
         frozen = f"The backbone was frozen (freeze_at=5); what was trained: {what_is_trained(recipe)}."
         notes = (
@@ -230,7 +241,14 @@ class _ObjectEvaluation:
             *few_objects(self.test),
             *([ONE_TRAINING] if run.seeds == 1 else []),
         )
-        return unscored(measurement(subject, self.task), run, self.command, notes, headline="AP")
+        return unscored(
+            measurement(subject, self.task),
+            run,
+            self.command,
+            notes,
+            headline="AP",
+            request=written_request(subject, self.task),
+        )
 
     def _about(self, backbone: Backbone, weights: str, record: str) -> DetectorDescription:
         """Return the provenance of a detector, for its file and its checkpoints."""

@@ -108,6 +108,7 @@ class Prepared:
         backbone: the same with the preprocessing that this request asks for.
         preprocessing_origins: origin of each value of it that has an effect.
         notes: remarks on the data that belong into the records.
+        in_memory: data are objects of Python.
         baselines: weights of the request's baselines, and the backbone with them.
         sets: for each task of the request the further sets of images that it scores, by name.
         classifier: the one in the weights file, whose classes the data then have; None: protocols train their own.
@@ -125,6 +126,7 @@ class Prepared:
     classifier: FileClassifier | None = None
     notes: tuple[str, ...] = ()
     baselines: tuple[tuple[str, Backbone], ...] = ()
+    in_memory: bool = False
 
     @property
     def object_tasks(self) -> tuple[Task, ...]:
@@ -202,7 +204,7 @@ def prepare(
     if classifier is not None:
         data = one_part(data, tasks[0].part)
     sets = tuple(open_sets(task, data, backbone.preprocessing, request.limit, run.seed) for task in request.tasks)
-    further = sets, classifier, notes, tuple(_baselines(request, backbone))
+    further = sets, classifier, notes, tuple(_baselines(request, backbone)), bool(in_memory)
     return Prepared(request, run, loaded, backbone, layers, data, origins, findings, *further)
 
 

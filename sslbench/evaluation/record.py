@@ -24,7 +24,7 @@ from sslbench.evaluation.beside import write_predicted
 from sslbench.evaluation.file_classifier import with_classifier
 from sslbench.evaluation.groups import UNNAMED, groups_of, with_details
 from sslbench.evaluation.preparation import Prepared
-from sslbench.evaluation.request import RunSettings, Task
+from sslbench.evaluation.request import FeaturesRequest, Request, RunSettings, Task, written
 from sslbench.evaluation.trainings import ONE_TRAINING, draws
 from sslbench.features.array import Features
 from sslbench.identity import Measurement, groups_digest, record_id
@@ -108,6 +108,7 @@ class Subject:
         groups: column of the manifest -> the group of every test sample that is scored.
         members: column -> digest of the group of every test sample, scored or not (`identity.groups_digest`).
         calibration: digest of the images that decide the ranges of int8.
+        request: the evaluation; None where weights or data are objects of Python.
     """
 
     weights: WeightsUsed
@@ -124,6 +125,7 @@ class Subject:
     costs: Costs | None = None
     calibration: str | None = None
     notes: tuple[str, ...] = ()
+    request: Request | FeaturesRequest | None = None
 
 
 def measurement(subject: Subject, task: Task) -> Measurement:
@@ -178,13 +180,36 @@ def asked(subject: Subject, task: Task) -> RequestedParts:
     return RequestedParts(groups=dict(subject.members), overlaps=run.overlaps, floors=run.floors, baseline=baseline)
 
 
-def unscored(measured: Measurement, run: RunSettings, command: str, notes: tuple[str, ...], *, headline: str) -> Result:
+def written_request(subject: Subject, task: Task) -> dict[str, Any] | None:
+    """Return the request of one record: its protocol alone, and one training where several were asked for."""
+    if subject.request is None:
+        return None
+    run, base = subject.run, subject.data.split_seed
+    if base is not None:  # a later one of several trainings, on the split of the first
+        run = dataclasses.replace(run, seed=base, seeds=run.seed - base + 1, only_seed=run.seed)
+    elif not task.kind.trains:  # evaluated beside one that trains
+        run = dataclasses.replace(run, seeds=1, only_seed=None)
+    # The records of further sets have a task of their own, which does not open them.
+    tasks = subject.request.tasks if len(subject.request.tasks) == 1 else (task,)
+    return written(dataclasses.replace(subject.request, tasks=tasks), run)
+
+
+def unscored(
+    measured: Measurement,
+    run: RunSettings,
+    command: str,
+    notes: tuple[str, ...],
+    *,
+    headline: str,
+    request: dict[str, Any] | None = None,
+) -> Result:
     """Return a record without results, whose id is known before anything is computed."""
     return Result(
         **{field.name: getattr(measured, field.name) for field in dataclasses.fields(measured)},
         id=record_id(measured),
         created=records.now(),
         command=command,
+        request=request,
         headline=headline,
         metrics={},
         versions=records.versions() | names.plugin_version(measured.protocol.name),
@@ -223,7 +248,14 @@ def recorded(
         outcome = dataclasses.replace(outcome, notes=(*outcome.notes, same))
     notes = (*outcome.notes, *subject.notes)
     result = dataclasses.replace(
-        unscored(measurement(subject, task), subject.run, subject.command, notes, headline=outcome.headline),
+        unscored(
+            measurement(subject, task),
+            subject.run,
+            subject.command,
+            notes,
+            headline=outcome.headline,
+            request=written_request(subject, task),
+        ),
         asked=asked(subject, task),
         metrics=percent_metrics(outcome, len(test)),
         per_class={name: percent(value) for name, value in outcome.per_class.items()},
@@ -381,6 +413,7 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
     precision = "fp32" if prepared.run.precision == "int8" and backbone.kind.pixels else prepared.run.precision
     timings = {"extract": round(encoded.seconds, 3), "images decoded": float(encoded.decoded)}
     columns = {name: [text or UNNAMED for text in data.test.attributes[name]] for name in request.groups}
+    can_be_written = not (prepared.in_memory or prepared.backbone.kind.in_memory)
     return Subject(
         weights,
         layer,
@@ -396,6 +429,25 @@ def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encode
         encoded.costs,
         backbone.calibration_sha256[:16] or None,
         prepared.notes,
+        request_for(request, given, backbone) if can_be_written else None,
+    )
+
+
+def request_for(request: Request, weights: str, backbone: Backbone) -> Request:
+    """Return the request for the weights of a floor or baseline, which is evaluated on the same images."""
+    if weights == request.weights:
+        return request
+    pixels = backbone.kind.pixels
+    return dataclasses.replace(
+        request,
+        weights=backbone.name if pixels else weights,
+        backbone=None if pixels else backbone.name,
+        layers=() if pixels else request.layers,
+        preprocessing={key: value for key, value in backbone.preprocessing.values().items() if key != "origin"},
+        format=None,
+        stem=None,
+        name=None,
+        baselines=(),
     )
 
 

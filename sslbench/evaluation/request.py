@@ -1,4 +1,4 @@
-"""Arguments of an evaluation, checked without torch."""
+"""Evaluations as data: checked without torch, written into records and jobs, and read again."""
 
 import dataclasses
 import itertools
@@ -6,15 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from sslbench import protocols
-from sslbench.config import resolve, result_settings, setting
+from sslbench.config import build, build_partial, resolve, result_settings, setting
 from sslbench.data.decode.reading import check_decoder
 from sslbench.errors import UsageError
 from sslbench.features.array import ExtractSettings
-from sslbench.library.benchmarks import Benchmark
-from sslbench.library.presets import Preset
+from sslbench.library.benchmarks import Benchmark, load_benchmark
+from sslbench.library.presets import Preset, load_preset
 from sslbench.preprocessing import MAX_PIXELS, Preprocessing
 from sslbench.protocols import WHOLE_IMAGES, Kind, Part, WholeImages
 from sslbench.runtime.resources import EncodingPrecision, StartMethod, refuse_unknown_device, resolve_workers
+from sslbench.text import HIDDEN, without_secrets
 
 if TYPE_CHECKING:
     import torch
@@ -218,6 +219,21 @@ class Request:
         return self.view.as_read(own, trained_side=self.reads_trained_side)
 
 
+@dataclasses.dataclass(frozen=True)
+class FeaturesRequest:
+    """Evaluation of embeddings made elsewhere; the fields have the names and meaning of the flags."""
+
+    features: str
+    tasks: tuple[Task, ...]
+    labels: str | None = None
+    test_features: str | None = None
+    test_labels: str | None = None
+    label_column: str | None = None
+    value_columns: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    name: str | None = None
+
+
 def refuse_different_labels(names: Iterable[str]) -> None:
     """Refuse protocols for which no data have the right labels.
 
@@ -266,3 +282,125 @@ def make_task(
     if preset is not None and differs:
         preset = dataclasses.replace(preset, modified=True)
     return Task(protocol, settings, {**origins, **completed}, benchmark, preset)
+
+
+def mark_changes(task: Task, layers: tuple[str, ...], preprocessing: Mapping[str, Any]) -> Task:
+    """Return the task with preset and benchmark marked modified where layers or preprocessing differ from theirs."""
+    preset, benchmark = task.preset, task.benchmark
+    if preset is not None and _differs(preset, layers, preprocessing):
+        preset = dataclasses.replace(preset, modified=True)
+    if benchmark is not None and _differs(benchmark, layers, preprocessing):
+        benchmark = dataclasses.replace(benchmark, modified=True)
+    return dataclasses.replace(task, preset=preset, benchmark=benchmark)
+
+
+def _differs(published: Preset | Benchmark, layers: tuple[str, ...], preprocessing: Mapping[str, Any]) -> bool:
+    """Return True for other layers or preprocessing than the published ones; what is not fixed may be any."""
+    other_layers = bool(published.layers) and layers != published.layers
+    fixed = published.preprocessing
+    if isinstance(published, Preset):
+        return other_layers or any(preprocessing.get(key) != value for key, value in fixed.items())
+    return other_layers or dict(preprocessing) != fixed
+
+
+VERSION = 1
+"""Version of written requests."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _WrittenTask:
+    """Protocol in a written request, with the settings that were given on top of its benchmark and preset."""
+
+    protocol: str
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    benchmark: str | None = None
+    preset: str | None = None
+
+
+def written(request: Request | FeaturesRequest, run: RunSettings, title: str = "") -> dict[str, Any]:
+    """Return a request with the settings of its run as plain values, without defaults and secrets of addresses.
+
+    Args:
+        request: the evaluation; its places stay as they were given.
+        run: settings of the run.
+        title: name of the evaluation among others (`SuiteCell.benchmark`).
+    """
+    tasks = []
+    for task in request.tasks:
+        given = {key: getattr(task.settings, key) for key, origin in task.origins.items() if origin == "command line"}
+        benchmark = None if task.benchmark is None else task.benchmark.place or task.benchmark.name
+        preset = None if task.preset is None else task.preset.place or task.preset.name
+        tasks.append(changed_fields(_WrittenTask(task.protocol, given, benchmark, preset)))
+    values = {"title": title, **changed_fields(request), "tasks": tasks, "run": changed_fields(run)}
+    return {"version": VERSION, **{key: plain(value) for key, value in values.items() if value}}
+
+
+def changed_fields(values: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that do not have their defaults."""
+    fresh = dataclasses.MISSING
+    found = {}
+    for field in dataclasses.fields(values):
+        default = field.default if field.default_factory is fresh else field.default_factory()
+        if (value := getattr(values, field.name)) != default:
+            found[field.name] = value
+    return found
+
+
+def plain(value: Any) -> Any:
+    """Return a value of a request in YAML's types, without secrets of addresses."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    # A name of code that a file named is a kind of text, which YAML refuses to write.
+    return without_secrets(str.__str__(value)) if isinstance(value, str) else value
+
+
+def read_request(content: Mapping[str, Any], where: str) -> tuple[Request | FeaturesRequest, RunSettings, str]:
+    """Return a request, the settings of its run and its title from plain values, see `written`.
+
+    Raises:
+        UsageError: another version, an unknown key or name, a missing or impossible value, or a hidden secret.
+    """
+    values = dict(content)
+    version = values.pop("version", None)
+    if version != VERSION:
+        newer = isinstance(version, int) and version > VERSION
+        raise UsageError(
+            f"{where}: version should be {VERSION}, that of requests, not {version}",
+            "Upgrade with: pip install --upgrade sslbench" if newer else f"Write: version: {VERSION}",
+        )
+    if HIDDEN in str(values):
+        raise UsageError(
+            f"{where} does not hold the secrets of addresses, {HIDDEN} in their place", "Give the address again."
+        )
+    title, run = values.pop("title", ""), values.pop("run", {})
+    tasks, preprocessing = values.pop("tasks", ()), values.pop("preprocessing", {})
+    kind = FeaturesRequest if "features" in values else Request
+    values = build_partial(kind, values, where)
+    for field in dataclasses.fields(kind):
+        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if needed and field.name not in {*values, "tasks"}:
+            raise UsageError(f"{where}: the key '{field.name}' is missing")
+    if kind is Request:
+        build_partial(Preprocessing, _mapping(preprocessing, f"{where}: preprocessing"), f"{where}: preprocessing")
+        values["preprocessing"] = preprocessing
+    layers = values.get("layers", ())
+    read = []
+    for number, entry in enumerate(tasks, 1):
+        place = f"{where}: task {number}"
+        each = build(_WrittenTask, _mapping(entry, place), place)
+        benchmark = load_benchmark(each.benchmark) if each.benchmark else None
+        preset = load_preset(each.preset) if each.preset else None
+        task = make_task(each.protocol, each.settings, benchmark, preset)
+        protocols.find(each.protocol).check_settings(task.settings)
+        read.append(mark_changes(task, layers, preprocessing))
+    settings = build(RunSettings, _mapping(run, f"{where}: run"), f"{where}: run")
+    settings.check()
+    return kind(tasks=tuple(read), **values), settings, str(title)
+
+
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    raise UsageError(f"{where} should be a mapping of names to values, not {value!r:.60}")

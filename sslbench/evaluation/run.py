@@ -1,5 +1,6 @@
 """Runs of evaluations that are prepared, and of features that were made elsewhere."""
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from sslbench.evaluation.preparation import (
     one_part_of_features,
 )
 from sslbench.evaluation.record import Subject
-from sslbench.evaluation.request import RunSettings, Task
+from sslbench.evaluation.request import FeaturesRequest, RunSettings, Task
 from sslbench.evaluation.trainings import check_seeds
 from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair
@@ -33,7 +34,12 @@ MISSING_FLOORS = {"pixels": "the features came without images", "untrained": "th
 
 
 def describe_embeddings(
-    pair: FeaturePair, task: Task, run: RunSettings, command: str, name: str | None = None
+    pair: FeaturePair,
+    task: Task,
+    run: RunSettings,
+    command: str,
+    name: str | None = None,
+    request: FeaturesRequest | None = None,
 ) -> tuple[Subject, Features, Features]:
     """Return the parts of a record that all protocols share, and the features of both parts."""
     train, test = one_part_of_features(pair.train, pair.test, pair.whole, task)
@@ -75,6 +81,7 @@ def describe_embeddings(
         timings={},
         groups=groups,
         members=groups_digest(test.ids, groups),
+        request=request and dataclasses.replace(request, tasks=(task,)),
     )
     return subject, train, test
 
@@ -115,7 +122,14 @@ def evaluate(
 
 
 def evaluate_features(
-    pair: FeaturePair, tasks: Sequence[Task], run: RunSettings, *, out: Path, command: str, name: str | None = None
+    pair: FeaturePair,
+    tasks: Sequence[Task],
+    run: RunSettings,
+    *,
+    out: Path,
+    command: str,
+    name: str | None = None,
+    request: FeaturesRequest | None = None,
 ) -> list[Result]:
     """Evaluate embeddings made elsewhere; the floors are chance and majority only, and the record says so.
 
@@ -126,6 +140,7 @@ def evaluate_features(
         out: folder for the records.
         command: as the user typed it.
         name: of the embeddings in records and tables; None: that of their file.
+        request: the evaluation, for the records; None for arrays in memory.
 
     Raises:
         UsageError: a protocol that takes images.
@@ -148,7 +163,7 @@ def evaluate_features(
     results = []
     with arithmetic(run.torch_device()):
         for task in tasks:
-            subject, train, test = describe_embeddings(pair, task, run, command, name)
+            subject, train, test = describe_embeddings(pair, task, run, command, name, request)
             missing = MISSING_FLOORS if run.floors else {}
             results += [
                 result for result, _ in measure(subject, task, train, test, out, missing=missing, suspected=suspected)

@@ -51,14 +51,12 @@ class SuiteCell:
         benchmark: its name; the protocols where no benchmark was named.
         requests: evaluations of the cell, mostly one.
         problem: why there is nothing to evaluate: the data are not on this machine.
-        command: command that evaluates this pair alone, for its records; empty: that of all.
     """
 
     weights: str
     benchmark: str
     requests: tuple[Request, ...] = ()
     problem: SslbenchError | None = None
-    command: str = ""
 
 
 @dataclasses.dataclass
@@ -123,8 +121,7 @@ def run_cells(
                         others = _others(prepared, cell, position, cells[number:], loaded, before)
                         if others:
                             encode_ahead([prepared, *others], store=store, progress=progress)
-                    own = cell.command or command
-                    found = evaluate(prepared, store=store, out=out, command=own, progress=progress)
+                    found = evaluate(prepared, store=store, out=out, command=command, progress=progress)
                 else:
                     log.info(f"already computed: {', '.join(str(result.file) for result in found)}")
                 results[cell.weights] += found

@@ -18,12 +18,10 @@ class SweepRun:
     Attributes:
         cell: weights, and the protocol with the settings that are swept.
         run: settings of the run, with the seed.
-        words: arguments of `sslbench` that do this run alone.
     """
 
     cell: SuiteCell
     run: RunSettings
-    words: tuple[str, ...]
 
 
 def run_sweep(

@@ -63,6 +63,7 @@ def together(results: Sequence[Result], *, seeds: int) -> Result:
         whole,
         id=record_id(whole),
         created=records.now(),
+        request=first.request and {**first.request, "run": {**first.request.get("run", {}), "seeds": seeds}},
         metrics=metrics,
         ranges={name: _range([result.metrics[name].value for result in results]) for name in names},
         trainings=tuple(_training(result) for result in results),

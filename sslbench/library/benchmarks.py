@@ -62,6 +62,7 @@ class Benchmark:
         reference: published values.
         sha256: of the resolved content, 16 hex digits.
         modified: True when a file of the user's stands in for the shipped one of that name.
+        place: name or file that it was loaded by.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Benchmark:
     reference: tuple[Reference, ...] = ()
     sha256: str = ""
     modified: bool = False
+    place: str = ""
 
 
 def load_benchmark(name: str) -> Benchmark:
@@ -92,15 +94,14 @@ def load_benchmark(name: str) -> Benchmark:
     """
     file = names.find_file("benchmark", name)
     content = _read(file, name)
-    for key in ("name", "sha256", "modified"):
+    for key in ("name", "sha256", "modified", "place"):
         if key in content:
             raise UsageError(f"{file}: remove the key '{key}', which follows from the file's path")
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
     shipped = _shipped(name)
     modified = shipped is None or (file.resolve() != shipped.resolve() and _read(shipped, name) != content)
-    stem = name.removesuffix(".yaml")
-    content = names.without_code(content, str(file))
-    return build(Benchmark, {**content, "name": stem, "sha256": digest, "modified": modified}, str(file))
+    facts = {"name": name.removesuffix(".yaml"), "sha256": digest, "modified": modified, "place": name}
+    return build(Benchmark, {**names.without_code(content, str(file)), **facts}, str(file))
 
 
 def load_suite(name: str) -> tuple[str, ...]:

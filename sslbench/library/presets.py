@@ -31,6 +31,7 @@ class Preset:
         selects_on_test: true if something is chosen on the test part, as the publication did; the settings say so too.
         sha256: of the content, 16 hex digits.
         modified: True when a file of the user's stands in for the shipped one of that name.
+        place: name or file that it was loaded by.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Preset:
     selects_on_test: bool = False
     sha256: str = ""
     modified: bool = False
+    place: str = ""
 
     @property
     def family(self) -> str:
@@ -65,16 +67,16 @@ def load_preset(name: str) -> Preset:
     """
     file = names.find_file("preset", as_file_name(name))
     content = read_yaml(file)
-    for key in ("name", "sha256", "modified"):
+    for key in ("name", "sha256", "modified", "place"):
         if key in content:
             raise UsageError(f"{file}: remove the key '{key}', which follows from the file's path")
     stem = as_file_name(name).removesuffix(".yaml")
     shipped = paths.builtin_dir("benchmarks") / "presets" / f"{stem}.yaml"
     modified = shipped.is_file() and file.resolve() != shipped.resolve() and read_yaml(shipped) != content
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
-    name = Path(name).stem if name.endswith(".yaml") else stem
-    content = names.without_code(content, str(file))
-    return build(Preset, {**content, "name": name, "sha256": digest, "modified": modified}, str(file))
+    short = Path(name).stem if name.endswith(".yaml") else stem
+    facts = {"name": short, "sha256": digest, "modified": modified, "place": name}
+    return build(Preset, {**names.without_code(content, str(file)), **facts}, str(file))
 
 
 def find_presets(asked: Sequence[str], protocols: Sequence[str]) -> list[Preset]:

@@ -13,7 +13,7 @@ from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, find_file, from_file, list_names, modules
 
 log = logging.getLogger("sslbench")
-GROUPS = ("augment", "optimizer", "schedule", "launcher")
+GROUPS = ("augment", "optimizer", "schedule")
 RUN_INPUTS: Mapping[str, type] = {
     **dict.fromkeys(("data", "image_column", "label_column", "init", "init_format", "stem"), str),
     "limit": int,
@@ -96,7 +96,7 @@ def compose_pretraining(method: str, given: Mapping[str, Any], flags: Mapping[st
 
     Args:
         method: a recipe; 'my_pkg.my_method', a module without one; or the config.yaml of an earlier run.
-        given: key=value words; 'augment', 'optimizer', 'schedule' and 'launcher' choose a file, dotted keys a value.
+        given: key=value words; 'augment', 'optimizer' and 'schedule' choose a file, dotted keys a value.
         flags: setting -> value.
 
     Raises:
@@ -263,7 +263,7 @@ def _base(method: str) -> tuple[Composed, dict[str, str]]:
             raise UsageError(f"the first line of {path} should be '# @package _global_'")
         values, choices = compose("pretrain", {"method": method})
     elif method.endswith(".yaml") and Path(method).is_file():
-        values = {"launcher": {"name": "local"}, **read_yaml(Path(method))}
+        values = read_yaml(Path(method))
         values.pop("run", None)  # see `inputs_of_run`
         missing = [group for group in ("method", *GROUPS) if not isinstance(values.get(group), dict)]
         if missing:

@@ -92,6 +92,7 @@ class Result:
         schema: version of this class; a larger one than `SCHEMA` is not read.
         id: `identity.record_id` of the measurement.
         created: UTC, ISO 8601.
+        request: the evaluation as `sslbench run` reads it; None in older records, and for objects of Python.
         layer: name of the feature, with its pooling.
         preprocessing: values of `Preprocessing`, with their origin.
         precision: precision of the forward pass ('fp32', 'bf16', 'fp16', 'int8').
@@ -122,6 +123,7 @@ class Result:
     id: str
     created: str
     command: str
+    request: dict[str, Any] | None = None
     weights: WeightsUsed
     layer: str
     preprocessing: dict[str, Any]

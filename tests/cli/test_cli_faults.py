@@ -126,7 +126,7 @@ def test_a_signal_says_what_is_kept(sslbench, world, monkeypatch, heeds_ctrl_c, 
     assert found == code
     kept = "the features extracted so far are kept; the same command continues"
     assert said.strip().endswith(f"error: {word}: {kept}")
-    monkeypatch.setattr("sslbench.cli.commands.eval.samples.results_of", lambda *_: os.kill(os.getpid(), number))
+    monkeypatch.setattr("sslbench.cli.commands.eval.work.results_of", lambda *_: os.kill(os.getpid(), number))
     found, _, said = sslbench("eval", "knn", "--weights", "pixels", "--limit", "20", "--no-floors")
     assert found == code
     kept = "records, features and checkpoints that were written are kept; the same command continues"

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from sslbench.cli import options
+from sslbench.cli.early import route
 from sslbench.cli.main import COMMANDS
-from sslbench.cli.words import route
 
 # Case of a command -> the words, and its flags that have no effect there. Every other flag is used in that case.
 CASES = {
@@ -96,7 +96,7 @@ def unread(command):
     """Names of a command's parameters that its modules do not read, as a variable or as a field of its flags.
 
     Shared flags that are handed on as a whole (`dataclasses.asdict(self)`) are read by `Request` and `RunSettings`,
-    which have no other fields. --launcher, which no command is handed, is taken out of the arguments (`cli.launch`).
+    which have no other fields.
     """
     module = Path(inspect.getfile(inspect.unwrap(command.callback)))
     files = [*module.parent.glob("*.py")] if module.name == "__init__.py" else [module]

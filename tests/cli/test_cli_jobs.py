@@ -92,7 +92,7 @@ def test_a_sweep_runs_as_jobs_ends_with_a_leaderboard_and_continues(sslbench, tm
     assert re.search(r"job \d+ ended with exit code 1: random on knn k=9999: knn: k=9999 is larger", err)
     records = sorted((tmp_path / "r").glob("knn/*.json"))
     assert len(records) == 2
-    assert len(set(re.findall("r/slurm/.*", err))) == 3 and "2 of 3 jobs are done" in err
+    assert len(set(re.findall("r/slurm/.*log.out", err))) == 3 and "2 of 3 jobs are done" in err
     assert (tmp_path / "r" / "leaderboard.csv").is_file() and "resnet18w0.25" in out
     before = [path.stat().st_mtime_ns for path in records]
     code, out, err = sslbench(*words, "--out", "r", "--store", "s")
@@ -115,7 +115,7 @@ def test_a_job_that_fails_is_told_with_its_log(sslbench, tmp_path):
 def test_a_training_runs_as_a_job(sslbench, tmp_path, at_once):
     code, out, err = sslbench(*PRETRAIN, "--epochs", "1", *LOCAL)
     assert (code, out) == (0, "1\n"), err
-    assert "job 1 will run: sslbench pretrain" in err and "results: a" in err
+    assert "job 1 will run: sslbench run a/slurm/request-" in err and "results: a" in err
     assert (tmp_path / "a" / "weights.torch").is_file()
 
 
@@ -124,7 +124,7 @@ def test_a_local_job_of_submitit_trains(tmp_path):
     command = [sys.executable, "-m", "sslbench", *PRETRAIN, "--epochs", "2", *LOCAL]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     number = done.stdout.strip()
-    assert f"job {number} will run: sslbench pretrain" in done.stderr and "results: a" in done.stderr
+    assert f"job {number} will run: sslbench run a/slurm/request-" in done.stderr and "results: a" in done.stderr
     job = submitit.LocalJob(tmp_path / "a" / "slurm", number)
     assert job.result() == 0
     assert (tmp_path / "a" / "weights.torch").is_file()

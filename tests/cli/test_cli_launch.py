@@ -4,8 +4,11 @@ import shlex
 
 import pytest
 
-from sslbench.cli import launch, slurm
-from sslbench.cli.commands.eval import command, commands_of
+from sslbench.cli import slurm
+from sslbench.cli.commands.eval import command
+from sslbench.cli.commands.eval.check import check
+from sslbench.cli.commands.eval.flags import EvalOptions
+from sslbench.cli.commands.eval.work import jobs_of, make_plan
 
 WEIGHTS = ("--weights", "random", "--backbone", "resnet18w0.25")
 
@@ -16,32 +19,40 @@ def own_folder(tmp_path, monkeypatch):
 
 
 def jobs(text):
-    words = shlex.split(text)
-    with command.make_context("eval", words) as ctx:
-        return [shlex.join(job) for job in commands_of(ctx)]
+    """Weights, benchmark or protocol, and settings of the requests of each job."""
+    with command.make_context("eval", shlex.split(text)) as ctx:
+        chosen, names, values = EvalOptions.of(ctx)
+        plan = make_plan(chosen, names, values, check(ctx, chosen, names, values))
+    return [
+        [(one["weights"], task.get("benchmark", task["protocol"])) for one in job for task in one["tasks"]]
+        for job in jobs_of(plan)
+    ]
 
 
-def test_one_evaluation_is_one_job_of_the_same_command():
-    assert jobs("knn k=20 --weights a.pth -d photos/ --launcher slurm launcher.partition=gpu --limit 5") == [
-        "eval knn k=20 -d photos/ --limit 5 --weights a.pth"
+def test_one_evaluation_is_one_job():
+    assert jobs("knn linear --weights random --backbone resnet18 --limit 5") == [
+        [("random", "knn"), ("random", "linear")]
     ]
 
 
 def test_several_weights_are_a_job_each_and_several_benchmarks_a_job_for_all_weights():
-    assert jobs("knn linear --launcher slurm --weights a.pth b.pth -o out") == [
-        "eval knn linear -o out --skip-existing --weights a.pth",
-        "eval knn linear -o out --skip-existing --weights b.pth",
+    assert jobs("knn linear --weights a.pth b.pth -o out") == [
+        [("a.pth", "knn"), ("a.pth", "linear")],
+        [("b.pth", "knn"), ("b.pth", "linear")],
     ]
-    assert jobs("--benchmark knn/digits --benchmark linear/digits --weights a.pth b.pth --launcher=slurm") == [
-        "eval --benchmark knn/digits --weights a.pth b.pth",
-        "eval --benchmark linear/digits --weights a.pth b.pth",
+    assert jobs("--benchmark knn/digits --benchmark linear/digits --weights a.pth b.pth") == [
+        [("a.pth", "knn/digits"), ("b.pth", "knn/digits")],
+        [("a.pth", "linear/digits"), ("b.pth", "linear/digits")],
     ]
-    small = jobs("knn --suite small --weights a.pth --launcher slurm --seed 3")
-    assert len(small) > 1
-    assert all(
-        job.startswith("eval --seed 3 --skip-existing --benchmark knn/") and job.endswith("--weights a.pth")
-        for job in small
-    )
+    small = jobs("knn --suite small --weights pixels --seed 3")
+    assert len(small) > 1 and all(len(job) == 1 and job[0][1].startswith("knn/") for job in small)
+
+
+def test_a_backbone_is_not_for_pixels_among_several_weights():
+    with command.make_context("eval", shlex.split("knn --backbone resnet18 --weights random pixels:8")) as ctx:
+        chosen, names, values = EvalOptions.of(ctx)
+        plan = make_plan(chosen, names, values, check(ctx, chosen, names, values))
+    assert [[one.get("backbone") for one in job] for job in jobs_of(plan)] == [["resnet18"], [None]]
 
 
 def test_the_users_launcher_file_is_read_and_a_job_has_one_gpu(tmp_path, monkeypatch):
@@ -49,7 +60,7 @@ def test_the_users_launcher_file_is_read_and_a_job_has_one_gpu(tmp_path, monkeyp
     folder.mkdir(parents=True)
     (folder / "slurm.yaml").write_text("name: slurm\npartition: own\ngpus_per_node: 8\nnodes: 4\n")
     monkeypatch.setenv("SSLBENCH_PATH", str(tmp_path))
-    settings = slurm.settings_of({"hours": 2})
+    settings, _ = slurm.take_launcher({"launcher.hours": 2}, "slurm")
     assert (settings.partition, settings.gpus_per_node, settings.nodes, settings.hours) == ("own", 1, 1, 2.0)
     assert slurm.parameters(settings)["slurm_array_parallelism"] == 256
 
@@ -169,13 +180,6 @@ def test_signals_have_names_and_usual_reasons():
     assert slurm._described(2) == "2"
 
 
-def test_a_backbone_is_not_for_pixels_among_several_weights():
-    assert jobs("knn --backbone resnet18 --weights random pixels:8 --launcher slurm") == [
-        "eval knn --backbone resnet18 --skip-existing --weights random",
-        "eval knn --skip-existing --weights pixels:8",
-    ]
-
-
 def test_what_has_a_record_is_skipped(sslbench, tmp_path):
     words = (
         "eval",
@@ -197,8 +201,3 @@ def test_what_has_a_record_is_skipped(sslbench, tmp_path):
     assert code == 0 and "already computed" in err
     code, _, err = sslbench(*words)
     assert code == 0 and "already computed" not in err
-
-
-def test_words_of_options_are_told_from_others():
-    words = ["knn", "k=3", "--data", "knn", "--dry-run", "--no-floors", "-o", "x"]
-    assert launch.only_options(command, words) == ["--data", "knn", "--no-floors", "-o", "x"]

@@ -6,13 +6,13 @@ import shlex
 
 import numpy as np
 import pytest
+import yaml
 from helpers.coloured_pictures import write_pictures
 from PIL import Image
 from world import SIMCLR
 
 from sslbench.cli import slurm
 from sslbench.cli.commands.pretrain.progress import duration
-from sslbench.cli.launch import without_launcher
 
 TINY, RUN = SIMCLR[2:-2], SIMCLR
 
@@ -283,21 +283,6 @@ def test_python_trains_by_the_same_recipe(tmp_path):
 # ---- launcher
 
 
-def test_what_runs_in_the_job_is_the_command_without_its_launcher():
-    typed = [
-        "pretrain",
-        "simclr",
-        "launcher.pth",
-        "launcher.nodes=2",
-        "--launcher",
-        "slurm",
-        "a.launcher=3",
-        "--launcher=slurm",
-        "launcher=slurm",
-    ]
-    assert without_launcher(typed) == ["pretrain", "simclr", "launcher.pth", "a.launcher=3"]
-
-
 def test_a_job_asks_for_one_process_per_gpu():
     settings = slurm.Slurm(nodes=2, gpus_per_node=4, hours=0.5, partition="a100", extra={"reservation": "mine"})
     values = slurm.parameters(settings)
@@ -317,10 +302,11 @@ def test_without_submitit_the_command_that_installs_it_is_named(sslbench, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_shows_the_command_of_the_job(sslbench):
+def test_a_dry_run_shows_the_request_of_the_job(sslbench):
     code, out, _ = sslbench(*RUN, "--dry-run", "--launcher", "slurm", "launcher.gpus_per_node=1")
-    assert code == 0 and "job: sslbench pretrain simclr" in out
-    assert out.splitlines()[-1].endswith("--launcher local") and "--dry-run" not in out.splitlines()[-1]
+    request = yaml.safe_load(out.partition("job 1 of 1:")[2])
+    assert code == 0 and (request["method"], request["version"]) == ("simclr", 1)
+    assert not request.keys() & {"launcher", "dry_run"} and "launcher" not in str(request["settings"])
 
 
 def test_the_batch_must_divide_into_the_processes_of_the_job(sslbench, tmp_path):

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -71,11 +70,11 @@ def test_an_interval_that_was_changed_is_found(record, sslbench):
     assert code == 1 and "DIFFERS, its interval too" in out
 
 
-def test_a_record_of_a_sweep_holds_the_command_of_its_run(world, sslbench):
+def test_a_record_of_a_sweep_holds_the_request_of_its_run(world, sslbench):
     words = (*EVAL[3:], "--no-floors", "--no-overlaps", "--no-estimate", "--out", "swept")
     assert sslbench("sweep", "knn", "k=1,3", *words)[0] == 0
     for result in read_tree(Path("swept")):
-        assert result.command.startswith("sslbench eval knn k=")
+        assert result.command.startswith("sslbench sweep knn k=1,3")
         code, out, err = sslbench("reproduce", result.file, "--trust-code")
         assert code == 0 and "not the same" not in out, err
 
@@ -142,25 +141,32 @@ def test_rates_agree_within_points_and_other_metrics_within_a_share_of_their_val
 def test_code_and_pickles_that_a_record_names_run_only_on_request(record, sslbench):
     code, _, err = sslbench("reproduce", record)
     assert code == 2 and "tiny_net_of_the_tests" in err and "--trust-code" in err
-    words = [*shlex.split(read(record).command), "--trust-pickle"]
-    changed(record, command=shlex.join(word for word in words if word not in EVAL[5:7]))
+    changed(record, request__trust_pickle=True, request__backbone="resnet18")
     code, _, err = sslbench("reproduce", record)
     assert code == 2 and "--trust-pickle" in err and "--trust-code" in err
 
 
-def test_a_record_of_python_says_so(record, sslbench):
-    changed(record, command="sslbench.evaluate(...)")
+def test_a_record_without_a_request_says_so(record, sslbench):
+    changed(record, request=None, command="sslbench.evaluate(...)")
     code, _, err = sslbench("reproduce", record)
-    assert code == 1 and "sslbench compare" in err
+    assert code == 1 and "sslbench.evaluate(...)" in err and "sslbench compare" in err
 
 
 @pytest.mark.parametrize(
-    "command", ["sslbench eval 'knn", "sslbench eval knn --nothing", "sslbench eval", "sslbench eval lsr"]
+    ("key", "value", "message"),
+    [
+        ("version", 2, "version should be 1"),
+        ("tasks", [{"protocol": "knn", "setings": {}}], "Did you mean 'settings'"),
+        ("tasks", [{"protocol": "knnn"}], "Did you mean 'knn'"),
+        ("weights", None, "weights"),
+        ("run", {"sed": 3}, "Did you mean 'seed'"),
+        ("data", "https://me:***@host/x.tar", "does not hold the secrets of addresses"),
+    ],
 )
-def test_a_damaged_command_is_one_message(record, sslbench, command):
-    changed(record, command=command)
+def test_a_damaged_request_is_one_message(record, sslbench, key, value, message):
+    changed(record, **{f"request__{key}": value})
     code, out, err = sslbench("reproduce", record, "--trust-code")
-    assert code in (1, 2) and not out and "Traceback" not in err
+    assert code == 2 and not out and message in err
 
 
 @pytest.fixture(scope="module")

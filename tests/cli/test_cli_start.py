@@ -109,7 +109,7 @@ def test_knn_of_stored_features_imports_no_library_that_it_does_not_use(world, s
 
 def test_every_command_is_there_and_helps(capsys):
     assert set(COMMANDS) == {
-        *"pretrain eval sweep extract cluster predict export inspect convert diff cka diff-preset".split(),
+        *"pretrain eval run sweep extract cluster predict export inspect convert diff cka diff-preset".split(),
         *"check-data data leaderboard reproduce compare list show score demo".split(),
     }
     for name in COMMANDS:
@@ -216,5 +216,5 @@ def test_help_leaves_out_flags_that_a_command_refuses(capsys):
 
 def test_thousands_of_files_that_a_shell_made_of_a_pattern_are_counted(capsys):
     files = [f"photos/{i}.jpg" for i in range(3000)]
-    code, _, err = run(capsys, "extract", "--data", *files)
+    code, _, err = run(capsys, "cluster", "--data", *files)
     assert code == 2 and "photos/1.jpg photos/2.jpg photos/3.jpg and 2,996 more" in err and len(err) < 500

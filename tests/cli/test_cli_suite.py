@@ -7,7 +7,8 @@ from typing import NamedTuple
 import pytest
 from helpers import two_processes
 
-from sslbench.cli.commands.eval.suite import expand, take_weights
+from sslbench.cli.commands.eval import command
+from sslbench.cli.commands.eval.check import expand
 from sslbench.errors import UsageError
 from sslbench.results.holes import read
 
@@ -29,25 +30,30 @@ def run(sslbench, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("args", "weights", "rest"),
+    ("args", "weights", "words"),
     [
-        ("knn --weights a b c --data d", "a b c", "knn --data d --weights a"),
-        ("--weights a b knn linear k=3", "a b", "knn linear k=3 --weights a"),
-        ("--weights a --suite small b", "a", "--suite small b --weights a"),
-        ("--weights a --data d --weights b", "a b", "--data d --weights a"),
-        ("--weights=a --suite s --weights=b", "a b", "--suite s --weights a"),
-        ("--weights knn knn", "knn", "knn --weights knn"),
-        ("knn --data d", "", "knn --data d"),
+        ("knn --weights a b c --data d", "a b c", "knn"),
+        ("-w a b knn linear k=3", "a b", "knn linear k=3"),
+        ("--weights a --suite small", "a", ""),
+        ("--weights a --data d --weights b", "a b", ""),
+        ("--weights=a --suite s --weights=b", "a b", ""),
+        ("--weights knn knn", "knn", "knn"),
+        ("knn --data d", "", "knn"),
+        ("--weights https://host/a?b=c https://host/d?e=f k=3", "https://host/a?b=c https://host/d?e=f", "k=3"),
     ],
 )
-def test_words_after_weights_are_weights_until_a_flag_a_protocol_or_a_setting(args, weights, rest):
-    assert take_weights(args.split()) == (weights.split(), rest.split())
+def test_words_after_weights_are_weights_until_a_flag_a_protocol_or_a_setting(args, weights, words):
+    params = command.make_context("eval", args.split()).params
+    assert (params["weights"], params["words"]) == (tuple(weights.split()), tuple(words.split()))
 
 
 def test_a_file_may_have_an_equals_sign_in_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lr=0.1.torch").touch()
-    assert take_weights(["--weights", "a", "lr=0.1.torch", "k=3"]) == (["a", "lr=0.1.torch"], ["k=3", "--weights", "a"])
+    assert command.make_context("eval", ["--weights", "a", "lr=0.1.torch", "k=3"]).params["weights"] == (
+        "a",
+        "lr=0.1.torch",
+    )
 
 
 def test_weights_without_a_value_are_clicks_own_error(run):

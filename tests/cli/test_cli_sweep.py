@@ -5,15 +5,20 @@ import shlex
 import pytest
 
 from sslbench.cli.commands import sweep
-from sslbench.cli.commands.eval.flags import EvalOptions
 from sslbench.cli.words import combinations, split_sweep, typed
 from sslbench.errors import UsageError
 
 
+@pytest.fixture(autouse=True)
+def photos(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "0.png").touch()
+
+
 def runs(text):
     with sweep.command.make_context("sweep", shlex.split(text)) as ctx:
-        ctx.params |= {name: () if name == "baselines" else None for name in sweep._NOT_HERE}
-        return sweep.plan(ctx, EvalOptions.of(ctx))
+        return sweep.plan(ctx)[0]
 
 
 def test_values_to_try_and_lists():
@@ -63,29 +68,30 @@ def test_a_setting_multiplies_the_runs_of_the_protocols_that_have_it():
     )
     first = next(run for run in found if run.cell.benchmark == "knn k=20 seed=1")
     assert first.cell.requests[0].tasks[0].settings.k == (20,)
-    assert shlex.join(first.words) == "eval knn k=20 seed=1 --data photos/ --skip-existing --weights a.pth"
+    (written,) = sweep._written(first)
+    assert (written["weights"], written["title"], written["run"]) == ("a.pth", "knn k=20 seed=1", {"seed": 1})
 
 
 def test_a_setting_of_one_protocol_by_its_prefix():
-    found = runs("knn low-shot --weights a.pth knn.k=[10,20],[5] --seed 3")
+    found = runs("knn low-shot --weights pixels knn.k=[10,20],[5] --seed 3")
     assert [run.cell.benchmark for run in found] == ["knn knn.k=[10,20]", "knn knn.k=[5]", "low-shot"]
     assert {run.run.seed for run in found} == {3}
 
 
 def test_suites_and_presets_are_swept():
-    found = runs("linear --suite small --weights a.pth seed=0,1")
+    found = runs("linear --suite small --weights pixels seed=0,1")
     assert len({run.cell.benchmark for run in found}) == len(found) > 2
     assert len({run.cell.benchmark.partition(" ")[0] for run in found}) * 2 == len(found)
-    presets = runs("--preset knn/dino --weights a.pth --data photos/ temperature=0.07,0.1")
+    presets = runs("--preset knn/dino --weights pixels --data photos/ temperature=0.07,0.1")
     assert [run.cell.benchmark for run in presets] == ["knn/dino temperature=0.07", "knn/dino temperature=0.1"]
 
 
 MISTAKES = [
-    ("knn --weights a.pth kk=1,2", "there is no setting 'kk'"),
-    ("knn --weights a.pth seed=1 --seed 2", "same setting"),
+    ("knn --weights pixels kk=1,2", "there is no setting 'kk'"),
+    ("knn --weights pixels seed=1 --seed 2", "same setting"),
     ("knn k=10", "--weights is missing"),
-    ("knn --weights a.pth k=5,0", "knn: k should be one or several different numbers of at least 1"),
-    ("--weights a.pth", "no protocol is named"),
+    ("knn --weights pixels k=5,0", "knn: k should be one or several different numbers of at least 1"),
+    ("--weights pixels", "no protocol is named"),
 ]
 
 

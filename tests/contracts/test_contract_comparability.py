@@ -44,7 +44,7 @@ MEASURED = {
     *("selected", "variants", "converged", "references", "floors", "missing_floors", "timings", "costs", "notes"),
 }
 AROUND = {
-    *("schema", "id", "created", "command", "asked", "versions", "hardware", "working_folder", "preset"),
+    *("schema", "id", "created", "command", "request", "asked", "versions", "hardware", "working_folder", "preset"),
     *("scores_file", "weights_file", "objects_file", "checksum", "file"),
 }
 TEXT = {

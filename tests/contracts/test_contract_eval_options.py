@@ -7,10 +7,11 @@ import click
 import pytest
 
 from sslbench import paths
-from sslbench.cli import options, words
-from sslbench.cli.commands.eval import command, samples
-from sslbench.cli.commands.eval.flags import EvalOptions
-from sslbench.cli.words import split_words
+from sslbench.cli import early, slurm
+from sslbench.cli.commands.eval import command
+from sslbench.cli.commands.eval.check import check
+from sslbench.cli.commands.eval.flags import SHARED, EvalOptions
+from sslbench.cli.commands.eval.work import make_plan
 from sslbench.errors import UsageError
 from sslbench.library.recipes import compose
 from sslbench.names import list_names
@@ -45,6 +46,7 @@ VALUES = {
     "stem": "sum",
     "program": "detectron2",
     "test_classes": "subset",
+    "launcher": "slurm",
 }
 NETWORK = ("--weights", "some.pth", "--backbone", "resnet18w0.25")
 EMBEDDINGS = ("--features", "x.npy", "--labels", "y.csv")
@@ -61,7 +63,9 @@ def quick_compose(monkeypatch):
     def own_copy(config, choices):
         return copy.deepcopy(composed_once(config, tuple(choices.items())))
 
-    monkeypatch.setattr(words, "compose", own_copy)
+    monkeypatch.setattr(early, "compose", own_copy)
+    for refusal in ("refuse_mistyped", "refuse_other_files", "refuse_missing_files"):  # the files need not exist
+        monkeypatch.setattr(early, refusal, lambda *_, **__: None)
     # Nothing is written between the plans of one test.
     monkeypatch.setattr(paths, "paths_below", functools.cache(paths.paths_below))
 
@@ -70,10 +74,9 @@ def plan(typed_words):
     """What would be done, nothing opened: the last step before data and weights are."""
     ctx = command.make_context("eval", [str(word) for word in typed_words])
     with ctx:
-        chosen = EvalOptions.of(ctx)
-        names, values = split_words(chosen.words)
-        make = samples.make_plan if chosen.features is None else samples.plan_embeddings
-        return make(ctx, chosen, names, values)
+        chosen, names, values = EvalOptions.of(ctx)
+        launcher, values = slurm.take_launcher(values, chosen.launcher)
+        return make_plan(chosen, names, values, check(ctx, chosen, names, values)), launcher, chosen.dry_run
 
 
 def typed(option):
@@ -141,7 +144,8 @@ def test_every_option_beside_embeddings_is_used_or_refused(labels, folder):
 
 @pytest.mark.parametrize("protocol", ON_FEATURES)
 def test_protocols_on_features_take_embeddings(protocol):
-    assert [task.protocol for task in plan((protocol, *EMBEDDINGS)).tasks] == [protocol]
+    (request,) = plan((protocol, *EMBEDDINGS))[0].requests
+    assert [task.protocol for task in request.tasks] == [protocol]
 
 
 def test_an_option_that_one_of_several_protocols_uses_is_not_refused(monkeypatch, tmp_path):
@@ -152,14 +156,8 @@ def test_an_option_that_one_of_several_protocols_uses_is_not_refused(monkeypatch
 
 
 def test_the_options_have_a_field_each():
-    shared = {
-        "network": options.WeightsFlags,
-        "data": options.DataFlags,
-        "preprocessing": options.PreprocessingFlags,
-        "run": options.RunFlags,
-    }
-    names = [*(set(EvalOptions.__dataclass_fields__) - {"weights", *shared})]
-    names += [name for flags in shared.values() for name in flags.__dataclass_fields__]
+    names = ["words", *(set(EvalOptions.__dataclass_fields__) - {"weights", *SHARED})]
+    names += [name for flags in SHARED.values() for name in flags.__dataclass_fields__]
     taken = [parameter.name for parameter in command.params if parameter.expose_value]  # not --quiet, --verbose
     assert sorted(names) == sorted(taken)
 

@@ -6,9 +6,9 @@ import click
 import pytest
 
 from sslbench.cli.commands.eval import command as eval_command
-from sslbench.cli.help import GROUPS, GroupedCommand, usual_forms
+from sslbench.cli.commands.eval.flags import EvalOptions
+from sslbench.cli.help import GROUPS, GroupedCommand
 from sslbench.cli.main import COMMANDS, cli, main
-from sslbench.errors import UsageError
 
 LOADED = {name: importlib.import_module(f"sslbench.cli.commands.{name.replace('-', '_')}").command for name in COMMANDS}
 GROUPED = [name for name, command in LOADED.items() if isinstance(command, GroupedCommand)]
@@ -51,39 +51,25 @@ def test_short_flags(name):
     assert expected.items() <= flags.items()
 
 
-@pytest.mark.parametrize(
-    ("typed", "usual"),
-    [
-        (["knn", "data=photos/", "weights=w.torch"], ["knn", "--data=photos/", "--weights=w.torch"]),
-        (["knn", "--knn.k", "20"], ["knn", "knn.k=20"]),
-        (["knn", "--knn.k=20,200", "k=3"], ["knn", "knn.k=20,200", "k=3"]),
-        (["knn", "--data", "data=1"], ["knn", "--data", "data=1"]),
-    ],
-)
-def test_other_forms_of_flags_and_settings(typed, usual):
-    assert usual_forms(eval_command, typed) == usual
-    assert usual_forms(eval_command, usual) == usual
+def test_places_may_be_typed_as_settings_and_weights_may_be_several():
+    ctx = eval_command.make_context("eval", ["knn", "data=s3://a/{0..9}.tar", "-w", "a", "b", "knn.k=7"])
+    chosen, names, values = EvalOptions.of(ctx)
+    assert (chosen.data.data, chosen.weights, names, values) == ("s3://a/{0..9}.tar", ("a", "b"), ["knn"], {"knn.k": 7})
+    assert EvalOptions.of(eval_command.make_context("eval", ["weights=w.torch"]))[0].weights == ("w.torch",)
 
 
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["data=a", "-d", "b"], "data=a and -d are the same flag"),
-        (["data=a", "--data=b"], "data=a and --data=b are the same flag"),
+        (["data=a", "-d", "b"], "data= and --data are the same flag"),
         (["data=a", "data=b"], "the key 'data' is given twice"),
-        (["--knn.k"], "--knn.k needs a value"),
-        (["--knn.k", "--data", "x"], "--knn.k needs a value"),
+        (["--knn.k", "7"], "there is no flag --knn.k\n  A setting is written as knn.k=VALUE."),
+        (["k=3", "out=x", "--features", "x.npy", "--labels", "y.npy", "data=d"], "--data does not go with --features"),
     ],
 )
-def test_a_clash_is_refused(typed, message):
-    with pytest.raises(UsageError, match=message):
-        usual_forms(eval_command, ["knn", *typed])
-
-
-def test_short_flags_take_several_weights(capsys):
-    code, out, _ = run(capsys, *"eval knn -w random -b resnet18w0.25 data=sklearn:digits --knn.k 7 --dry-run".split())
-    assert code == 0
-    assert "7" in out.split("knn", 1)[1]
+def test_a_clash_is_refused(typed, message, capsys):
+    code, _, err = run(capsys, "eval", "knn", *typed)
+    assert code == 2 and message in err
 
 
 def test_quiet_prints_results_and_verbose_more(capsys, tmp_path):

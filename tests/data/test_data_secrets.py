@@ -7,7 +7,7 @@ import fsspec
 import pytest
 from helpers.serving import serving
 
-from sslbench.cli.commands.eval.suite import expand, take_weights
+from sslbench.cli.commands.eval.check import expand
 from sslbench.data import catalog, remote
 from sslbench.data.catalog import CatalogEntry
 from sslbench.data.location import locate
@@ -120,4 +120,3 @@ def test_an_object_that_is_replaced_by_one_of_equal_size_is_not_kept(cache, monk
 def test_weights_may_be_a_signed_url():
     url = "https://host/w.pth?token=a&x=1"
     assert expand([url]) == [url]
-    assert take_weights(["--weights", url, url, "knn"])[0] == [url, url]

@@ -131,7 +131,6 @@ class TestRecipes:
         values = {"backbone": f"resnet18w0.125,in_chans={channels}", "device": "cpu", "workers": 0, "batch_size": 8}
         values |= {"epochs": 2, "augment.size": 16, "schedule.warmup_epochs": 0, "log_every": 1, **(words or {})}
         composed = compose_pretraining("simclr", values, {})
-        composed.values.pop("launcher")
         chosen = tuple(key for key, origin in composed.origins.items() if origin == "key=value")
         settings = build(type(runs.settings("simclr")), composed.values, "test")
         return PretrainRequest(settings, str(tmp_path / "data"), tmp_path / "out", chosen=chosen)

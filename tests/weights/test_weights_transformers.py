@@ -12,7 +12,7 @@ import torch
 
 from sslbench.backbones import named
 from sslbench.backbones.load import load_backbone, load_file
-from sslbench.cli.commands.eval.suite import with_checkpoints
+from sslbench.cli.commands.eval.work import with_checkpoints
 from sslbench.errors import BackboneError, UsageError, WeightsError
 from sslbench.weights.convert import convert
 from sslbench.weights.formats.recognise import recognise

@@ -18,7 +18,7 @@ import pytest
 from helpers.coloured_pictures import write_pictures
 
 from sslbench import paths
-from sslbench.cli import words
+from sslbench.cli import early
 from sslbench.library import recipes
 from sslbench.locks import lock
 
@@ -166,6 +166,6 @@ def composed_once():
         return copy.deepcopy(found[key])
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (recipes, words):
+        for module in (recipes, early):
             patch.setattr(module, "compose", remembered)
         yield

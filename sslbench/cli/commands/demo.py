@@ -135,7 +135,6 @@ def pretrain_on(digits: Path, out: Path, seed: int, **changed: Any) -> "Pretrain
     from sslbench.train.observers.always import always
 
     values = compose_pretraining("simclr", SETTINGS | {"seed": seed} | changed, {}).values
-    values.pop("launcher")
     settings = build(PretrainSettings, values, "demo")
     threads = torch.get_num_threads()
     # A second thread does not speed up such small convolutions, and slows them down on a busy machine.

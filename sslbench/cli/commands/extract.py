@@ -1,33 +1,28 @@
 """`sslbench extract`."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from sslbench.cli import launch, options
-from sslbench.cli.commands.eval.suite import expand, take_weights
+from sslbench import evaluation
+from sslbench.backbones.named import is_pixels, pixels_backbone, random_backbone
+from sslbench.cli import early, options, slurm, terminal
+from sslbench.cli.commands.eval.check import expand
 from sslbench.cli.echo import echo
 from sslbench.cli.help import GroupedCommand
+from sslbench.cli.words import split_words
+from sslbench.distributed import this_process
 from sslbench.errors import UsageError
-
-if TYPE_CHECKING:
-    from sslbench.features.extract import Extraction
-
-
-class ExtractCommand(GroupedCommand):
-    """Command whose --weights takes several values."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep all values of --weights, and the words about the launcher."""
-        ctx.meta["weights"], rest = take_weights(launch.take_launcher(ctx, args))
-        ctx.meta["rest"] = launch.without_option(rest, "--weights")
-        return super().parse_args(ctx, rest)
+from sslbench.evaluation.request import Request, RunSettings, read_request, written
+from sslbench.features import external_files
 
 
-@click.command("extract", cls=ExtractCommand)
-@options.weights_options
+@click.command("extract", cls=GroupedCommand)
+@click.argument("words", nargs=-1, metavar="[launcher.KEY=VALUE]...")
+@options.several_weights_options
 @options.data_options
 @options.preprocessing_options
 @options.run_options
@@ -35,18 +30,20 @@ class ExtractCommand(GroupedCommand):
     "-o", "--output", help="Also write one layer with names, labels and image sizes to a .parquet, .npz or .h5 file."
 )
 @click.option("--groups", multiple=True, metavar="COLUMN", help="Column of the data to copy into index.csv; repeat.")
-@launch.launcher_option
+@slurm.launcher_option
 @options.message_options
 @click.pass_context
 def command(
     ctx: click.Context,
     /,
+    words: tuple[str, ...],
     weights: options.WeightsFlags,
     data: options.DataFlags,
     preprocessing: options.PreprocessingFlags,
     run: options.RunFlags,
     output: str | None,
     groups: tuple[str, ...],
+    launcher: str | None,
 ) -> int | None:
     """Write a backbone's features of a data set to disk: one .npy per layer, index.csv and meta.json beside it.
 
@@ -54,23 +51,19 @@ def command(
     written to one file, which `eval --features FILE --labels FILE` reads. Several --weights are encoded in one pass
     over the images where these are decoded alike; with --launcher slurm each is a job.
     """
-    from sslbench.cli import early, terminal
-
     terminal.show_messages()
+    names, values = split_words(words)
+    resources, others = slurm.take_launcher(values, launcher)
+    if unknown := [*names, *others]:
+        raise UsageError(f"extract takes no '{unknown[0]}'", "Images follow --data, and weights --weights.")
     every = _refuse_mistyped(ctx, weights, data, run, output)
-    settings, slurm = early.checked_run(run, weights, preprocessing), launch.chosen(ctx)
+    settings = early.checked_run(run, dataclasses.replace(weights, weights=every[0]), preprocessing)
     layers = weights.layer_names()
     if output is not None and len(layers) > 1:
         raise UsageError(f"-o writes one layer, and --layers names {len(layers)}")
     early.refuse_other_files(every)
-
-    from sslbench import evaluation
-    from sslbench.distributed import this_process
-    from sslbench.features import external_files
-    from sslbench.features.presence import announced
-
-    request = evaluation.Request(
-        **weights.loading(),
+    request = Request(
+        **{**weights.loading(), "weights": ""},
         data=data.data or options.default_data(),
         test_data=data.test_data,
         image_column=data.image_column,
@@ -81,24 +74,37 @@ def command(
         preprocessing=preprocessing.values(),
         groups=groups,
     )
-    store = run.store_folder()
-    if slurm is not None:
-        jobs = [["extract", *ctx.meta["rest"], "--weights", word] for word in every]
-        return launch.exit_code(launch.submit(jobs, slurm, store))
+    requests, store = [dataclasses.replace(request, weights=word) for word in every], run.store_folder()
+    if resources is None:
+        _extract(requests, settings, store, output)
+        return None
+    of_file = {} if output is None else {"output": output}
+    jobs = [[written(one, settings) | of_file] for one in requests]
+    return slurm.exit_code(slurm.submit(jobs, ["--store", str(store)], resources, store))
+
+
+def run_written(content: Mapping[str, Any], where: str, store: Path) -> None:
+    """Extract the features of a written request without tasks."""
+    request, settings, _ = read_request({key: value for key, value in content.items() if key != "output"}, where)
+    if not isinstance(request, Request):
+        raise UsageError(f"{where} has no tasks", "Name the protocols: tasks: [{protocol: knn}].")
+    _extract([request], settings, store, content.get("output"))
+
+
+def _extract(requests: Sequence[Request], settings: RunSettings, store: Path, output: str | None) -> None:
+    from sslbench.features.presence import announced
+
     evaluation.check_writable(store)
-    requests = [dataclasses.replace(request, weights=word) for word in every]
     with announced(store), terminal.progress() as progress:
-        found: dict[str, Extraction] = {}
         for word, found in evaluation.extract_several(requests, settings, store=store, progress=progress):
             for split, extraction in found.items():
                 for layer, features in extraction.features.items():
                     path = extraction.entry.layer_file(layer).resolve()
-                    own = f"{word}\t" if len(every) > 1 else ""
+                    own = f"{word}\t" if len(requests) > 1 else ""
                     echo(f"{own}{split}\t{layer}\t{features.x.shape[0]} x {features.x.shape[1]}\t{path}")
     if output is not None and this_process().rank == 0:
         external_files.write_one_file(found, Path(output))
         echo(f"features, names, labels and sizes of the images: {output}")
-    return None
 
 
 def _refuse_mistyped(
@@ -109,12 +115,9 @@ def _refuse_mistyped(
     output: str | None,
 ) -> list[str]:
     """Refuse paths and names that do not exist before anything heavy is imported; return all weights."""
-    from sslbench.backbones.named import is_pixels, pixels_backbone, random_backbone
-    from sslbench.cli import early
-
     if not weights.weights:
         raise UsageError("--weights is missing", "Give a weights file, 'random' (with --backbone) or 'pixels'.")
-    every = expand(ctx.meta["weights"])
+    every = expand(ctx.params["weights"])
     for word in every:
         options.refuse_loading_flags(ctx, word)
         if word == "random":
@@ -123,8 +126,6 @@ def _refuse_mistyped(
             pixels_backbone(word, weights.backbone)
     early.refuse_mistyped(every, (data.data, data.test_data), backbone=weights.backbone, device=run.device)
     if output is not None:
-        from sslbench.features import external_files
-
         external_files.check_path(Path(output))
         if len(every) > 1:
             raise UsageError(f"-o writes the features of one network, and --weights names {len(every)}")

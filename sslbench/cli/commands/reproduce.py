@@ -4,32 +4,30 @@ import contextlib
 import dataclasses
 import json
 import logging
-import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from sslbench import paths
-from sslbench.cli import options
+from sslbench.cli import early, options, tables, terminal
+from sslbench.cli.commands.run import code_of, read_trusted, request_of
 from sslbench.cli.echo import echo
-from sslbench.cli.help import usual_forms
-from sslbench.cli.launch import without_option
 from sslbench.cli.options import LocalPath
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, ResultError, UsageError
+from sslbench.evaluation.request import FeaturesRequest, Request, RunSettings, make_task, mark_changes
+from sslbench.leaderboard.published import PublishedRun, Verdict, closest_layer, find_published
+from sslbench.leaderboard.published import verdicts as verdicts_of
+from sslbench.library.benchmarks import data_of, load_benchmark
+from sslbench.library.presets import load_preset
 from sslbench.paths import not_written
-from sslbench.text import HIDDEN
-
-if TYPE_CHECKING:
-    from sslbench.cli.commands.eval.samples import SamplesPlan
-    from sslbench.evaluation import Request, RunSettings
-    from sslbench.leaderboard.published import PublishedRun, Verdict
-    from sslbench.results import Result
-    from sslbench.results.reruns import MetricAgain, Rerun
+from sslbench.results import Result, plain
+from sslbench.results.records import is_edited, read
+from sslbench.results.reruns import TOLERANCE, MetricAgain, Rerun, compare_rerun
 
 log = logging.getLogger("sslbench")
 
@@ -42,15 +40,15 @@ _LOGGING = {"tensorboard": False, "histograms": False, "wandb": ""}
 @click.option("--published", metavar="NAME", help="Published number to measure (sslbench list published).")
 @click.option("--weights", help="Weights file. Default: that of the record.")
 @click.option("--backbone", help="Architecture of --weights, with --published. Default: read from the weights.")
-@click.option("--data", help="Data, where they lie elsewhere than in the record's command or the benchmark's folder.")
+@click.option("--data", help="Data, where they lie elsewhere than in the record or the benchmark's folder.")
 @click.option("--test-data", help="Test split, where it lies elsewhere.")
-@click.option("--device", help="Device: auto, cpu, cuda, cuda:1, mps. Default: that of the record's command.")
+@click.option("--device", help="Device: auto, cpu, cuda, cuda:1, mps. Default: that of the record.")
 @click.option(
     "--tolerance",
     type=click.FloatRange(0),
     help="Largest difference: percentage points of rates, percent of other metrics. Default: 0.1.",
 )
-@click.option("--trust-code", is_flag=True, help="Run Python code that the record's command names: modules, pickles.")
+@click.option("--trust-code", is_flag=True, help="Run Python code that the record names: modules, pickles.")
 @click.option("--out", type=LocalPath(), help="Folder to keep the new record in. Default: not kept.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(
@@ -66,7 +64,7 @@ def command(
     out: Path | None,
     as_json: bool,
 ) -> int:
-    """Run the command of a result RECORD again, or the protocol of a published number, and compare.
+    """Run the request of a result RECORD again, or the protocol of a published number, and compare.
 
     Everything is computed anew: stored features, records, checkpoints and detectors are not read. Floors and the search
     for overlaps are left out. A record is reproduced if the same was measured (weights, data, settings, seed) and every
@@ -77,48 +75,64 @@ def command(
     sslbench reproduce results/knn/w.torch-1f0c.json --weights moved/w.torch --data moved/photos
     sslbench reproduce --published knn/imagenet1k/dinov2/dinov2-vit_giant_patch14 --weights w.pth
     """  # noqa: D301
-    from sslbench.cli import early, terminal
-    from sslbench.results.records import is_edited, read
-
     terminal.show_messages()
     ctx = click.get_current_context()
     if (record is None) == (published is None):
         raise UsageError("name either a RECORD or --published NAME", "sslbench list published")
     early.refuse_mistyped([weights], (data, test_data), backbone=backbone, device=device)
+    used = {str(parameter.name) for parameter in ctx.command.params}
+    places = {"weights": weights, "data": data, "test_data": test_data}
     if record is not None:
-        if is_edited(read(record)):
-            log.warning(f"{record}: its metrics are not those that were written: the record was edited")
-        _refuse_own_folder(record, out)
-    given = [("--data", data), ("--test-data", test_data), ("--device", device)]
-    typed = [word for flag, value in given if value is not None for word in (flag, _absolute(flag, value))]
-    with _folders(out) as (store, results):
-        if record is not None:
-            used = {str(p.name) for p in ctx.command.params} - {"backbone"}
-            options.refuse(ctx, used=used, what="a record", reasons={"backbone": "The record's command names it."})
-            again = _run_again(record, weights, typed, trust_code, store, results)
-            rerun = _compared(record, again, tolerance)
-            return _tell_rerun(rerun, as_json)
-        used = {str(p.name) for p in ctx.command.params} - {"trust_code", "tolerance"}
-        options.refuse(ctx, used=used, what="--published", reasons={"tolerance": "A published number has its own."})
-        return _measure_published(str(published), weights, backbone, typed, store, results, as_json)
+        reasons = {"backbone": "The record's request names it."}
+        options.refuse(ctx, used=used - {"backbone"}, what="a record", reasons=reasons)
+        return _reproduce_record(record, places, device, tolerance, trust_code, out, as_json)
+    reasons = {"tolerance": "A published number has its own."}
+    options.refuse(ctx, used=used - {"trust_code", "tolerance"}, what="--published", reasons=reasons)
+    return _measure_published(find_published(str(published)), places, backbone, device, out, as_json)
 
 
-def _absolute(flag: str, value: str) -> str:
-    """Return a location that stays valid in the folder of the record."""
-    if not flag.endswith("data"):
-        return value
-    from sslbench.data.location import absolute
-
-    return absolute(value)
-
-
-def _refuse_own_folder(record: Path, out: Path | None) -> None:
-    """Refuse to write the new record into the folder of the one that is checked, which it would replace."""
+def _reproduce_record(
+    record: Path,
+    places: Mapping[str, str | None],
+    device: str | None,
+    tolerance: float | None,
+    trust_code: bool,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    """Run the request of a record again in its folder, print the comparison and return the exit code."""
+    before = read(record)
+    if is_edited(before):
+        log.warning(f"{record}: its metrics are not those that were written: the record was edited")
     if out is not None and record.resolve().is_relative_to(out.resolve()):
         raise UsageError(
             f"--out {out} holds {record} itself, which the new record would replace",
             "Give another folder, or leave it out.",
         )
+    content = request_of(before, record)
+    if "features" in content and (device or any(places.values())):
+        raise UsageError(f"{record} is of embeddings (--features): --weights, --data and --device have no effect")
+    run = {**content.get("run", {}), "floors": False, "overlaps": False, **({"device": device} if device else {})}
+    moved = _absolute(places)
+    folder = before.working_folder.path if before.working_folder is not None else None
+    here = contextlib.chdir(folder) if folder is not None and Path(folder).is_dir() else contextlib.nullcontext()
+    with here, code_of(str(record), trust_code=trust_code):
+        request, settings, _ = read_trusted({**content, **moved, "run": run}, str(record), trust_code=trust_code)
+        echo(f"{Path.cwd()}: {before.title()}", err=True)
+        tasks = tuple(dataclasses.replace(task, settings=_without_logging(task.settings)) for task in request.tasks)
+        results = _results(dataclasses.replace(request, tasks=tasks), settings, out, before.command)
+    if not results and this_process().rank == 0:
+        raise ResultError(f"the request of {record} gave no result")
+    reruns = [compare_rerun(before, one, TOLERANCE if tolerance is None else tolerance) for one in results]
+    return _tell_rerun(min(reruns, key=lambda rerun: len(rerun.inputs)), as_json) if reruns else 0
+
+
+def _results(request: Request | FeaturesRequest, run: RunSettings, out: Path | None, command: str) -> list[Result]:
+    """Evaluate a request with an empty feature store; `out` gets the records."""
+    from sslbench.cli.commands.eval.work import Plan, results_of
+
+    with _folders(out) as (store, folder):
+        return results_of(Plan((request,), (), {}, run, {}, store, folder), command)
 
 
 @contextlib.contextmanager
@@ -143,132 +157,15 @@ def _temporary_root() -> Path:
     return root
 
 
-def _run_again(
-    record: Path, weights: str | None, typed: list[str], trust_code: bool, store: Path, out: Path
-) -> "tuple[Result, list[Result]]":
-    """Return a record, and the results of its command, run in the same folder."""
-    from sslbench.cli.commands import eval as eval_command
-    from sslbench.names import command_from_file
-    from sslbench.results.records import read
+def _absolute(places: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the places that were given, valid in the folder of the record."""
+    from sslbench.data.location import absolute
 
-    before = read(record)
-    words = _words(before, record)
-    if "--features" in words and (weights is not None or typed):
-        raise UsageError(f"{record} is of embeddings (--features): --weights, --data and --device have no effect")
-    if weights is not None:
-        words = [*_without(words, "--weights"), "--weights", _existing(weights)]
-    replaced = [flag for param in eval_command.command.params if {*param.opts} & {*typed[::2]} for flag in param.opts]
-    words = [*without_option(words, *replaced), *typed]
-    if lost := next((word for word in words if HIDDEN in word), None):
-        raise ResultError(
-            f"{record}: records do not hold the secrets of addresses: {lost}",
-            "Give the address again with --weights, --data or --test-data.",
-        )
-    folder = before.working_folder.path if before.working_folder is not None else None
-    here = contextlib.chdir(folder) if folder is not None and Path(folder).is_dir() else contextlib.nullcontext()
-    with here, contextlib.nullcontext() if trust_code else command_from_file(str(record)):
-        return before, _evaluate(words, before, store, out, trust_code=trust_code)
-
-
-def _existing(weights: str) -> str:
-    return str(Path(weights).absolute()) if Path(weights).exists() else weights
-
-
-def _words(before: "Result", record: Path) -> list[str]:
-    """Return the words of a record's command, without `sslbench eval`."""
-    from sslbench.cli.commands import eval as eval_command
-
-    try:
-        words = shlex.split(before.command)
-    except ValueError as error:
-        raise ResultError(f"{record}: its command cannot be read: {error}") from error
-    if words[:2] != ["sslbench", "eval"]:
-        raise ResultError(
-            f"{record} was not written by `sslbench eval`, but by: {before.command}",
-            "Run that again, and compare the two records with: sslbench compare",
-        )
-    return usual_forms(eval_command.command, words[2:])
-
-
-def _without(words: Sequence[str], flag: str) -> list[str]:
-    """Return the words of `eval` without the values of --weights."""
-    from sslbench.cli.commands.eval.suite import take_weights
-
-    _, rest = take_weights(words)
-    return rest[: rest.index(flag)] if flag in rest else rest
-
-
-def _evaluate(words: list[str], before: "Result", store: Path, out: Path, *, trust_code: bool) -> "list[Result]":
-    """Return the results of the words of `eval`, restricted to the protocol and weights of a record."""
-    from sslbench.cli.commands.eval import samples
-
-    typed = shlex.join(["sslbench", "eval", *words])
-    echo(f"{Path.cwd()}: {typed}", err=True)
-    plan = _plan(words, trust_code=trust_code)
-    run = dataclasses.replace(_trainings(plan.run, before), floors=False, overlaps=False)
-    if isinstance(plan, samples.EmbeddingsPlan):
-        return samples.results_of_embeddings(dataclasses.replace(plan, run=run, out=out), typed)
-    requests = _requests(plan, before)
-    return samples.results_of(dataclasses.replace(plan, run=run, requests=requests, store=store, out=out), typed)
-
-
-def _trainings(run: "RunSettings", before: "Result") -> "RunSettings":
-    """Return the settings of a run with the trainings of a record: all, one of several, or none."""
-    if run.seeds == 1 or (before.seeds or 1) > 1:
-        return run
-    if before.seeds is None:  # of a protocol that trains nothing, beside one that does
-        return dataclasses.replace(run, seeds=1)
-    return dataclasses.replace(run, only_seed=before.seed)
-
-
-def _plan(words: list[str], *, trust_code: bool) -> Any:
-    from sslbench.cli.commands import eval as eval_command
-
-    ctx = eval_command.command.make_context("eval", list(words))
-    with ctx:
-        if ctx.params["trust_pickle"] and not trust_code:
-            raise UsageError("the record's command has --trust-pickle", "--trust-code accepts it.")
-        return eval_command.make_plan(ctx)
-
-
-def _requests(plan: "SamplesPlan", before: "Result") -> "tuple[Request, ...]":
-    """Return the requests of a plan for the weights, benchmark and protocol of a record."""
-    from sslbench.protocols import find as find_protocol
-    from sslbench.results import plain
-
-    every = [request for cell in plan.cells for request in cell.requests] or list(plan.requests)
-    weights = [one for one in every if str(Path(one.weights).resolve()) == before.weights.path] or every
-    benchmark = before.benchmark.name if before.benchmark is not None else None
-    found = []
-    for request in weights:
-        tasks = [
-            task
-            for task in request.tasks
-            # Records of further sets have no benchmark.
-            if task.protocol == before.protocol.name
-            and benchmark in (None, task.benchmark.name if task.benchmark is not None else None)
-        ]
-        recorded = [plain(find_protocol(task.protocol).recorded(task.settings)) for task in tasks]
-        same = [task for task, own in zip(tasks, recorded, strict=True) if own == before.protocol.settings]
-        tasks = [dataclasses.replace(task, settings=_without_logging(task.settings)) for task in same or tasks]
-        if tasks:
-            found.append(dataclasses.replace(_of_floor(request, before), tasks=tuple(tasks)))
-    if not found:
-        raise ResultError(f"the record's command does not run {before.protocol.name}, whose result it is")
-    return tuple(found)
-
-
-def _of_floor(request: "Request", before: "Result") -> "Request":
-    """Return the request for the floor that a record is of, with the floor's own images; else the request itself."""
-    pixels = before.weights.backbone.partition(":")[0] == "pixels"
-    if not (before.weights.untrained or pixels) or request.weights.partition(":")[0] in ("random", "pixels"):
-        return request
-    images = {key: value for key, value in before.preprocessing.items() if key != "origin"}
-    weights, backbone = (before.weights.backbone, None) if pixels else ("random", before.weights.backbone)
-    layers = () if pixels else request.layers
-    return dataclasses.replace(
-        request, weights=weights, backbone=backbone, layers=layers, format=None, stem=None, preprocessing=images
-    )
+    given = {key: place for key, place in places.items() if place is not None}
+    return {
+        key: absolute(place) if key != "weights" else str(Path(place).absolute()) if Path(place).exists() else place
+        for key, place in given.items()
+    }
 
 
 def _without_logging(settings: Any) -> Any:
@@ -276,23 +173,10 @@ def _without_logging(settings: Any) -> Any:
     return dataclasses.replace(settings, **{key: off for key, off in _LOGGING.items() if key in fields})
 
 
-def _compared(record: Path, again: "tuple[Result, list[Result]]", tolerance: float | None) -> "Rerun":
-    """Return the comparison with the result that measures the most alike."""
-    from sslbench.results.reruns import TOLERANCE, compare_rerun
-
-    before, results = again
-    if not results:
-        raise ResultError(f"the command of {record} gave no result")
-    reruns = [compare_rerun(before, one, TOLERANCE if tolerance is None else tolerance) for one in results]
-    return min(reruns, key=lambda rerun: len(rerun.inputs))
-
-
-def _tell_rerun(rerun: "Rerun", as_json: bool) -> int:
+def _tell_rerun(rerun: Rerun, as_json: bool) -> int:
     if this_process().rank != 0:
         return 0
     if as_json:
-        from sslbench.results import plain
-
         content = {"reproduced": rerun.reproduced, "metrics": rerun.metrics, "inputs": rerun.inputs}
         echo(json.dumps(plain({**content, "surroundings": rerun.surroundings}), indent=1, allow_nan=False))
         return 0 if rerun.reproduced else 1
@@ -300,7 +184,7 @@ def _tell_rerun(rerun: "Rerun", as_json: bool) -> int:
         (one.name, _number(one.before), _number(one.after), _difference(one.before, one.after), _word(one))
         for one in rerun.metrics
     ]
-    _print(("metric", "record", "again", "difference", ""), rows)
+    tables.print_rows(("metric", "record", "again", "difference", ""), rows)
     for title, changes in (("not the same", rerun.inputs), ("other surroundings", rerun.surroundings)):
         for change in changes:
             echo(f"{title}: {change.key} was {_short(change.before)}, is {_short(change.after)}")
@@ -312,31 +196,46 @@ def _tell_rerun(rerun: "Rerun", as_json: bool) -> int:
 
 
 def _measure_published(
-    name: str, weights: str | None, backbone: str | None, typed: list[str], store: Path, out: Path, as_json: bool
+    run: PublishedRun,
+    places: Mapping[str, str | None],
+    backbone: str | None,
+    device: str | None,
+    out: Path | None,
+    as_json: bool,
 ) -> int:
     """Run the protocol of a published number, print the verdict and return the exit code."""
-    from sslbench.cli.commands.eval import samples
-    from sslbench.leaderboard.published import closest_layer, find_published, verdicts
-    from sslbench.library.benchmarks import load_benchmark
+    from sslbench.cli.commands.eval.check import ProtocolRun
+    from sslbench.cli.commands.eval.work import layers_and_preprocessing
 
-    run = find_published(name)
-    if weights is None:
+    if (weights := places["weights"]) is None:
         raise UsageError(f"--weights is missing: the file of '{run.weights}'", f"The source: {run.source}")
-    words = ["--benchmark", run.benchmark, *(["--preset", run.preset] if run.preset else []), "--weights", weights]
-    words += [*(["--backbone", backbone] if backbone else []), *typed]
-    command_line = shlex.join(["sslbench", "eval", *words])
-    echo(command_line, err=True)
-    plan = _plan(words, trust_code=True)
-    settings = dataclasses.replace(plan.run, floors=False, overlaps=False)
-    results = samples.results_of(dataclasses.replace(plan, run=settings, store=store, out=out), command_line)
+    benchmark = load_benchmark(run.benchmark)
+    preset = load_preset(run.preset) if run.preset else None
+    protocol = benchmark.protocol if preset is None else preset.protocol
+    layers, preprocessing = layers_and_preprocessing(ProtocolRun(protocol, protocol, preset), (), {}, benchmark)
+    data, test_data = data_of(benchmark, places["data"], places["test_data"])
+    request = Request(
+        weights,
+        data,
+        (mark_changes(make_task(protocol, {}, benchmark, preset), layers, preprocessing),),
+        test_data,
+        backbone,
+        layers=layers,
+        preprocessing=preprocessing,
+        test_classes=benchmark.test_classes,
+    )
+    echo(f"{run.name}: {protocol} on {weights}, {data}", err=True)
+    settings, _ = early.resolve_run({}, {"device": device} if device else {})
+    settings = dataclasses.replace(settings, floors=False, overlaps=False)
+    results = _results(request, settings, out, f"sslbench reproduce --published {run.name}")
     if this_process().rank != 0:
         return 0
     result = closest_layer(run, results)
-    _refuse_other_data(run, result, load_benchmark(run.benchmark).samples)
-    return _tell_verdicts(run, result, verdicts(run, result), as_json)
+    _refuse_other_data(run, result, benchmark.samples)
+    return _tell_verdicts(run, result, verdicts_of(run, result), as_json)
 
 
-def _refuse_other_data(run: "PublishedRun", result: "Result", expected: dict[str, int]) -> None:
+def _refuse_other_data(run: PublishedRun, result: Result, expected: dict[str, int]) -> None:
     """Refuse a verdict on other data than the published number's."""
     for part, n in (("train", result.data.train.n_used), ("test", result.data.test.n_used)):
         if expected.get(part, n) != n:
@@ -346,11 +245,9 @@ def _refuse_other_data(run: "PublishedRun", result: "Result", expected: dict[str
             )
 
 
-def _tell_verdicts(run: "PublishedRun", result: "Result", found: "list[Verdict]", as_json: bool) -> int:
+def _tell_verdicts(run: PublishedRun, result: Result, found: list[Verdict], as_json: bool) -> int:
     agrees = all(verdict.agrees for verdict in found)
     if as_json:
-        from sslbench.results import plain
-
         rows = [{**dataclasses.asdict(v.published), "measured": v.measured, "agrees": v.agrees} for v in found]
         content = {"name": run.name, "source": run.source, "layer": result.layer, "agrees": agrees, "metrics": rows}
         echo(json.dumps(plain(content), indent=1, allow_nan=False))
@@ -366,19 +263,11 @@ def _tell_verdicts(run: "PublishedRun", result: "Result", found: "list[Verdict]"
         )
         for v in found
     ]
-    _print(("metric", "published", "measured", "difference", "tolerance", ""), rows_)
+    tables.print_rows(("metric", "published", "measured", "difference", "tolerance", ""), rows_)
     best = " (the best of its layers, as in the source)" if run.best_of_layers else ""
     echo(f"{run.weights} {run.backbone}, {run.source}; measured: {result.weights.backbone}, {result.layer}{best}")
     echo("agrees with the published number" if agrees else "does NOT agree with the published number")
     return 0 if agrees else 1
-
-
-def _print(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    for row in (head, *rows):
-        first, *rest = row
-        cells = [f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True)]
-        echo("  ".join([f"{first:<{widths[0]}}", *cells]).rstrip())
 
 
 def _number(value: float | None) -> str:
@@ -389,7 +278,7 @@ def _difference(before: float | None, after: float | None) -> str:
     return "" if before is None or after is None else f"{after - before:+.2g}" if after != before else "0"
 
 
-def _word(metric: "MetricAgain") -> str:
+def _word(metric: MetricAgain) -> str:
     return "agrees" if metric.agrees else "DIFFERS" if metric.ends_agree else "DIFFERS, its interval too"
 
 

@@ -2,21 +2,19 @@
 
 import dataclasses
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from sslbench import protocols
-from sslbench.cli import launch, options
-from sslbench.cli.commands.eval.suite import take_weights
+from sslbench.cli import options, remote_folder, slurm, terminal
+from sslbench.cli.commands.eval.flags import EvalOptions
 from sslbench.cli.echo import echo
-from sslbench.cli.help import SettingsCommand, usual_forms
+from sslbench.cli.help import SettingsCommand
 from sslbench.cli.settings_page import show_value
+from sslbench.config import describe
 from sslbench.errors import told_on_interrupt
 from sslbench.names import list_names
-
-if TYPE_CHECKING:
-    from sslbench.cli.commands.eval.samples import EmbeddingsPlan, SamplesPlan
 
 KEPT = "records, features and checkpoints that were written are kept; the same command continues"
 """Words for an interrupted evaluation."""
@@ -25,20 +23,11 @@ KEPT = "records, features and checkpoints that were written are kept; the same c
 class EvalCommand(SettingsCommand):
     """Command whose help also lists the settings of the protocols named on the command line."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the words for the help, and all values of --weights."""
-        ctx.meta["words"] = list(args)
-        ctx.meta["weights"], rest = take_weights(launch.take_launcher(ctx, usual_forms(self, args)))
-        ctx.meta["rest"] = launch.without_option(rest, "--weights")
-        return super().parse_args(ctx, rest)
-
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the settings of the protocols named."""
         known = list_names("protocol")
         named = [word for word in ctx.meta.get("words", []) if word in known]
         for name in named:
-            from sslbench.config import describe
-
             with formatter.section(f"Settings of {name} (KEY=VALUE)"):
                 rows = describe(protocols.find(name).settings)
                 formatter.write_dl([(f"{r.name}={show_value(r.default)}", f"{r.meaning} [{r.type}]") for r in rows])
@@ -59,7 +48,7 @@ class EvalCommand(SettingsCommand):
     help="Published settings of a protocol: dino, knn/dino (sslbench list presets).",
 )
 @click.option("--suite", help="List of benchmarks (sslbench list suites); one that cannot run is reported as a hole.")
-@options.weights_options
+@options.several_weights_options
 @options.data_options
 @click.option(
     "--test-classes",
@@ -131,7 +120,7 @@ class EvalCommand(SettingsCommand):
 )
 @click.option("--out", "-o", default="results", show_default=True, help="Folder for the result records.")
 @click.option("--name", help="Name of the weights in records and tables. Default: that of their file.")
-@launch.launcher_option
+@slurm.launcher_option
 @options.message_options
 @click.option("--dry-run", is_flag=True, help="Print the plan, with the origin of every setting, and stop.")
 def command(**_: Any) -> int | None:
@@ -152,104 +141,33 @@ def command(**_: Any) -> int | None:
     Several weights and --suite: each record is written when it is done, and what is there is not computed again. A
     folder of checkpoints also gives table, CSV and plot of the score over training.
     """  # noqa: D301
-    from sslbench.cli import remote_folder, terminal
+    from sslbench.cli.commands.eval.check import check
 
     terminal.show_messages()
     ctx = click.get_current_context()
-    slurm = launch.chosen(ctx)
-    plan, typed = make_plan(ctx, check_paths=True), str(ctx.find_root().obj)
-    if slurm is not None:
-        jobs, out = commands_of(ctx), remote_folder.local_folder(ctx.params["out"])
-        seeds = separate_seeds(plan)
-        if seeds:
-            jobs = [["eval", f"only_seed={seed}", *words[1:]] for words in jobs for seed in seeds]
-        if ctx.params["dry_run"]:
-            launch.show(jobs)
+    chosen, names, values = EvalOptions.of(ctx)
+    launcher, values = slurm.take_launcher(values, chosen.launcher)
+    checked = check(ctx, chosen, names, values)
+
+    # What follows needs torch, whose import takes seconds: mistakes in the command are told before.
+    from sslbench.cli.commands.eval import work
+
+    plan = work.make_plan(chosen, names, values, checked)
+    if launcher is not None:
+        jobs = work.jobs_of(plan)
+        if chosen.dry_run:
+            slurm.show(jobs)
             return None
-        ends = launch.submit(jobs, slurm, out)
-        if not seeds or launch.exit_code(ends) is not None:
-            if len(jobs) > 1:
+        code, ends = work.submit(plan, jobs, launcher, chosen.out)
+        seeds = any(request.get("run", {}).get("only_seed") is not None for job in jobs for request in job)
+        if ends is None or code is not None or not seeds:
+            after = "the same command without --launcher slurm puts the seeds together"
+            if seeds or len(jobs) > 1:
                 when = "when they are done: " if ends is None else ""
-                echo(f"{when}sslbench leaderboard {shlex.quote(ctx.params['out'])}", err=True)
-            return launch.exit_code(ends)
-        if ends is None:
-            echo("when they are done: the same command without --launcher slurm puts the seeds together", err=True)
-            return None
-    if ctx.params["dry_run"]:
-        return _run(plan, typed)
-    with told_on_interrupt(KEPT), remote_folder.synchronised(ctx.params["out"]) as folder:
-        return _run(dataclasses.replace(plan, out=folder), typed)
-
-
-def _run(plan: "EmbeddingsPlan | SamplesPlan", typed: str) -> int | None:
-    """Evaluate a plan, or print it; return the exit code, None where all went well."""
-    from sslbench.cli.commands.eval import samples
-
-    if isinstance(plan, samples.EmbeddingsPlan):
-        samples.run_embeddings(plan, typed)
+                echo(f"{when}{after if seeds else f'sslbench leaderboard {shlex.quote(chosen.out)}'}", err=True)
+            return code
+    if chosen.dry_run:
+        work.dry_run(plan)
         return None
-    return samples.run(plan, typed)
-
-
-def commands_of(ctx: click.Context) -> list[list[str]]:
-    """Return the commands of the jobs that do together what a parsed command asks for.
-
-    Several benchmarks are a job each, in which all weights are encoded in one pass. Without benchmarks, several
-    weights are a job each. A part of a suite, or one of several weights, skips what has a record as the whole does.
-    """
-    from sslbench.cli.commands.eval.suite import expand
-    from sslbench.library.benchmarks import load_benchmark, load_suite
-
-    rest, weights = ctx.meta["rest"], expand(ctx.meta["weights"])
-    named = [*ctx.params["benchmarks"], *(load_suite(ctx.params["suite"]) if ctx.params["suite"] else ())]
-    options = launch.only_options(ctx.command, rest)
-    words = list(ctx.params["words"])
-    common = ["eval", *words, *options]
-    own = ["--weights", *weights] if weights else []
-    if len(named) > 1:
-        if protocols_named := [word for word in words if "=" not in word]:  # they choose among the benchmarks
-            named = [name for name in named if load_benchmark(name).protocol in protocols_named]
-        settings = [word for word in words if "=" in word]
-        options = launch.without_option(options, "--suite", "--benchmark")
-        skips = bool(ctx.params["suite"]) and len(weights) == 1 and not ctx.params["skip_existing"]
-        skipping = ["--skip-existing"] if skips else []
-        return [["eval", *settings, *options, *skipping, "--benchmark", name, *own] for name in named]
-    if len(weights) > 1:
-        skipping = [] if ctx.params["skip_existing"] else ["--skip-existing"]
-        return [[*launch.without_backbone(common, word), *skipping, "--weights", word] for word in weights]
-    return [[*common, *own]]
-
-
-def separate_seeds(plan: "EmbeddingsPlan | SamplesPlan") -> tuple[int, ...]:
-    """Return the seeds of which each is a job of its own; () where there is one, or a protocol that trains nothing."""
-    from sslbench.cli.commands.eval import samples
-
-    if isinstance(plan, samples.EmbeddingsPlan):
-        return ()
-    requests = [*plan.requests, *(request for cell in plan.cells for request in cell.requests)]
-    if not all(task.kind.trains for request in requests for task in request.tasks):
-        return ()
-    seeds = tuple(run.seed for run in plan.run.each_seed())
-    return seeds if len(seeds) > 1 else ()
-
-
-def make_plan(ctx: click.Context, *, check_paths: bool = False) -> "EmbeddingsPlan | SamplesPlan":
-    """Return what a parsed command will evaluate; nothing is opened.
-
-    Args:
-        ctx: the context of the command.
-        check_paths: refuse paths that do not exist, before anything heavy is imported.
-
-    Raises:
-        UsageError: a name, option or setting that does not exist or has no effect.
-    """
-    from sslbench.cli.commands.eval import samples
-    from sslbench.cli.commands.eval.flags import EvalOptions, protocol_names
-    from sslbench.cli.words import split_words
-
-    chosen = EvalOptions.of(ctx)
-    names, values = split_words(chosen.words)
-    names = protocol_names(chosen, names)
-    if chosen.features is not None:
-        return samples.plan_embeddings(ctx, chosen, names, values, check_paths=check_paths)
-    return samples.make_plan(ctx, chosen, names, values, check_paths=check_paths)
+    with told_on_interrupt(KEPT), remote_folder.synchronised(chosen.out) as folder:
+        return work.run(dataclasses.replace(plan, out=folder), str(ctx.find_root().obj))

@@ -11,11 +11,17 @@ import click
 from sslbench import protocols
 from sslbench.backbones.named import is_pixels
 from sslbench.cli import options
-from sslbench.cli.remote_folder import local_folder
+from sslbench.cli.words import split_words
 from sslbench.errors import UsageError
 from sslbench.names import list_names
-from sslbench.runtime.folders import is_address, refuse_unwritable
 
+SHARED = {
+    "network": options.WeightsFlags,
+    "data": options.DataFlags,
+    "preprocessing": options.PreprocessingFlags,
+    "run": options.RunFlags,
+}
+"""Flags that several commands have, by the field of `EvalOptions`."""
 TestClasses = Literal["same", "subset", "numbers"]
 Backend = Literal["torchvision", "detectron2"]
 
@@ -28,7 +34,6 @@ class EvalOptions:
         weights: all values of --weights; `network.weights` is the first of them.
     """
 
-    words: tuple[str, ...]
     benchmarks: tuple[str, ...]
     presets: tuple[str, ...]
     suite: str | None
@@ -59,16 +64,22 @@ class EvalOptions:
     program: Backend | None
     out: str
     name: str | None
+    launcher: str | None
     dry_run: bool
 
     @classmethod
-    def of(cls, ctx: click.Context) -> "EvalOptions":
-        """Return the options of a parsed command; --weights may have had several values."""
+    def of(
+        cls, ctx: click.Context, split: Callable[[Sequence[str]], tuple[list[str], dict[str, Any]]] = split_words
+    ) -> tuple["EvalOptions", list[str], dict[str, Any]]:
+        """Return the options of a parsed command, the protocols that it names, and its key=value, read by `split`."""
         values = dict(ctx.params)
-        network, data = options.take(options.WeightsFlags, values), options.take(options.DataFlags, values)
-        preprocessing, run = options.take(options.PreprocessingFlags, values), options.take(options.RunFlags, values)
-        weights = tuple(ctx.meta["weights"])
-        return cls(weights=weights, network=network, data=data, preprocessing=preprocessing, run=run, **values)
+        names, settings = split(values.pop("words"))
+        values |= options.as_flags(ctx, settings)
+        weights = values.pop("weights")
+        values["weights"] = weights[0] if weights else None
+        shared: dict[str, Any] = {key: options.take(kind, values) for key, kind in SHARED.items()}
+        chosen = cls(weights=weights, **shared, **values)
+        return chosen, protocol_names(chosen, names), settings
 
     def numbers(self) -> tuple[str, ...]:
         """Return the columns in --value-col."""
@@ -123,7 +134,7 @@ _OF_A_FILE = frozenset({"format", "allow_partial", "trust_pickle"})
 _ALWAYS = frozenset({"seed", "device", "no_floors", "out", "name"})
 _NETWORK = _ALWAYS | {
     *("benchmarks", "suite", "weights", "backbone", "format", "allow_partial", "stem", "trust_pickle"),
-    *("data", "test_data", "workers", "decoder", "max_pixels", "start_method", "dry_run"),
+    *("data", "test_data", "workers", "decoder", "max_pixels", "start_method", "launcher", "dry_run"),
 }
 ON_OBJECTS = _NETWORK | {"baselines", "skip_existing"}
 """Options with an effect on a protocol on objects."""
@@ -133,12 +144,13 @@ ON_IMAGES = _NETWORK | {
     "skip_existing",
 }
 """Options with an effect on a protocol on images."""
-_SHARED = (options.WeightsFlags, options.DataFlags, options.PreprocessingFlags, options.RunFlags)
 ON_FEATURES = (
-    ON_IMAGES | {"no_overlaps", "on_the_fly"} | {field.name for flags in _SHARED for field in dataclasses.fields(flags)}
+    ON_IMAGES
+    | {"no_overlaps", "on_the_fly"}
+    | {field.name for flags in SHARED.values() for field in dataclasses.fields(flags)}
 )
 """Options with an effect on a protocol on features."""
-EMBEDDINGS = _ALWAYS | {"presets", "features", "no_overlaps", "no_estimate", "dry_run"}
+EMBEDDINGS = _ALWAYS | {"presets", "features", "no_overlaps", "no_estimate", "launcher", "dry_run"}
 """Options with an effect on embeddings made elsewhere."""
 LABELLED_EMBEDDINGS = EMBEDDINGS | {
     *("labels", "test_features", "test_labels", "label_column", "value_columns", "groups")
@@ -254,23 +266,3 @@ def protocol_names(chosen: EvalOptions, words: Sequence[str]) -> list[str]:
             "words. Score each file by a command of its own; sslbench leaderboard shows all results together.",
         )
     return [word if "." in word else word.replace("_", "-") for word in words]
-
-
-def refuse_mistyped(chosen: EvalOptions) -> None:
-    """Refuse paths and names that do not exist before anything heavy is imported.
-
-    Several weights are left out: a missing one is a hole among the results.
-
-    Raises:
-        SslbenchError: a path or name does not exist.
-    """
-    from sslbench.cli import early
-
-    early.refuse_mistyped(
-        chosen.weights if len(chosen.weights) == 1 and not chosen.suite else (),
-        (chosen.data.data, chosen.data.test_data),
-        backbone=chosen.network.backbone,
-        device=chosen.run.device,
-    )
-    if not is_address(chosen.out):
-        refuse_unwritable(local_folder(chosen.out))

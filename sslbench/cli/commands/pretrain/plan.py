@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sslbench.cli.settings_page import section, show_value
+from sslbench.cli.slurm import Slurm
 from sslbench.config import build
 from sslbench.library.recipes import leaves
 from sslbench.pretraining import PretrainRequest, prepare
@@ -12,7 +13,7 @@ from sslbench.train.loop import RateSchedules
 from sslbench.train.method import find_method
 
 
-def print_plan(request: PretrainRequest, origins: Mapping[str, str], launcher: Mapping[str, Any]) -> None:
+def print_plan(request: PretrainRequest, origins: Mapping[str, str], launcher: Slurm | None) -> None:
     """Print the plan; opens the data, builds the networks and reads a few images for their channels.
 
     Raises:
@@ -26,11 +27,8 @@ def print_plan(request: PretrainRequest, origins: Mapping[str, str], launcher: M
     for name, values in groups.items():
         section(name, _rows({name: values}, origins, f"{name}."))
     section("run", _rows({k: v for k, v in settings.items() if k not in groups}, origins, ""))
-    if launcher.get("name") == "slurm":
-        from sslbench.cli.slurm import Slurm
-
-        launcher_settings = dataclasses.asdict(build(Slurm, launcher, "launcher"))
-        section("launcher", _rows({"launcher": launcher_settings}, origins, "launcher."))
+    if launcher is not None:
+        section("launcher", _rows({"launcher": dataclasses.asdict(launcher)}, {}, "launcher."))
     setup, plan = prepared.setup, prepared.plan
     trained = sum(p.numel() for p in prepared.method.parameters() if p.requires_grad)
     rest = sum(p.numel() for p in prepared.method.backbone.parameters())

@@ -26,7 +26,7 @@ def draw(
 ) -> list[Path]:
     """Draw the best, median and worst test images of a record; return the files."""
     from sslbench.cli import terminal
-    from sslbench.cli.words import resolve_run
+    from sslbench.cli.early import resolve_run
     from sslbench.results.records import read
 
     if len(words) > 2:

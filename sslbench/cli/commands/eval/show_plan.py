@@ -141,7 +141,10 @@ def _print_estimate(found: "Estimate") -> None:
         f"{estimate.size_text(found.free_store)} for features",
         f"{estimate.size_text(found.free_out)} for results",
     ]
-    rows += [("in all", estimate.time_text(found.seconds), ""), ("free", ", ".join(free), "")]
+    if any(part.seconds is not None for part in found.stages):
+        unknown = ", ".join(part.name for part in found.stages if part.seconds is None)
+        rows.append(("in all", estimate.time_text(found.seconds), f"without {unknown}" if unknown else ""))
+    rows.append(("free", ", ".join(free), ""))
     section("estimate, measured on this machine", rows)
     found.check()
 

@@ -1,0 +1,455 @@
+"""Requests of a checked command, and their evaluation: here, as jobs, or as a printed plan."""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sslbench import evaluation
+from sslbench.backbones.backbone import Backbone
+from sslbench.cli import options, slurm, terminal
+from sslbench.cli.commands.eval import show_plan, table
+from sslbench.cli.commands.eval.check import CheckedCommand, ProtocolRun, expand
+from sslbench.cli.commands.eval.flags import EvalOptions
+from sslbench.cli.echo import echo
+from sslbench.cli.remote_folder import local_folder
+from sslbench.cli.slurm import End, Slurm
+from sslbench.cli.words import typed
+from sslbench.distributed import this_process
+from sslbench.errors import SslbenchError, UsageError
+from sslbench.evaluation.opening import kinds_of_places
+from sslbench.evaluation.request import (
+    FeaturesRequest,
+    Request,
+    RunSettings,
+    Task,
+    changed_fields,
+    make_task,
+    mark_changes,
+    written,
+)
+from sslbench.evaluation.suite import SuiteCell, run_cells
+from sslbench.features.external import FeaturePair, read_train_test, read_unlabelled
+from sslbench.features.presence import announced
+from sslbench.library.benchmarks import Benchmark, data_of
+from sslbench.preprocessing import Preprocessing
+from sslbench.protocols import find as find_protocol
+from sslbench.results import Result
+from sslbench.results.holes import Hole
+from sslbench.text import visible
+from sslbench.train import checkpoints
+from sslbench.weights.reading.folders import is_distributed, is_sharded, is_unfinished, weights_file
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a command evaluates.
+
+    Attributes:
+        requests: of one weights file, or of embeddings; () where `cells` are evaluated.
+        cells: weights x benchmarks; one that fails leaves a hole, one that has a record is not computed again.
+        folders: folders of checkpoints among the weights -> their files.
+        run: settings of the run.
+        origins: setting of the run -> its origin, for the user.
+        store: folder of the feature store.
+        out: folder of the records.
+    """
+
+    requests: tuple[Request | FeaturesRequest, ...]
+    cells: tuple[SuiteCell, ...]
+    folders: dict[str, tuple[str, ...]]
+    run: RunSettings
+    origins: dict[str, str]
+    store: Path
+    out: Path
+
+
+def make_plan(chosen: EvalOptions, names: Sequence[str], values: Mapping[str, Any], checked: CheckedCommand) -> Plan:
+    """Return what a checked command evaluates; nothing is opened.
+
+    Args:
+        chosen: its options.
+        names: protocols.
+        values: key=value.
+        checked: from `check`.
+    """
+    store, out = chosen.run.store_folder(), Path(chosen.out)
+    if chosen.features is not None:
+        return Plan((_features_request(chosen, checked),), (), {}, checked.run, checked.origins, store, out)
+    weights, folders = with_checkpoints(expand(chosen.weights))
+    if chosen.name and len(weights) > 1:
+        raise UsageError(f"--name {chosen.name} names one network, and there are {len(weights)}", "Leave it out.")
+    requests: tuple[Request, ...] = ()
+    cells: tuple[SuiteCell, ...] = ()
+    if len(weights) > 1 or folders or chosen.suite or chosen.skip_existing:
+        settings = [f"{key}={typed(value)}" for key, value in values.items()]  # cells of a folder differ by them, too
+        for word in weights:
+            # 'pixels' are a backbone themselves.
+            backbone = None if word.partition(":")[0] == "pixels" else chosen.network.backbone
+            for benchmark in checked.benchmarks or (None,):
+                problem = None if benchmark is None else _problem(benchmark, chosen)
+                asked = _requests(checked, benchmark, chosen, word, backbone) if problem is None else ()
+                title = [benchmark.name] if benchmark is not None else [*names, *chosen.presets]
+                cells += (SuiteCell(word, " ".join([*title, *settings]), asked, problem),)
+    else:
+        every = checked.benchmarks or (None,)
+        requests = tuple(
+            r for one in every for r in _requests(checked, one, chosen, weights[0], chosen.network.backbone)
+        )
+    return Plan(requests, cells, folders, checked.run, checked.origins, store, out)
+
+
+def with_checkpoints(weights: Sequence[str]) -> tuple[list[str], dict[str, tuple[str, ...]]]:
+    """Return the weights with folders of checkpoints replaced by their files in the order of training.
+
+    Args:
+        weights: from `expand`.
+
+    Returns:
+        The weights files, and those of each folder.
+
+    Raises:
+        UsageError: a folder has no checkpoints.
+    """
+    found: list[str] = []
+    runs: dict[str, tuple[str, ...]] = {}
+    for word in weights:
+        path = Path(word)
+        one = not path.is_dir() or is_sharded(path) or is_distributed(path)
+        one = one or weights_file(path) is not None or is_unfinished(path)  # which loading refuses with the reason
+        if word.partition(":")[0] in ("random", "pixels") or one:
+            found.append(word)
+            continue
+        files = tuple(str(path) for path in checkpoints.files(Path(word)))
+        if not files:
+            raise UsageError(
+                f"--weights {word}: this folder has no checkpoints of a pretraining run (step_000000100.ckpt)",
+                _instead(Path(word)),
+            )
+        runs[word] = files
+        found += files
+    return list(dict.fromkeys(found)), runs
+
+
+def _instead(folder: Path) -> str:
+    """Return a remedy for a folder without checkpoints: those of the run that it is, or the files in it."""
+    if checkpoints.files(folder / "checkpoints"):
+        return f"Did you mean {folder / 'checkpoints'}?"
+    inside = sorted(path.name for path in folder.iterdir() if path.is_file())[:5]
+    return "Give a weights file, or RUN/checkpoints." + (f" It holds: {', '.join(inside)}." if inside else "")
+
+
+def plan_of(
+    entries: Sequence[tuple[Request | FeaturesRequest, str]],
+    run: RunSettings,
+    store: Path,
+    out: Path,
+    *,
+    skip_existing: bool,
+) -> Plan:
+    """Return what requests with their titles evaluate; folders of checkpoints are replaced by their files.
+
+    Raises:
+        UsageError: a folder has no checkpoints, or nothing can be skipped.
+    """
+    origins = {name: "the request" if name in changed_fields(run) else "default" for name in dataclasses.asdict(run)}
+    images: dict[tuple[str, str], list[Request]] = {}
+    features, folders = [], dict[str, tuple[str, ...]]()
+    for request, title in entries:
+        if isinstance(request, FeaturesRequest):
+            features.append(request)
+            continue
+        weights, of_folder = with_checkpoints([request.weights])
+        folders |= of_folder
+        for word in weights:
+            title = title or " ".join(task.protocol for task in request.tasks)
+            images.setdefault((word, title), []).append(dataclasses.replace(request, weights=word))
+    if features and skip_existing:
+        raise UsageError("--skip-existing has no effect on embeddings", "Leave it out.")
+    several = len({word for word, _ in images}) > 1
+    if not (several or folders or skip_existing):
+        return Plan((*features, *itertools.chain(*images.values())), (), {}, run, origins, store, out)
+    if features:
+        raise UsageError(
+            "embeddings and several weights are run one after the other", "Give them in files of their own."
+        )
+    order = list(dict.fromkeys(word for word, _ in images))  # each of the weights is loaded once
+    cells = [SuiteCell(word, title, tuple(requests)) for (word, title), requests in images.items()]
+    cells.sort(key=lambda cell: order.index(cell.weights))
+    return Plan((), tuple(cells), folders, run, origins, store, out)
+
+
+def _problem(benchmark: Benchmark, chosen: EvalOptions) -> SslbenchError | None:
+    """Return the reason why a benchmark cannot be run here, known before anything is opened."""
+    try:
+        data_of(benchmark, chosen.data.data, chosen.data.test_data)
+    except UsageError as error:
+        return error
+    return None
+
+
+def _features_request(chosen: EvalOptions, checked: CheckedCommand) -> FeaturesRequest:
+    tasks = tuple(
+        mark_changes(make_task(one.protocol, checked.routed.protocols[one.protocol], preset=one.preset), (), {})
+        for one in checked.runs
+    )
+    if chosen.test_features:
+        _refuse_unscored_test("--test-features", tasks)
+    return FeaturesRequest(
+        str(chosen.features),
+        tasks,
+        chosen.labels,
+        chosen.test_features,
+        chosen.test_labels,
+        chosen.data.label_column,
+        chosen.numbers(),
+        chosen.groups,
+        chosen.name,
+    )
+
+
+def _requests(
+    checked: CheckedCommand, benchmark: Benchmark | None, chosen: EvalOptions, weights: str, backbone: str | None
+) -> tuple[Request, ...]:
+    """Return the requests for one weights file on one benchmark; protocols that want the same images share one."""
+    data, test_data, baselines = chosen.data.data, chosen.data.test_data, chosen.baselines
+    runs = [run for run in checked.runs if benchmark is None or run.named == benchmark.protocol]
+    if benchmark is not None:
+        needed = find_protocol(runs[0].protocol).benchmark
+        data, test_data = data_of(benchmark, data, test_data)
+        if needed is not None and chosen.data.data is None and benchmark.name == needed.default:
+            options.default_data(data, needed.data)
+            baselines = baselines or (() if chosen.benchmarks or chosen.suite else _shown_beside(chosen))
+    together: list[tuple[Any, list[Task]]] = []
+    for run in runs:
+        of_images = layers_and_preprocessing(
+            run, chosen.network.layer_names(), chosen.preprocessing.values(), benchmark
+        )
+        task = make_task(run.protocol, checked.routed.protocols[run.protocol], benchmark, run.preset)
+        task = mark_changes(task, *of_images)
+        if (tasks := next((tasks for other, tasks in together if other == of_images), None)) is not None:
+            tasks.append(task)
+        else:
+            together.append((of_images, [task]))
+    every = [task for _, tasks in together for task in tasks]
+    if data is None:
+        kinds = kinds_of_places(every)
+        data = options.default_data(*kinds[0].default) if kinds else options.default_data()
+    if chosen.data.test_data:
+        _refuse_unscored_test("--test-data", every)
+    common = Request(
+        **{**chosen.network.loading(), "weights": weights, "backbone": backbone},
+        data=data,
+        tasks=(),
+        test_data=test_data,
+        image_column=chosen.data.image_column,
+        label_column=chosen.data.label_column,
+        limit=chosen.data.limit,
+        test_classes=chosen.test_classes or (benchmark.test_classes if benchmark else "same"),
+        groups=chosen.groups,
+        value_columns=chosen.numbers(),
+        noise=chosen.noise_shares(),
+        baselines=baselines,
+        name=chosen.name,
+    )
+    return tuple(
+        dataclasses.replace(common, tasks=tuple(tasks), layers=layers, preprocessing=preprocessing)
+        for (layers, preprocessing), tasks in together
+    )
+
+
+def layers_and_preprocessing(
+    run: ProtocolRun,
+    layers: tuple[str, ...],
+    preprocessing: Mapping[str, Any],
+    benchmark: Benchmark | None = None,
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return the layers and the preprocessing of a run: the user's, else the preset's, else the benchmark's."""
+    parts = [part for part in (run.preset, benchmark) if part is not None]
+    chosen = layers or next((part.layers for part in parts if part.layers), ())
+    merged: dict[str, Any] = {}
+    for part in reversed(parts):
+        merged |= part.preprocessing
+    if "resize" in preprocessing:
+        merged.pop("resized_side", None)
+    merged |= preprocessing
+    if "resize" in preprocessing and "crop" not in preprocessing:
+        origin = next((part.name for part in parts if "crop" in part.preprocessing), "")
+        size: dict[str, Any] = {key: merged.get(key) for key in ("resize", "squash", "crop")}
+        size["resized_side"] = merged.get("resized_side", "shorter")
+        Preprocessing(**size, origin=origin).refuse_unfilled_crop()
+    return chosen, merged
+
+
+def _shown_beside(chosen: EvalOptions) -> tuple[str, ...]:
+    """Return the baselines on bundled data, which show only that the weights beat an untrained backbone."""
+    if chosen.no_floors:
+        return ()
+    if this_process().rank == 0 and chosen.weights != ("random",):
+        echo(
+            "the same detector is also trained from the untrained backbone, for comparison (--no-floors skips it)",
+            err=True,
+        )
+    return ("random",)
+
+
+def _refuse_unscored_test(option: str, tasks: Sequence[Task]) -> None:
+    """Refuse a test part where every protocol, with these settings, scores train alone."""
+    if tasks and all(task.part == "train" for task in tasks):
+        named = " and ".join(dict.fromkeys(task.protocol for task in tasks))
+        raise UsageError(
+            f"{option} has no effect: {named}, with these settings, scores the training samples only",
+            f"Leave {option} out, or change the settings (leave_one_out=false, part=test).",
+        )
+
+
+def run(plan: Plan, command: str) -> int | None:
+    """Evaluate a plan and print the results; return 1 where there is a hole, else None.
+
+    Of several processes only the first tells of a hole: torchrun kills all when one ends with an error.
+    """
+    if not plan.cells:
+        results = results_of(plan, command)
+        if this_process().rank == 0:
+            table.print_results(results, plan.out)
+        return None
+    evaluation.check_writable(plan.out)
+    with announced(plan.store), terminal.progress() as progress:
+        found, holes = run_cells(
+            plan.cells, plan.run, store=plan.store, out=plan.out, command=command, progress=progress
+        )
+    if this_process().rank != 0:
+        return None
+    of_folders = {file for files in plan.folders.values() for file in files}
+    results = [result for weights, own in found.items() if weights not in of_folders for result in own]
+    if results:
+        table.print_results(results, plan.out)
+    for folder, files in plan.folders.items():
+        table.print_over_training(Path(folder), {file: found[file] for file in files}, plan.out)
+    print_holes(holes, len(plan.cells), plan.out)
+    return 1 if holes else None
+
+
+def results_of(plan: Plan, command: str) -> list[Result]:
+    """Evaluate the requests of a plan and return the results; [] on processes other than the first."""
+    loaded: dict[bool, Backbone] = {}
+    results = []
+    with announced(plan.store), terminal.progress() as progress:
+        for request in plan.requests:
+            if isinstance(request, FeaturesRequest):
+                evaluation.check_writable(plan.out)
+                pair, name = _read_features(request, plan.run), request.name
+                results += evaluation.evaluate_features(
+                    pair, request.tasks, plan.run, out=plan.out, command=command, name=name, request=request
+                )
+                continue
+            prepared = evaluation.prepare(request, plan.run, backbone=loaded.get(request.as_stored))
+            loaded[request.as_stored] = prepared.loaded
+            evaluation.check_writable(plan.out)
+            results += evaluation.evaluate(prepared, store=plan.store, out=plan.out, command=command, progress=progress)
+    return results
+
+
+def _read_features(request: FeaturesRequest, run: RunSettings) -> FeaturePair:
+    if request.labels is None:
+        return read_unlabelled(Path(request.features))
+    return read_train_test(
+        Path(request.features),
+        Path(request.labels),
+        Path(request.test_features) if request.test_features else None,
+        Path(request.test_labels) if request.test_labels else None,
+        label_column=request.label_column,
+        value_columns=request.value_columns,
+        attribute_columns=request.groups,
+        own_classes=evaluation.has_own_classes(request.tasks),
+        test_fraction=run.test_fraction,
+        seed=run.seed,
+    )
+
+
+def print_holes(holes: Sequence[Hole], n_cells: int, out: Path) -> None:
+    """Print the missing cells with reasons and remedies."""
+    if not holes:
+        return
+    head = click.style(f"{len(holes)} of {n_cells} cells are holes", bold=True)
+    echo(f" ({out}/holes.csv):", err=True, before=head)
+    for hole in holes:
+        echo(f"  {hole.weights} on {hole.benchmark}: {hole.reason}", err=True)
+        if hole.remedy:
+            echo(f"    {hole.remedy}", err=True)
+
+
+def dry_run(plan: Plan) -> None:
+    """Print every effective setting with its origin; of cells that would be holes the reason."""
+    for request in plan.requests:
+        _print_plan(request, plan)
+    for cell in plan.cells:
+        echo(before=click.style(visible(f"{cell.weights} on {cell.benchmark}"), bold=True))
+        try:
+            if cell.problem is not None:
+                raise cell.problem
+            for request in cell.requests:
+                _print_plan(request, plan)
+        except SslbenchError as error:
+            echo(f"  hole: {error.message}")
+
+
+def _print_plan(request: Request | FeaturesRequest, plan: Plan) -> None:
+    if isinstance(request, FeaturesRequest):
+        pair = _read_features(request, plan.run)
+        show_plan.print_plan_of_features(pair, request.tasks, plan.run, plan.origins, plan.out)
+    else:
+        show_plan.print_plan(evaluation.prepare(request, plan.run), plan.origins, plan.store, plan.out)
+
+
+def jobs_of(plan: Plan) -> list[list[dict[str, Any]]]:
+    """Return the written requests of the jobs that do together what a plan does.
+
+    Several benchmarks are a job each, in which all weights are encoded in one pass. Without benchmarks, several
+    weights are a job each. Seeds of protocols that all train are a job each.
+    """
+    units = [("", request) for request in plan.requests]
+    folder_of = {file: folder for folder, files in plan.folders.items() for file in files}
+    for cell in plan.cells:
+        folder = folder_of.get(cell.weights, cell.weights)
+        if folder == cell.weights or plan.folders[folder][0] == cell.weights:  # a folder is one entry
+            units += [(cell.benchmark, dataclasses.replace(request, weights=folder)) for request in cell.requests]
+    names = [title or " ".join(t.benchmark.name for t in r.tasks[:1] if t.benchmark is not None) for title, r in units]
+    keys = names if len(set(names)) > 1 else [getattr(request, "weights", "") for _, request in units]
+    every = [task for _, request in units for task in request.tasks]
+    seeds = [run.seed for run in plan.run.each_seed()]
+    runs = [plan.run]
+    if len(seeds) > 1 and all(task.kind.trains for task in every):
+        runs = [dataclasses.replace(plan.run, only_seed=seed) for seed in seeds]
+    return [
+        [written(request, run, title) for (title, request), name in zip(units, keys, strict=True) if name == key]
+        for key in dict.fromkeys(keys)
+        for run in runs
+    ]
+
+
+def submit(
+    plan: Plan, jobs: Sequence[Sequence[Mapping[str, Any]]], launcher: Slurm, out: str
+) -> tuple[int | None, list[End] | None]:
+    """Submit the jobs of a plan; tell of cells whose data are missing.
+
+    Args:
+        plan: of the command.
+        jobs: its written requests.
+        launcher: resources of the jobs.
+        out: the value of --out, which may be an address.
+
+    Returns:
+        The exit code, and the ends of the jobs if they were waited for.
+    """
+    code, folder = None, local_folder(out)
+    if lost := [cell for cell in plan.cells if cell.problem is not None]:
+        _, holes = run_cells(lost, plan.run, store=plan.store, out=folder, command="")
+        print_holes(holes, len(plan.cells), folder)
+        code = 1
+    flags = ["--out", out, "--store", str(plan.store), *(["--skip-existing"] if plan.cells else [])]
+    ends = slurm.submit(jobs, flags, launcher, folder) if jobs else None
+    return slurm.exit_code(ends) or code, ends

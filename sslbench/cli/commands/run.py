@@ -1,0 +1,135 @@
+"""`sslbench run`: written requests, of records, of jobs or by hand."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sslbench import names
+from sslbench.cli import options, remote_folder, terminal
+from sslbench.cli.commands.eval import KEPT
+from sslbench.cli.options import LocalPath
+from sslbench.config import read_yaml
+from sslbench.errors import ResultError, UsageError, told_on_interrupt
+from sslbench.evaluation.request import FeaturesRequest, Request, RunSettings, read_request
+from sslbench.results import Result
+from sslbench.results.records import read
+
+
+@click.command("run")
+@click.argument("files", nargs=-1, required=True, type=LocalPath())
+@click.option("--out", "-o", default="results", show_default=True, help="Folder for the records of evaluations.")
+@click.option("--store", help="Folder of the feature store. Default: in the user's cache folder.")
+@click.option("--skip-existing", is_flag=True, help="Do not compute again what has a record in --out.")
+@click.option("--trust-code", is_flag=True, help="Run Python code that the files name: modules, pickles.")
+@options.message_options
+@click.option("--dry-run", is_flag=True, help="Print the settings with their origins and stop.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    files: tuple[Path, ...],
+    out: str,
+    store: str | None,
+    skip_existing: bool,
+    trust_code: bool,
+    dry_run: bool,
+) -> int | None:
+    """Run the requests in FILES: YAML, as docs/evaluate.md describes it, or records, which hold theirs.
+
+    A request of pretraining names a method, one of an evaluation tasks, and one without tasks extracts features.
+    Places are relative to the current folder.
+
+    \b
+    sslbench run job.yaml
+    sslbench run results/knn/w.torch-1f0c.json --out again
+    """  # noqa: D301
+    from sslbench.cli.commands import extract
+    from sslbench.cli.commands.pretrain import work as pretrain
+
+    terminal.show_messages()
+    requests: list[tuple[Request | FeaturesRequest, RunSettings, str]] = []
+    with contextlib.ExitStack() as stack:
+        for file in files:
+            stack.enter_context(code_of(str(file), trust_code=trust_code))
+            for number, content in enumerate(written_requests(file), 1):
+                where = f"{file}: request {number}"
+                if "method" in content:
+                    pretrain.run_written(content, where, dry_run=dry_run)
+                elif not content.get("tasks"):
+                    extract.run_written(content, where, options.store_folder(store))
+                else:
+                    requests.append(read_trusted(content, where, trust_code=trust_code))
+        with told_on_interrupt(KEPT), remote_folder.synchronised(out) as folder:
+            place = options.store_folder(store)
+            return _evaluate(requests, place, folder, str(ctx.obj), skip_existing=skip_existing, dry_run=dry_run)
+
+
+def written_requests(file: Path) -> list[dict[str, Any]]:
+    """Return the requests in a file, or that of a record, as they are written.
+
+    Raises:
+        SslbenchError: the file cannot be read, holds none, or is a record from before requests were written.
+    """
+    if file.suffix == ".json":
+        return [request_of(read(file), file)]
+    content = read_yaml(file)
+    requests = content.get("requests", [content])
+    if not isinstance(requests, list) or not all(isinstance(one, Mapping) for one in requests):
+        raise UsageError(f"{file}: requests should be a list of requests")
+    return [dict(one) for one in requests]
+
+
+def request_of(record: Result, file: Path) -> dict[str, Any]:
+    """Return the written request of a record.
+
+    Raises:
+        ResultError: the record has none.
+    """
+    if record.request is None:
+        raise ResultError(
+            f"{file} holds no request: it was made by {record.command}",
+            "Run that again, and compare the two records with: sslbench compare",
+        )
+    return dict(record.request)
+
+
+@contextlib.contextmanager
+def code_of(file: str, *, trust_code: bool) -> Iterator[None]:
+    """Refuse Python code of the user's own that a file of requests names, unless it is trusted."""
+    with contextlib.nullcontext() if trust_code else names.requests_from_file(file):
+        yield
+
+
+def read_trusted(
+    content: Mapping[str, Any], where: str, *, trust_code: bool
+) -> tuple[Request | FeaturesRequest, RunSettings, str]:
+    """Return a request, its run and its title, see `read_request`; refuse weights that may run code."""
+    request, run, title = read_request(content, where)
+    if isinstance(request, Request) and request.trust_pickle and not trust_code:
+        raise UsageError(f"{where} has --trust-pickle: its weights may run any program", "--trust-code accepts it.")
+    return request, run, title
+
+
+def _evaluate(
+    requests: Sequence[tuple[Request | FeaturesRequest, RunSettings, str]],
+    store: Path,
+    out: Path,
+    command: str,
+    *,
+    skip_existing: bool,
+    dry_run: bool,
+) -> int | None:
+    from sslbench.cli.commands.eval import work
+
+    code = None
+    for run in dict.fromkeys(run for _, run, _ in requests):
+        entries = [(request, title) for request, own, title in requests if own == run]
+        plan = work.plan_of(entries, run, store, out, skip_existing=skip_existing)
+        if dry_run:
+            work.dry_run(plan)
+        else:
+            code = work.run(plan, command) or code
+    return code
