@@ -39,8 +39,40 @@ def optimizer_of(made, lr=0.02):
     return make_optimizer(parameter_groups(made, settings), settings)
 
 
+PATCHES_ONLY = f"{runs.VIT},class_token=False,global_pool=avg,fc_norm=False"
+VARIANTS = {
+    "dcl, weighted positives": ("dcl", {"sigma": 0.5}),
+    "dinov2, centred": ("dinov2", {"centering": "center", "center_momentum": 1.0, "patch_prototypes": None}),
+    "distillation, logits": ("distillation", {"target": "logits", "soft_weight": 1.0}),
+    "ibot, patches by a head of their own": ("ibot", {"patch_prototypes": 12, "mask_shape": "random"}),
+    "ijepa, patches only": ("ijepa", {}, PATCHES_ONLY),
+    "ijepa, registers": ("ijepa", {}, f"{runs.VIT},reg_tokens=2"),
+    "lejepa, a ResNet": ("lejepa", {}, runs.RESNET),
+    "moco, version 1": ("moco", {"projector": [8], "queue": 16384}),
+    "moco_v3, a transformer": ("moco_v3", {"projector": [16, 16, 8], "predictor_last_norm": True}, runs.VIT),
+    "npid, NCE": ("npid", {"contrast": "nce"}),
+    "pirl, NCE": ("pirl", {"contrast": "nce", "projector": [8]}),
+    "supervised, smoothed labels": ("supervised", {"label_smoothing": 0.1}),
+    "swav, hard codes": ("swav", {"queue": 0, "queue_start": 0, "hard_updates": 5, "frozen_updates": 3}),
+    "swav, two sets of prototypes": ("swav", {"prototypes": [12, 7], "momentum": 0.9}),
+}
+"""Forms of methods that their small settings in `helpers.runs` leave out: method, settings, and a backbone."""
+
+
+def make_form(name, **changes):
+    """Return a method, or one of `VARIANTS`, and a batch."""
+    method, own, *backbone = VARIANTS.get(name, (name, {}))
+    small = (*runs.METHODS[method][:2], *backbone) if backbone else None
+    return make(method, small=small, **{**own, **of_targets(method), **changes})
+
+
 @pytest.fixture(params=sorted(runs.METHODS))
 def method(request):
+    return request.param
+
+
+@pytest.fixture(params=[*sorted(runs.METHODS), *VARIANTS])
+def form(request):
     return request.param
 
 
@@ -66,9 +98,9 @@ def test_a_module_that_defines_no_method_is_refused(tmp_path, monkeypatch):
         find_method("of_mine.half")
 
 
-def test_the_loss_falls_on_a_fixed_batch(method):
+def test_the_loss_falls_on_a_fixed_batch(form):
     torch.manual_seed(0)
-    made, batch = make(method, **of_targets(method))
+    made, batch = make_form(form)
     made.train()
     optimizer = optimizer_of(made)
     values = [float(one_update(made, optimizer, batch, Step(i, 40, 20)).value.detach()) for i in range(20)]
@@ -185,12 +217,12 @@ def test_the_gradient_is_the_slope_of_the_loss(method):
     assert min(abs(found - expected) for found in slopes) < 1e-3 * abs(expected), (slopes, expected)
 
 
-def test_bfloat16_changes_the_loss_by_rounding_only(method):
+def test_bfloat16_changes_the_loss_by_rounding_only(form):
     """Losses are computed in float32 of outputs with 8 bits; gradients follow from both."""
     values = []
     for enabled in (False, True):
         torch.manual_seed(0)
-        made, batch = make(method)
+        made, batch = make_form(form)
         torch.manual_seed(1)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
             loss = made.train()(batch, Step(0, 40, 20))
@@ -235,10 +267,10 @@ def not_restored(make_one, batch, folder):
     return found + ([] if losses[0] == losses[1] else [f"the next loss: {losses[0]} after {losses[1]}"])
 
 
-def test_a_checkpoint_holds_everything_that_updates_change(method, tmp_path):
+def test_a_checkpoint_holds_everything_that_updates_change(form, tmp_path):
     """Tensors, random states, counters and lists, through all attributes; the next loss is the same bit for bit."""
-    _, batch = make(method)
-    assert not_restored(lambda: make(method)[0], batch, tmp_path) == []
+    _, batch = make_form(form)
+    assert not_restored(lambda: make_form(form)[0], batch, tmp_path) == []
 
 
 class _Forgetful:

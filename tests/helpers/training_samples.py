@@ -1,6 +1,5 @@
-"""A tiny network, a fixed batch, and what every method has to satisfy."""
+"""A tiny network, a fixed batch, and a bare loop."""
 
-import copy
 import dataclasses
 from collections.abc import Callable
 
@@ -83,50 +82,6 @@ def train(
         method.after_update(step)
         losses.append(total.item())
     return losses
-
-
-def check_contract(make: Callable[[], Method], setup: Setup, *, lr: float = 0.05) -> None:
-    """The loss falls, no parameter is left out, copies get no gradient, the state is complete."""
-    batch = batch_of(setup)
-    torch.manual_seed(0)
-    method = make().train()
-    loss = method(batch, step_of(0, setup))
-    assert loss.value.dtype == torch.float32
-    assert loss.embeddings.dim() == 2
-    assert not loss.embeddings.requires_grad
-    assert not any(part.requires_grad for part in loss.parts.values())
-    loss.value.backward()
-    for name, parameter in method.named_parameters():
-        assert (parameter.grad is not None) == parameter.requires_grad, name
-    method.zero_grad()
-    method.after_update(step_of(0, setup))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        low = method(batch, step_of(1, setup)).value
-    method.after_update(step_of(1, setup))
-    assert low.dtype == torch.float32
-    assert low.isfinite()
-
-    losses = train(method, batch, setup, 20, start=2, lr=lr)
-    assert np.isfinite(losses).all()
-    assert np.mean(losses[10:]) < np.mean(losses[:10]), losses  # means, as every update draws other masks or orders
-    for exported in method.exports().values():
-        copy.deepcopy(method.backbone).load_state_dict(exported.state_dict(), strict=True)
-    _check_state(method, make, batch, setup)
-
-
-def _check_state(method: Method, make: Callable[[], Method], batch: Batch, setup: Setup) -> None:
-    """Another one that is given the state goes on in the same way."""
-    torch.manual_seed(1)
-    other = make().train()
-    other.load_state_dict(copy.deepcopy(method.state_dict()), strict=True)
-    other.load_local_state({name: value.clone() for name, value in method.local_state().items()})
-    futures = []
-    for each in (method, other):
-        torch.manual_seed(2)
-        futures.append(train(each, batch, setup, 2, start=22))
-    assert futures[0] == futures[1]
-    for (name, mine), theirs in zip(method.state_dict().items(), other.state_dict().values(), strict=True):
-        assert torch.equal(mine, theirs), name
 
 
 def unit(rows: np.ndarray) -> np.ndarray:

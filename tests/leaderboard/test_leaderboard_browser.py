@@ -1,23 +1,28 @@
-"""The page in a real browser: sorting, filtering and the details of a number work, and nothing is fetched."""
+"""Pages of leaderboards in a browser, curves, scores over a training."""
 
 import base64
+import csv
 import json
 import re
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
-from helpers.record_trees import make
+from helpers.record_trees import IDS, change, make, write
+from PIL import Image
 
-from sslbench.leaderboard import Published, charts, table, to_html, with_published
+from sslbench.errors import ResultError, UsageError
+from sslbench.leaderboard import Published, charts, plots, table, to_html, with_published
+from sslbench.leaderboard.over_training import draw_training, training_curves, write_training_curves
 from sslbench.results import BenchmarkUsed
+from sslbench.train.checkpoints import Position
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
 USED = BenchmarkUsed(name="knn/photos", version=1, sha256="")
 FLOORS = {"chance": {"top1": 10.0}, "untrained": {"top1": 30.0}}
-
 # What a reader does, and what the page shows then; the answers are left in the document for --dump-dom.
 SCRIPT = """<script>
 const seen = {}, errors = [];
@@ -194,3 +199,109 @@ def test_a_plot_of_any_numbers_has_ticks_and_stays_inside(values):
     places = [x for mark in plot.marks for x in (mark.x, mark.low, mark.high)]
     assert all(0 <= x <= charts.WIDTH for x in places) and 3 <= len(plot.ticks) <= 8
     assert charts.plots(table([])) == []
+
+
+def with_curve(name, values, **changes):
+    variants = {f"k={k}": {"top1": v, "top1_low": v - 3, "top1_high": v + 2} for k, v in values.items()}
+    return make(name, top1=list(values.values())[-1], protocol="low-shot", variants=variants, **changes)
+
+
+def test_lines_are_the_means_with_their_intervals_floors_apart():
+    records = [
+        with_curve("a.torch", {1: 40.0, 16: 70.0, 4: 60.0}),
+        with_curve("pixels:8", {1: 20.0, 4: 30.0, 16: 35.0}, weights__backbone="pixels:8"),
+    ]
+    own, floor = plots._lines(table(records), 0, "k")
+    assert (own.label, own.floor, floor.floor) == ("a.torch", False, True)
+    assert list(own.points) == [1, 4, 16]
+    assert (own.points[4].value, own.points[4].low, own.points[4].high) == (60.0, 57.0, 62.0)
+    assert plots._lines(table(records), 0, "%") == []
+
+
+def test_seeds_are_averaged_and_shares_of_train_stand_apart():
+    one, two = (with_curve("a.torch", {1: value, 4: 60.0}, seed=seed) for seed, value in ((0, 40.0), (1, 50.0)))
+    one.variants["10 %"] = two.variants["10 %"] = {"top1": 55.0, "top1_low": None, "top1_high": None}
+    (line,) = plots._lines(table([one, two]), 0, "k")
+    assert (line.points[1].value, line.points[1].low, line.points[1].high) == (45.0, 0.0, 100.0)
+    (line,) = plots._lines(table([one, two]), 0, "%")
+    assert list(line.points) == [10.0]
+
+
+def test_a_picture_is_written_whole_or_refused(tmp_path):
+    target = tmp_path / "plots" / "curve.png"
+    with pytest.raises(ResultError, match="no result has scores for several numbers"):
+        plots.data_efficiency([make("a.torch")], target)
+    assert not target.parent.exists()
+    records = [with_curve(f"{name}.torch", {1: 40.0 + i, 4: 60.0 + 2 * i}) for i, name in enumerate("abc")]
+    plots.data_efficiency([*records, make("a.torch")], target)
+    assert target.read_bytes()[:4] == b"\x89PNG"
+    assert [file.name for file in target.parent.iterdir()] == ["curve.png"]
+
+
+def test_a_metric_that_is_named_is_the_one_that_is_drawn(tmp_path, monkeypatch):
+    records = [with_curve("a.torch", {1: 40.0, 4: 60.0})]
+    shown = []
+    monkeypatch.setattr(plots, "_panel", lambda _axis, column, *_: shown.append(column.metric))
+    plots.data_efficiency(records, tmp_path / "curve.png", metric="top1")
+    assert shown == ["top1"]
+    with pytest.raises(UsageError, match="no result has the metric 'tpo1'"):
+        plots.data_efficiency(records, tmp_path / "curve.png", metric="tpo1")
+
+
+RIGHT = {20: 0.5, 10: 0.3, 100: 0.9}
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Three checkpoints, the later ones right on more of the same images; not in the order of training."""
+    order = np.random.default_rng(0).permutation(len(IDS))
+    return [
+        (Position(step, step / 10), [write(make(f"step_{step:09d}.ckpt"), order < share * len(IDS), tmp_path)])
+        for step, share in RIGHT.items()
+    ]
+
+
+def test_a_curve_is_in_the_order_of_updates_with_the_paired_gain(results):
+    (curve,) = training_curves(results)
+    assert [(point.at.step, point.score.value) for point in curve.points] == [(10, 30), (20, 50), (100, 90)]
+    assert curve.gain.difference == pytest.approx(60) and curve.gain.low > 45 and curve.gain.high < 75
+    assert curve.gain.value_a == 90 and curve.gain.n == 200
+
+
+def test_protocols_and_layers_are_curves_of_their_own_and_one_checkpoint_has_no_gain():
+    records = [make("a"), make("a", protocol="linear"), make("a", layer="res3")]
+    curves = training_curves([(Position(5, None), records)])
+    assert [curve.title for curve in curves] == [
+        "knn on photos/ (test), avgpool",
+        "linear on photos/ (test), avgpool",
+        "knn on photos/ (test), res3",
+    ]
+    assert all(curve.gain is None for curve in curves)
+
+
+def test_without_scores_of_each_image_there_is_no_gain():
+    (curve,) = training_curves([(Position(i, None), [make(f"{i}.ckpt", top1=50.0 + i)]) for i in (2, 1)])
+    assert len(curve.points) == 2 and curve.gain is None
+
+
+def test_csv_and_picture_have_every_checkpoint(results, tmp_path):
+    floors = {"untrained": {"top1": 20.0}, "chance": {"top1": 100 / 3}}
+    results = [(at, [change(result, floors=floors) for result in own]) for at, own in results]
+    table, picture = write_training_curves(training_curves(results), "my run", tmp_path / "out")
+    assert (table.name, picture.name) == ("training-my-run-knn.csv", "training-my-run-knn.png")
+    rows = list(csv.DictReader(table.open()))
+    assert [(row["step"], row["epoch"], float(row["value"])) for row in rows] == [
+        ("10", "1", 30),
+        ("20", "2", 50),
+        ("100", "10", 90),
+    ]
+    assert all(row["record"].endswith(".json") and row["metric"] == "top1" for row in rows)
+    with Image.open(picture) as image:
+        assert len(image.convert("RGB").getcolors(1 << 24)) > 20
+
+
+def test_nothing_to_draw_is_said(tmp_path):
+    curves = training_curves([(Position(1, 1.0), [make("a", top1=None)])])
+    with pytest.raises(ResultError, match="no checkpoint of a has a score"):
+        draw_training(curves, "a", tmp_path / "a.png")
+    assert not (tmp_path / "a.png").exists()

@@ -1,5 +1,6 @@
-"""The board as files: numbers that a program can read, pages that need nothing else."""
+"""Files of leaderboards (CSV, Markdown, LaTeX, pages), published rows, and the plot over layers."""
 
+import dataclasses
 import html.parser
 import io
 import itertools
@@ -8,12 +9,25 @@ import re
 import numpy as np
 import pandas
 import pytest
-from helpers.record_trees import make
+from helpers.record_trees import make, write
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
-from sslbench.errors import ResultError
-from sslbench.leaderboard import table, to_csv, to_html, to_latex, to_markdown, to_rich
-from sslbench.leaderboard.tables import markdown
+from sslbench.errors import ResultError, UsageError
+from sslbench.leaderboard import (
+    Published,
+    plots,
+    table,
+    to_csv,
+    to_html,
+    to_latex,
+    to_markdown,
+    to_rich,
+    with_published,
+)
+from sslbench.leaderboard.html import how_made
+from sslbench.leaderboard.tables import escape, latex, markdown
 from sslbench.results import BenchmarkUsed, MetricValue
 
 FLOORS = {"chance": {"top1": 33.333333}, "untrained": {"top1": 40.0}}
@@ -193,3 +207,167 @@ def test_names_are_no_html_in_markdown(tmp_path):
     name = "<img src=x onerror=alert(1)>|<b>"
     text = markdown(table([make(name, 50)]))
     assert "<" not in text and "&lt;img src=x onerror=alert(1)&gt;\\|&lt;b&gt;" in text
+
+
+OURS = BenchmarkUsed(name="linear/imagenet1k", version=3, sha256="")
+
+
+def row(value, weights="SimCLR", benchmark="linear/imagenet1k", metric="top1", backbone="resnet50"):
+    return Published(benchmark, weights, backbone, metric, value, "their linear", "Paper (2020)", "table 1")
+
+
+def published_board():
+    ours = [make(name, value, "linear", benchmark=OURS) for name, value in (("a", 60.0), ("b", 50.0))]
+    return table([*ours, make("a", 40.0, floors={"chance": {"top1": 1.0}})], average=True)
+
+
+def test_they_stand_between_ours_and_the_floors_best_first():
+    shown = with_published(published_board(), [row(55.0), row(99.0, "SwAV"), row(55.5, "SwAV", backbone="resnet50w2")])
+    assert [(r.label, r.kind) for r in shown.rows] == [
+        *(("a", "result"), ("b", "result")),
+        *(("SwAV (resnet50)", "published"), ("SwAV (resnet50w2)", "published"), ("SimCLR (resnet50)", "published")),
+        ("chance", "floor"),
+    ]
+    assert shown.rows[2].flags == ("published: their linear",) and "not compared" in shown.notes[-1]
+
+
+def test_they_are_never_best_tied_or_averaged_and_have_no_interval():
+    shown = with_published(published_board(), [row(99.0)])
+    cells = [cell for r in shown.rows if r.published for cell in r.cells if cell is not None]
+    assert len(cells) == 1 and not cells[0].best and cells[0].tied is None and cells[0].metrics["top1"].low is None
+    assert [r.average for r in shown.rows if r.published] == [None]
+    ours, before = shown.rows[0], published_board().rows[0]
+    assert ours == before, "nothing about our own rows changes"
+    assert "**99.00**" not in markdown(shown) and "| 99.00 |" in markdown(shown)
+
+
+def test_only_the_same_benchmark_and_metric_are_beside():
+    others = [row(70.0, benchmark="linear/cifar10"), row(71.0, metric="top5"), row(72.0, benchmark="knn/imagenet1k")]
+    shown = with_published(published_board(), others)
+    assert shown.rows == published_board().rows and "No published numbers" in shown.notes[-1]
+
+
+@pytest.mark.parametrize("fingerprint", ["00" * 16, "ff" * 16])
+def test_they_stand_in_the_column_of_the_benchmarks_own_data(fingerprint):
+    """Another data set measured under the benchmark's name has a column of its own, before or after it."""
+    own = make("a", 60.0, "linear", benchmark=OURS)
+    changed = dataclasses.replace(OURS, modified=True)
+    other = make("a", 95.0, "linear", benchmark=changed, data__test__fingerprint=fingerprint)
+    shown = with_published(table([own, other]), [row(55.0)])
+    ours, published = shown.rows
+    beside = next(i for i, cell in enumerate(published.cells) if cell is not None)
+    assert ours.cells[beside].metrics["top1"].value == 60.0
+
+
+def test_one_source_with_two_benchmarks_is_one_row():
+    knn = BenchmarkUsed(name="knn/imagenet1k", version=1, sha256="")
+    both = table([make("a", 60.0, "linear", benchmark=OURS), make("a", 50.0, benchmark=knn)])
+    shown = with_published(both, [row(55.0), row(45.0, benchmark="knn/imagenet1k")])
+    (published,) = [r for r in shown.rows if r.published]
+    assert [cell.metrics["top1"].value for cell in published.cells] == [45.0, 55.0]
+
+
+def test_the_long_csv_names_the_source_and_claims_nothing_of_ours(tmp_path):
+    to_csv(with_published(published_board(), [row(55.0)]), tmp_path / "long.csv", form="long")
+    frame = pandas.read_csv(tmp_path / "long.csv")
+    (line,) = frame[frame.kind == "published"].to_dict("records")
+    assert (line["value"], line["source"], line["protocol"]) == (55.0, "Paper (2020): table 1", "their linear")
+    assert pandas.isna([line[n] for n in ("low", "settings", "n_train", "test_fingerprint", "protocol_version")]).all()
+    assert line["benchmark"] == "linear/imagenet1k"
+
+
+def test_how_it_was_made_is_its_source():
+    shown = with_published(published_board(), [row(55.0)])
+    published = next(r for r in shown.rows if r.published)
+    cell = next(cell for cell in published.cells if cell is not None)
+    assert how_made(published, cell) == [
+        [("published in", "Paper (2020)"), ("where", "table 1"), ("protocol", "their linear")]
+    ]
+
+
+USED = BenchmarkUsed(name="knn/my_data", version=1, sha256="")
+
+
+def body(text):
+    """The cells of the rows between top and bottom rule, without the heading."""
+    inside = re.search(r"\\midrule\n(.*)\\bottomrule", text, re.DOTALL)[1]
+    lines = [line for line in inside.splitlines() if line != "\\midrule"]
+    assert all(line.endswith(r" \\") for line in lines)
+    return [re.split(r"(?<!\\) & ", line.removesuffix(r" \\")) for line in lines]
+
+
+def test_the_table_is_booktabs_with_one_column_for_each_of_ours():
+    text = latex(table([make("a_1", 80.0, benchmark=USED), make("b", 70.0, "svm", layer="res4")]))
+    assert text.startswith("% \\usepackage{booktabs}\n\\begin{tabular}{llrr}\n\\toprule\n")
+    assert r"weights & layer & knn/my\_data top1 & svm/photos top1 \\" in text
+    assert [len(row) for row in body(text)] == [4, 4]
+    assert body(text)[0] == ["a\\_1", "avgpool", r"\textbf{80.00} {\scriptsize[78.00, 83.00]}", ""]
+    for name in ("toprule", "bottomrule", "begin{tabular}", "end{tabular}"):
+        assert text.count(f"\\{name}") == 1
+
+
+def test_ties_are_bold_too_and_intervals_are_small(tmp_path):
+    right = np.arange(200) % 5 > 0
+    near, far = right.copy(), right & (np.arange(200) % 7 > 0)
+    near[:1] = ~near[:1]
+    board = table([write(make(n), r, tmp_path) for n, r in (("best", right), ("near", near), ("far", far))])
+    bold = {row[0]: row[1].startswith(r"\textbf{") for row in body(latex(board))}
+    assert sorted(bold.values()) == [False, True, True] and not bold["far"]
+
+
+def test_floors_and_published_rows_are_set_apart_by_a_rule():
+    ours = table([make("a", 80.0, benchmark=USED, floors={"chance": {"top1": 33.0}})])
+    row = Published("knn/my_data", "MoCo", "resnet50", "top1", 85.0, "their kNN", "Paper", "table 1")
+    text = latex(with_published(ours, [row]))
+    assert text.count("\\midrule") == 3
+    assert [cells[0] for cells in body(text)] == ["a", "MoCo (resnet50)$^{1}$", "chance"]
+    assert "\\par $^{1}$ published: their kNN." in text and body(text)[1][1] == "85.00"
+
+
+def test_flags_are_numbers_and_a_hole_and_a_value_that_cannot_be_computed_differ():
+    text = latex(table([make("a", None, converged=False), make("b", 70.0), make("b", 60.0, "svm")]))
+    rows = {cells[0]: cells for cells in body(text)}
+    assert rows["a$^{1}$"][1:] == ["n/a", ""] and "$^{1}$ not converged" in text
+
+
+@given(st.text())
+def test_no_character_is_a_command(name):
+    escaped = escape(name)
+    without = re.sub(r"\\text[a-z]+\{\}|\\ldots\{\}|\$\\(pm|cdot)\$|\\[&%$#_{}]", "", escaped)
+    assert not set(without) & set("\\&%$#_{}~^<>|")
+
+
+def test_it_is_written_whole_or_refused(tmp_path):
+    board = table([make("a", metrics={"top1": MetricValue(value=80.125)})])
+    to_latex(board, tmp_path / "new" / "b.tex")
+    assert "80.12" in (tmp_path / "new" / "b.tex").read_text() and "pm" not in body(latex(board))[0][1]
+    with pytest.raises(ResultError, match="cannot write"):
+        to_latex(board, tmp_path / "new")
+
+
+def of_layers(name, **scores):
+    return [make(f"{name}.torch", top1=value, layer=layer.replace("_", ".")) for layer, value in scores.items()]
+
+
+def test_profiles_are_the_scores_by_layer_without_weights_of_one_layer():
+    records = [*of_layers("a", res5=70.0, res2=40.0, head_0=65.0), *of_layers("b", res5=75.0)]
+    board = table(records)
+    order = plots.layer_order(row.layer for row in board.rows)
+    (profile,) = plots.profiles(board, 0, order)
+    assert profile.label == "a.torch" and list(profile.points) == ["res2", "res5", "head.0"]
+    assert [point.value for point in profile.points.values()] == [40.0, 70.0, 65.0]
+
+
+def test_a_picture_is_written_whole_or_refused(tmp_path):
+    target = tmp_path / "plots" / "layers.png"
+    with pytest.raises(ResultError, match="no weights have results on several layers"):
+        plots.draw_layers(of_layers("a", res5=70.0), target)
+    assert not target.parent.exists()
+    plots.draw_layers([*of_layers("a", res5=70.0, res2=40.0), *of_layers("b", res5=75.0, res2=45.0)], target)
+    assert target.read_bytes()[:4] == b"\x89PNG"
+    assert [file.name for file in target.parent.iterdir()] == ["layers.png"]
+
+
+def test_a_metric_that_no_result_has_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="no result has the metric 'tpo1'"):
+        plots.draw_layers([*of_layers("a", res5=70.0, res2=40.0)], tmp_path / "layers.png", metric="tpo1")

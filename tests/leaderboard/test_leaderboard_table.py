@@ -1,12 +1,14 @@
-"""What may stand in one column, what may not, and what a reader is told about it."""
+"""Tables of results: rows, columns, marks."""
 
 import dataclasses
 import itertools
 import math
 import random
 
+import numpy as np
+import pandas
 import pytest
-from helpers.record_trees import PREPROCESSING, body, change, labels, make
+from helpers.record_trees import IDS, LABELS, PREPROCESSING, body, change, labels, make, write
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,10 +17,11 @@ from sslbench.cli.commands.leaderboard import write_board
 from sslbench.errors import ResultError, UsageError
 from sslbench.evaluation.trainings import together
 from sslbench.identity import comparability_key
-from sslbench.leaderboard import table
-from sslbench.leaderboard.columns import data_name, natural, preprocessing_text
+from sslbench.leaderboard import table, to_csv, to_html, to_markdown
+from sslbench.leaderboard.columns import data_name, natural, preprocessing_text, with_extras
 from sslbench.leaderboard.model import value
-from sslbench.results import BenchmarkUsed, ExcludedImage, MetricValue, records
+from sslbench.leaderboard.tables import markdown
+from sslbench.results import BenchmarkUsed, Costs, ExcludedImage, MetricValue, Stage, records
 
 
 def names(board):
@@ -279,3 +282,207 @@ def test_a_damaged_record_is_left_out_and_named(tmp_path, capsys):
     for opened in (make_leaderboard, lambda folder: write_board([folder])):
         with pytest.raises(ResultError, match="is damaged"):
             opened(tmp_path)
+
+
+STAGES = {"extract": Stage(seconds=25.5, ram_mib=900.0), "knn": Stage(seconds=0.5, ram_mib=950.5, gpu_mib=None)}
+COLD = Costs(parameters=23508032, gflops=8.18, images_per_second=70.0, stages=STAGES)
+WARM = Costs(parameters=23508032, gflops=8.18, stages=STAGES | {"extract": Stage(seconds=0.01)})
+
+
+def columns(results, kinds):
+    board = with_extras(table(results), kinds)
+    return {extra.name: extra.values for extra in board.extras}, board
+
+
+def test_costs_come_from_the_record_that_encoded():
+    found, _ = columns([make("a", costs=WARM), make("a", 70, "svm", costs=COLD)], ["costs"])
+    assert found["parameters"] == (23508032,) and found["images per second"] == (70.0,)
+    assert found["extraction seconds"] == (25.5,) and found["knn/photos seconds"] == (0.5,)
+    assert "extraction peak MiB of the GPU" not in found, "nothing is known about it"
+
+
+def test_train_stands_beside_test_and_is_the_mean_over_seeds():
+    results = [make("a", train=90.0), make("a", seed=1, train=92.0), make("b")]
+    found, board = columns(results, ["train"])
+    assert dict(zip([row.label for row in board.rows], found["knn/photos train"], strict=True)) == {"a": 91, "b": None}
+
+
+def test_the_files_have_them_as_numbers(tmp_path):
+    board = with_extras(table([make("a", train=91.25, costs=COLD), make("b")]), ["train", "costs"])
+    to_csv(board, tmp_path / "wide.csv")
+    frame = pandas.read_csv(tmp_path / "wide.csv")
+    assert frame["parameters"].dtype == np.float64 and frame["knn/photos train"][0] == 91.25
+    assert list(frame.columns)[-1] == "flags"
+    to_csv(table([make("a", train=91.25, costs=COLD)]), tmp_path / "long.csv", form="long")
+    long = pandas.read_csv(tmp_path / "long.csv").set_index("metric")
+    assert long.loc["top1", "train_value"] == 91.25 and long.loc["top1", "peak_mib"] == 950.5
+    assert long.loc["top1", "gflops"] == 8.18 and np.isnan(long.loc["balanced_accuracy", "train_value"])
+    to_html(board, tmp_path / "board.html")
+    page = (tmp_path / "board.html").read_text(encoding="utf-8")
+    assert "<small>train 91.2</small>" in page and "23,508,032" in page and "23.5 million parameters" in page
+    to_markdown(board, tmp_path / "board.md")
+    lines = (tmp_path / "board.md").read_text(encoding="utf-8").splitlines()[:4]
+    assert len({line.count("|") for line in lines}) == 1 and "91.2" in lines[2]
+
+
+def test_unknown_columns_are_refused():
+    with pytest.raises(UsageError, match="Did you mean 'costs'"):
+        with_extras(table([make("a")]), ["cost"])
+
+
+def flags(**changes):
+    (row,) = table([make("a", 60, **changes)]).rows
+    return row.flags
+
+
+def test_features_in_int8_are_marked_also_where_nothing_else_is_on_the_board():
+    assert flags(precision="int8") == ("features rounded to int8",) and flags(precision="bf16") == ()
+
+
+def test_a_probe_that_has_not_learned_train_is_flagged():
+    assert flags(train=57.0) == ("underfitted",), "the interval of test is 58 to 63"
+    assert flags(train=59.0) == () and flags(train=100.0) == () and flags() == ()
+    assert flags(train=80.0, converged=False) == ("not converged", "underfitted")
+    assert flags(train=99.0, converged=False) == ("not converged",)
+
+
+def test_less_is_better_for_losses():
+    results = [make(n, metrics={"nll": MetricValue(value=v)}, headline="nll") for n, v in (("b", 2.0), ("a", 1.0))]
+    board = table(results)
+    assert [row.label for row in board.rows] == ["a", "b"] and board.rows[0].cells[0].best
+    floor = {"untrained": {"nll": 1.5}}
+    low = table(
+        [make(n, metrics={"nll": MetricValue(value=v)}, headline="nll", floors=floor) for n, v in (("x", 1.6),)]
+    )
+    assert low.rows[0].flags == ("not above untrained",)
+
+
+def test_flags_say_what_a_reader_must_know():
+    used = BenchmarkUsed(name="linear/x", version=1, sha256="", modified=True)
+    skipped = {"data__test__n_used": 195, "data__unreadable": (ExcludedImage(id="x", path="x", reason="cut"),)}
+    flags = {
+        row.label: row.flags
+        for row in table(
+            [
+                make("partial", weights__partial=True, weights__loaded=300),
+                make("unconverged", converged=False),
+                make("unconverged", 80, "svm", converged=True),
+                make("modified", 80, "linear", benchmark=used),
+                make("skipped", **skipped),
+                make("on test", selected={"k": 20, "on": "test"}),
+                make("low", 30, floors={"untrained": {"top1": 31.0}}),
+                make("fine", 40, converged=True, floors={"untrained": {"top1": 31.0}}),
+            ]
+        ).rows
+    }
+    assert flags["partial"] == ("partial weights (300 of 318 tensors)",)
+    assert flags["unconverged"] == ("not converged: knn/photos [n=200, 0 skipped]",)
+    assert flags["modified"] == ("modified",)
+    assert flags["skipped"] == ("skipped images (800 of 800 train, 195 of 200 test)",)
+    assert flags["on test"] == ("selected on test",)
+    assert flags["low"] == ("not above untrained",)
+    assert flags["fine"] == ()
+
+
+def test_floors_are_rows_of_their_own_at_the_bottom():
+    floors = {
+        "untrained": {"top1": 30.0},
+        "pixels": {"top1": 95.0},
+        "majority": {"top1": 35.0},
+        "chance": {"top1": 33.3},
+    }
+    small = make("small", 40, weights__backbone="resnet18", floors={"untrained": {"top1": 20.0}})
+    board = table([make("a", 80, floors=floors), make("b", 81, floors={"pixels": {"top1": 94.0}}), small])
+    assert labels(board) == ["b", "a", "small"]
+    bottom = board.rows[3:]
+    assert [row.label for row in bottom] == ["chance", "majority", "pixels", "resnet18 untrained", "resnet50 untrained"]
+    assert [value(row, 0, board.columns) for row in bottom] == [33.3, 35, 95, 20, 30]
+    assert all(row.flags == ("floor",) for row in bottom)
+    assert [row.label for row in board.rows if row.cells[0].best] == ["b"]
+
+
+def test_a_floor_with_a_record_of_its_own_is_shown_once_with_its_interval():
+    floors = {"untrained": {"top1": 30.0}, "pixels": {"top1": 45.0}}
+    untrained = make("resnet50 untrained", 30, weights__untrained=True)
+    pixels = make("pixels:32", 45, weights__backbone="pixels:32", layer="pixels")
+    board = table([make("a", 80, floors=floors), make("a", 70, "svm", floors=floors), untrained, pixels])
+    found = {(row.label, row.layer): row for row in board.rows if row.floor}
+    assert [value(found["resnet50 untrained", "avgpool"], i, board.columns) for i in (0, 1)] == [30, None]
+    assert [value(found["resnet50 untrained", ""], i, board.columns) for i in (0, 1)] == [None, 30]
+    assert found["pixels:32", "pixels"].cells[0].metrics["top1"].low == 43
+    assert not board.rows[0].floor and board.rows[0].label == "a"
+
+
+def test_a_board_of_floors_only_can_be_made():
+    board = table([make("resnet18 untrained", 30, weights__untrained=True, floors={"chance": {"top1": 10.0}})])
+    assert [row.label for row in board.rows] == ["chance", "resnet18 untrained"]
+    assert table([]).rows == ()
+
+
+RIGHT = np.arange(200) % 5 > 0
+
+
+def swapped(n):
+    """As many right as in RIGHT but for one, with `n` samples of each kind the other way round."""
+    other = RIGHT.copy()
+    other[np.flatnonzero(RIGHT)[: n + 1]] = False
+    other[np.flatnonzero(~RIGHT)[:n]] = True
+    return other
+
+
+def test_ties_with_the_best_are_found_on_the_same_samples(tmp_path):
+    near, far = swapped(5), RIGHT & (np.arange(200) % 7 > 0)
+    results = [write(make(n), r, tmp_path) for n, r in (("best", RIGHT), ("near", near), ("far", far), ("copy", RIGHT))]
+    cells = {row.label: row.cells[0] for row in table(results).rows}
+    assert {name: cell.tied for name, cell in cells.items()} == {"best": True, "near": True, "far": False, "copy": True}
+    assert {name: cell.best for name, cell in cells.items()} == {
+        "best": True,
+        "near": False,
+        "far": False,
+        "copy": True,
+    }
+
+
+def test_without_the_same_samples_nothing_is_said_about_ties(tmp_path):
+    results = [write(make("best"), RIGHT, tmp_path), write(make("moved"), swapped(1), tmp_path)]
+    other_ids = write(make("other ids"), swapped(2), tmp_path, ids=tuple(f"x{i}" for i in IDS))
+    other_labels = write(make("other labels"), swapped(3), tmp_path, labels=(LABELS + 1) % 3)
+    (tmp_path / "knn" / results[1].scores_file).unlink()
+    cells = {row.label: row.cells[0] for row in table([*results, other_ids, other_labels]).rows}
+    assert [cells[name].tied for name in ("moved", "other ids", "other labels")] == [None, None, None]
+
+
+def test_metrics_that_disagree_on_the_best_row_are_told():
+    first = make("a", metrics={"top1": MetricValue(value=90), "macro_f1": MetricValue(value=50)})
+    second = make("b", metrics={"top1": MetricValue(value=80), "macro_f1": MetricValue(value=60)})
+    (note,) = table([first, second]).notes
+    assert note.endswith(": the metrics disagree on the best row: a by top1, b by macro_f1.")
+    more = {
+        "top1": MetricValue(value=80),
+        "macro_f1": MetricValue(value=60),
+        "balanced_accuracy": MetricValue(value=99),
+    }
+    (note,) = table(
+        [make("a", metrics=first.metrics | {"balanced_accuracy": MetricValue(value=1)}), make("b", metrics=more)]
+    ).notes
+    assert note.endswith(": a by top1, b by balanced_accuracy and 1 more."), "by count, not a list"
+    (note,) = table([first, make("b", metrics=second.metrics, layer="res2")]).notes
+    assert note.endswith(": a avgpool by top1, b res2 by macro_f1.")
+    assert table([make("a", 80), make("b", 90)]).notes == ()
+
+
+def test_by_a_metric_of_unknown_direction_nothing_is_called_best():
+    results = [
+        make(n, metrics={"my_loss": MetricValue(value=v)}, headline="my_loss") for n, v in (("b", 2.0), ("a", 1.0))
+    ]
+    board = table(results)
+    assert labels(board) == ["a", "b"] and not any(row.cells[0].best for row in board.rows)
+    assert "the direction of my_loss is unknown" in board.notes[0]
+
+
+def test_rows_of_one_name_are_told_apart_by_their_layers():
+    def untrained(layer, protocol):
+        return make("resnet18 untrained", 30, protocol, layer=layer, weights__untrained=True)
+
+    assert "| layer |" in markdown(table([untrained("fpn", "svm"), untrained("res5avg", "knn")]))
+    assert "| layer |" not in markdown(table([untrained("res5avg", "svm"), untrained("res5avg", "knn")]))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import two_processes
-from helpers.training_samples import batch_of, check_contract, gradient, network, random_rows, setup_for, step_of, unit
+from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of, unit
 
 from sslbench.errors import UsageError
 from sslbench.methods import dcl, nnclr, supcon
@@ -127,20 +127,6 @@ def test_two_processes_equal_one():
     for (value, slope), *parts in zip(whole, *two_processes.run(_one_of_two, x, labels, queue), strict=True):
         assert sum(part[0] for part in parts) / 2 == pytest.approx(value, rel=1e-12)
         np.testing.assert_allclose(np.concatenate([part[1] for part in parts], axis=1) / 2, slope, atol=1e-14)
-
-
-@pytest.mark.parametrize(
-    ("module", "config"),
-    [
-        (dcl, dcl.Config(projector=(16, 8))),
-        (dcl, dcl.Config(projector=(16, 8), sigma=0.5)),
-        (supcon, supcon.Config(projector=(16, 8))),
-        (nnclr, nnclr.Config(queue=16, projector=(16, 16, 8), predictor=(16,))),
-    ],
-)
-def test_trains(module, config):
-    setup = setup_for(network())
-    check_contract(lambda: module.Method(network(), config, setup), setup)
 
 
 def test_queue_of_nnclr_holds_the_newest_embeddings():

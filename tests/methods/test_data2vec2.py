@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from helpers.training_samples import batch_of, check_contract, gradient, network, random_rows, setup_for, step_of
+from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of
 
 from sslbench.errors import UsageError
 from sslbench.methods import data2vec2
@@ -86,12 +86,6 @@ def test_the_loss_is_that_of_mask_by_mask_predictions(monkeypatch):
                 classes.append((encoded[0, 0] - targets[image].mean(0)).square().sum() / 48**0.5)
     torch.testing.assert_close(ours.parts["patch_loss"], torch.cat(terms).mean(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(ours.parts["class_loss"], torch.stack(classes).mean(), rtol=1e-4, atol=1e-5)
-
-
-def test_contract():
-    config = dataclasses.replace(CONFIG, momentum=1.0, final_momentum=1.0)
-    _, setup, _ = make()
-    check_contract(lambda: make(config)[0], setup, lr=0.01)
 
 
 def test_the_decay_rises_and_stays():

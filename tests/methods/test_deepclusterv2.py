@@ -4,7 +4,6 @@ import torch
 from helpers import two_processes
 from helpers.training_samples import (
     batch_of,
-    check_contract,
     gradient,
     network,
     random_rows,
@@ -122,11 +121,6 @@ def test_the_pass_before_training_ends_with_a_clustering():
         method(batch_of(setup), step_of(index, setup))
         method.after_update(step_of(index, setup))
         assert torch.equal(method.get_buffer("centroids0"), first) == (index == -2)
-
-
-def test_trains():
-    setup = setup_for(network(), sizes=SIZES, steps_per_epoch=100)
-    check_contract(lambda: deepclusterv2.Method(network(), deepclusterv2.Config(**SMALL), setup), setup)
 
 
 def test_accumulated_passes_enter_the_memory_together():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import two_processes
-from helpers.training_samples import batch_of, check_contract, gradient, network, random_rows, setup_for, step_of
+from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of
 
 from sslbench.errors import UsageError
 from sslbench.methods import dinov2
@@ -65,17 +65,6 @@ def test_gram_anchoring_agrees_with_a_loop_and_its_gradient_with_differences():
     value, ours = gradient(lambda x: dinov2.gram_loss(x, torch.from_numpy(teacher)), student)
     assert value == pytest.approx(oracle_gram(student, teacher), rel=1e-9)
     np.testing.assert_allclose(ours, differences(lambda x: oracle_gram(x, teacher), student), atol=1e-7)
-
-
-@pytest.mark.parametrize("changes", [
-    {},
-    {"centering": "center", "center_momentum": 1.0, "patch_prototypes": None},
-    {"drop_path": 0.3, "koleo_weight": 0.0},
-])  # fmt: skip
-def test_contract(changes):
-    config = dataclasses.replace(CONFIG, momentum=1.0, **changes)
-    _, setup, _ = make()
-    check_contract(lambda: make(config)[0], setup)
 
 
 def test_the_loss_is_that_of_separate_forward_passes(monkeypatch):

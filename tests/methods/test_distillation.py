@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from helpers.training_samples import batch_of, check_contract, gradient, network, random_rows, setup_for, step_of
+from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of
 from torch.nn import functional
 
 from sslbench.backbones.classifier import ClassifierInfo, classifier_metadata
@@ -81,13 +81,6 @@ def test_logits_and_labels_have_their_weights(teacher):
         soft = slow(own.double().numpy(), head(net(batch.views[0])).double().numpy(), "kl_divergence", 4.0)
         hard = functional.cross_entropy(own, batch.labels).item()
     assert found.value.item() == pytest.approx(0.3 * soft + 0.7 * hard, rel=1e-4)
-
-
-@pytest.mark.parametrize("settings", [{}, {"target": "logits"}, {"target": "logits", "soft_weight": 0.5}])
-def test_trains(teacher, settings):
-    setup = setup_for(network(), sizes=(32,), class_names=NAMES)
-    config = distillation.Config(teacher=str(teacher[0]), **settings)
-    check_contract(lambda: distillation.Method(network(), config, setup), setup, lr=0.01)
 
 
 def test_features_of_another_length_get_a_linear_layer(teacher):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import two_processes
-from helpers.training_samples import batch_of, check_contract, gradient, network, random_rows, setup_for, step_of
+from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of
 
 from sslbench.errors import UsageError
 from sslbench.methods import ibot
@@ -61,15 +61,6 @@ def test_the_gradient_of_the_loss_of_patches_agrees_with_differences():
         step[index] = 1e-6
         wanted = (oracle(student + step, teacher, mask, 0.2) - oracle(student - step, teacher, mask, 0.2)) / 2e-6
         assert ours[index] == pytest.approx(wanted, abs=1e-7)
-
-
-@pytest.mark.parametrize("patch_prototypes", [None, 12])
-@pytest.mark.parametrize("shape", ["blocks", "random"])
-def test_contract(patch_prototypes, shape):
-    still = {"momentum": 1.0, "center_momentum": 1.0, "frozen_epochs": 0}
-    config = dataclasses.replace(CONFIG, patch_prototypes=patch_prototypes, mask_shape=shape, **still)
-    _, setup, _ = make()
-    check_contract(lambda: make(config)[0], setup)
 
 
 def test_the_loss_agrees_with_one_that_computes_every_patch(monkeypatch):

@@ -4,7 +4,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from helpers.training_samples import batch_of, check_contract, gradient, network, random_rows, setup_for, step_of
+from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of
 from torch.nn import functional
 
 from sslbench.errors import UsageError
@@ -101,13 +101,6 @@ def test_the_blocks_follow_from_seed_update_and_image(monkeypatch):
         method(batch, step_of(index, setup))
     assert all(torch.equal(a, b) for a, b in zip(drawn[0], drawn[1], strict=True))
     assert not torch.equal(drawn[0][1], drawn[2][1])
-
-
-@pytest.mark.parametrize("backbone", [PATCHES_ONLY, VIT, VIT + ",reg_tokens=2", VIT + ",dynamic_img_size=True"])
-def test_contract(backbone):
-    config = dataclasses.replace(CONFIG, momentum=1.0)
-    _, setup, _ = make(backbone=backbone)
-    check_contract(lambda: make(config, backbone=backbone)[0], setup)
 
 
 def test_the_target_network_follows_with_a_linear_momentum():

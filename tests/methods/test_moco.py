@@ -7,7 +7,6 @@ import torch
 from helpers import two_processes
 from helpers.training_samples import (
     batch_of,
-    check_contract,
     gradient,
     network,
     random_rows,
@@ -53,14 +52,6 @@ def test_two_processes_equal_one_with_the_same_queue():
     (first, first_slope), (second, second_slope) = two_processes.run(_one_of_two, query, key, queue)
     assert (first + second) / 2 == pytest.approx(value, rel=1e-12)
     np.testing.assert_allclose(np.concatenate([first_slope, second_slope]) / 2, slope, atol=1e-14)
-
-
-@pytest.mark.parametrize("projector", [(8,), (16, 8)])
-def test_trains(projector):
-    # On one batch for ever the queue fills with that batch's own keys, so it has to be long for the loss to fall.
-    setup = setup_for(network())
-    config = moco.Config(queue=16384, projector=projector)
-    check_contract(lambda: moco.Method(network(), config, setup), setup, lr=0.003)
 
 
 def test_v1_has_a_linear_head():

@@ -7,13 +7,11 @@ import torch
 from helpers import two_processes
 from helpers.training_samples import (
     batch_of,
-    check_contract,
     gradient,
     network,
     random_rows,
     setup_for,
     step_of,
-    train,
     unit,
 )
 
@@ -51,23 +49,6 @@ def test_two_processes_equal_one():
     assert second == pytest.approx(slow_contrastive(query[3:], key, 3, 0.2), rel=1e-12)
     assert (first + second) / 2 == pytest.approx(value, rel=1e-12)
     np.testing.assert_allclose(np.concatenate([first_slope, second_slope]) / 2, slope, atol=1e-14)
-
-
-def test_trains_a_resnet():
-    setup = setup_for(network())
-    check_contract(lambda: moco_v3.Method(network(), moco_v3.Config(**SMALL), setup), setup)
-
-
-def test_trains_a_vit_with_a_frozen_patch_projection():
-    setup = setup_for(network(VIT))
-    config = moco_v3.Config(temperature=0.2, projector=(16, 16, 8), predictor=(16,), predictor_last_norm=True)
-    check_contract(lambda: moco_v3.Method(network(VIT), config, setup), setup)
-    method = moco_v3.Method(network(VIT), config, setup).train()
-    frozen = [name for name, p in method.backbone.named_parameters() if not p.requires_grad]
-    assert frozen == ["pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"]
-    before = method.backbone.patch_embed.proj.weight.clone()
-    train(method, batch_of(setup), setup, 2)
-    assert torch.equal(method.backbone.patch_embed.proj.weight, before)
 
 
 def test_the_patch_projection_can_be_trained():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import two_processes
-from helpers.training_samples import batch_of, check_contract, gradient, network, random_rows, setup_for, step_of, unit
+from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of, unit
 
 from sslbench.errors import UsageError
 from sslbench.methods import msn
@@ -51,12 +51,6 @@ def test_the_loss_agrees_with_powers_and_divisions_and_its_gradient_with_differe
         step[index] = 1e-6
         up, down = (oracle(anchors + sign * step, targets, prototypes, **slow) for sign in (1, -1))
         assert ours[index] == pytest.approx((up - down) / 2e-6, abs=1e-6)
-
-
-def test_contract():
-    config = dataclasses.replace(CONFIG, momentum=1.0)
-    _, setup, _ = make()
-    check_contract(lambda: make(config)[0], setup)
 
 
 def test_the_large_anchors_lose_patches_and_the_small_ones_and_the_target_none():

@@ -6,7 +6,6 @@ import torch
 from helpers import two_processes
 from helpers.training_samples import (
     batch_of,
-    check_contract,
     gradient,
     network,
     random_rows,
@@ -139,13 +138,6 @@ def test_two_processes_equal_one():
 def test_the_normalisation_of_one_process_is_a_mean():
     logits = random_rows(3, 5)
     assert log_normalisation(torch.from_numpy(logits), 9).item() == pytest.approx(math.log(9 * np.exp(logits).mean()))
-
-
-@pytest.mark.parametrize("contrast", ["nce", "info_nce"])
-def test_trains(contrast):
-    setup = setup_for(network(), sizes=(32,))
-    config = npid.Config(contrast=contrast, momentum=0.98, **SMALL)  # embeddings come to the memory, not it to them
-    check_contract(lambda: npid.Method(network(), config, setup), setup)
 
 
 def test_accumulated_passes_update_the_memory_together():

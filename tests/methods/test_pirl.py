@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.training_samples import batch_of, check_contract, network, setup_for, step_of, train
+from helpers.training_samples import batch_of, network, setup_for, step_of, train
 from torch.nn import functional
 
 from sslbench.errors import UsageError
@@ -60,13 +60,6 @@ def test_the_image_alone_moves_the_memory():
     moved = functional.normalize(0.5 * before[:4] + 0.5 * image, dim=1)
     torch.testing.assert_close(method.memory.vectors[:4], moved)
     assert torch.equal(method.memory.vectors[4:], before[4:])
-
-
-@pytest.mark.parametrize(("contrast", "projector"), [("nce", (8,)), ("info_nce", (16, 8))])
-def test_trains(contrast, projector):
-    setup = setup_for(network(), sizes=SIZES)
-    config = pirl.Config(contrast=contrast, negatives=32, projector=projector)
-    check_contract(lambda: pirl.Method(network(), config, setup), setup, lr=0.01)
 
 
 def test_accumulated_passes_update_the_memory_together():

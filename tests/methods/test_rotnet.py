@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.training_samples import batch_of, check_contract, network, random_rows, setup_for, step_of
+from helpers.training_samples import batch_of, network, random_rows, setup_for, step_of
 
 from sslbench.errors import UsageError
 from sslbench.methods import rotnet
@@ -16,11 +16,6 @@ def test_label_k_is_k_quarter_turns_counter_clockwise():
         for _ in range(label):  # the right column becomes the top row
             wanted = np.stack([channel.T[::-1] for channel in wanted])
         np.testing.assert_array_equal(image, wanted)
-
-
-def test_trains():
-    setup = setup_for(network(), sizes=(32,))
-    check_contract(lambda: rotnet.Method(network(), rotnet.Config(), setup), setup)
 
 
 def test_accuracy_counts_what_the_head_names():

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from helpers.training_samples import batch_of, check_contract, gradient, network, random_rows, setup_for, step_of
+from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of
 
 from sslbench.errors import UsageError
 from sslbench.methods import simmim
@@ -66,11 +66,6 @@ def test_masked_pixels_do_not_reach_the_network():
     assert not torch.equal(blank, images)
     with torch.no_grad():
         torch.testing.assert_close(method._tokens(images, mask), method._tokens(blank, mask))
-
-
-def test_contract():
-    _, setup, _ = make()
-    check_contract(lambda: make()[0], setup)
 
 
 @pytest.mark.parametrize(("backbone", "changes", "message"), [

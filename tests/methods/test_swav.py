@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import two_processes
-from helpers.training_samples import batch_of, check_contract, network, random_rows, setup_for, step_of, train, unit
+from helpers.training_samples import batch_of, network, random_rows, setup_for, step_of, train, unit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
@@ -106,17 +106,6 @@ def test_double_precision_gives_float32_assignments():
     double, single = (swav.assign(scores, None, swav.Config(double_precision=flag)) for flag in (True, False))
     assert double.dtype == torch.float32
     torch.testing.assert_close(double, single)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"prototypes": (12, 7)}, {"queue": 16, "queue_start": 3}, {"hard_updates": 5, "frozen_updates": 3}],
-    ids=lambda options: ",".join(options) or "plain",
-)
-def test_trains(options):
-    setup = setup_for(network(), sizes=SIZES)
-    config = swav.Config(**{**SMALL, **options})
-    check_contract(lambda: swav.Method(network(), config, setup), setup)
 
 
 def test_prototypes_have_length_1_from_the_start_and_after_every_update():
@@ -232,13 +221,6 @@ def test_a_momentum_copy_assigns_and_follows_slowly():
     (prototypes,) = method.teacher.prototypes.parameters()
     torch.testing.assert_close(prototypes.norm(dim=1), torch.ones(6))
     assert list(method.exports()) == ["student", "teacher"]
-
-
-@pytest.mark.parametrize("queue", [0, 16])
-def test_trains_with_a_momentum_copy(queue):
-    setup = setup_for(network())
-    config = swav.Config(prototypes=(6,), projector=(16, 8), momentum=0.9, queue=queue)
-    check_contract(lambda: swav.Method(network(), config, setup), setup)
 
 
 def test_a_training_that_ends_before_a_phase_says_so(caplog):

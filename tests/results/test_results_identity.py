@@ -1,11 +1,11 @@
-"""What names a measurement, and what two results must share to be compared."""
+"""What names a measurement; columns and rows of boards are tried by `contracts/test_contract_identity.py`."""
 
 import dataclasses
 
 import pytest
 from helpers.sample_record import PREPROCESSING, identified
 
-from sslbench.identity import Measurement, comparability_key, row_key
+from sslbench.identity import Measurement, row_key
 from sslbench.results import DataPart, PresetUsed, RequestedParts
 
 PRESET = PresetUsed(name="knn/dino", version=1, source="a paper", sha256="aa")
@@ -89,38 +89,6 @@ def test_circumstances_do_not_change_the_id(result, what):
     assert identified(change(result, **CIRCUMSTANCES[what])).id == result.id
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        *(MEASURED[name] for name in ("protocol", "version", "setting", "train", "test", "code of the protocol")),
-        *(MEASURED[name] for name in ("further set", "further set's name", "further set's images")),
-        {"data__train__n_used": 38},
-        {"data__test__n_used": 3},
-        {"data__unreadable": ()},
-        {"headline": "top5"},
-    ],
-)
-def test_what_makes_results_incomparable(result, what):
-    assert comparability_key(change(result, **what)) != comparability_key(result)
-
-
-@pytest.mark.parametrize(
-    "what", [MEASURED[name] for name in ("weights", "backbone", "code", "layer", "crop", "precision", "dtype", "seed")]
-)
-def test_what_is_compared_does_not(result, what):
-    assert comparability_key(change(result, **what)) == comparability_key(result)
-
-
-@pytest.mark.parametrize("name", ["weights", "backbone", "code", "layer", "crop", "precision", "dtype"])
-def test_what_is_compared_makes_a_row(result, name):
-    assert row_key(change(result, **MEASURED[name])) != row_key(result)
-
-
-@pytest.mark.parametrize("name", ["protocol", "setting", "train", "seed", "benchmark", "no benchmark"])
-def test_what_is_the_same_for_a_row(result, name):
-    assert row_key(change(result, **MEASURED[name])) == row_key(result)
-
-
 def test_untrained_networks_of_several_seeds_are_one_row_although_their_outputs_differ(result):
     first, second = (
         change(result, weights__untrained=True, weights__sha256=sha, weights__code={"source": "a", "probe": sha})
@@ -128,9 +96,3 @@ def test_untrained_networks_of_several_seeds_are_one_row_although_their_outputs_
     )
     assert row_key(first) == row_key(second)
     assert row_key(first) != row_key(change(first, weights__code={"source": "b", "probe": "aa"}))
-
-
-def test_the_members_of_a_group_count_for_its_metric_only(result):
-    first, second = (change(result, asked=RequestedParts(groups={"site": members})) for members in ("aa", "bb"))
-    assert comparability_key(first) == comparability_key(second)
-    assert comparability_key(first, "worst_group(site).top1") != comparability_key(second, "worst_group(site).top1")
