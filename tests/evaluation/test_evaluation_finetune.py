@@ -111,25 +111,6 @@ def test_the_finetuned_file_is_a_weights_file_for_other_protocols(photos, weight
     assert again[0].weights.format == "sslbench" and again[0].weights.loaded == again[0].weights.total
 
 
-def test_the_record_depends_on_what_matters_and_on_nothing_else(photos, weights):
-    short = {**SETTINGS, "epochs": 1}
-
-    def record(settings=short, **more):
-        (result,) = run(photos, weights, settings, floors=False, **more)
-        return result.id
-
-    same = record()
-    assert record(batch_size=3) == same
-    for key, value in (("epochs", 2), ("mixup", 0.2), ("lr", [0.1]), ("fractions", [0.5]), ("per_class", [3])):
-        assert record({**short, key: value}) != same, key
-    assert record(seed=1) != same
-    listed = photos.parent / "list.txt"
-    listed.write_text("\n".join(f"{name}/{i}.png" for name in ("red", "blue") for i in range(6)))
-    first = record({**short, "train_list": str(listed)})
-    listed.write_text("\n".join(f"{name}/{i}.png" for name in ("red", "blue") for i in range(7)))
-    assert len({same, first, record({**short, "train_list": str(listed)})}) == 3, "the content of a list is in the key"
-
-
 def test_unreadable_images_are_left_out_and_counted(photos, weights):
     (photos / "train" / "red" / "3.png").write_bytes(b"no picture")
     (result,) = run(photos, weights, on_error="skip", floors=False)

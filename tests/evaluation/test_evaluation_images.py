@@ -90,20 +90,6 @@ def test_protocols_on_features_run_beside_it(photos):
     assert not any(result.floors for result in results)
 
 
-def test_the_record_depends_on_what_matters_and_on_nothing_else(photos):
-    short = {**SETTINGS, "epochs": 1}
-
-    def record(values=short, **more):
-        (result,) = evaluate(photos, values, run=dataclasses.replace(RUN, **more))
-        return result.id
-
-    same = record()
-    assert record(batch_size=3, workers=1) == same
-    for key, value in (("epochs", 5), ("flip", 0.5), ("select_on", "test"), ("lr", [1.0]), ("norm", "affine")):
-        assert record({**short, key: value}) != same, key
-    assert record(seed=1) != same
-
-
 def test_the_untrained_backbone_beside_it_when_asked_for(tmp_path, photos):
     request = evaluation.Request(
         weights=str(weights_file(tmp_path)),

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -77,29 +76,6 @@ def test_what_is_there_is_not_computed_again(cache, photos, monkeypatch, caplog)
     assert len(calls) == 1 and not found
     assert [r.id for r in second] == [first[0].id, second[1].id] and second[0].created == first[0].created
     assert "already computed" in caplog.text
-
-
-@pytest.mark.parametrize("change", ["seed", "benchmark", "data"])
-def test_another_measurement_is_computed(cache, photos, monkeypatch, change):
-    own = cache / "own"
-    for path in Path(photos).rglob("*.png"):
-        target = own / path.parent.name / path.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(path.read_bytes())
-    run([cell("pixels:4", str(own))], cache)
-    calls = []
-    original = suite_module.evaluate
-    monkeypatch.setattr(suite_module, "evaluate", lambda *a, **k: calls.append(a) or original(*a, **k))
-    benchmark, settings = None, RUN
-    if change == "seed":
-        settings = RunSettings(workers=0, floors=False, device="cpu", seed=1)
-    elif change == "benchmark":
-        benchmark = load_benchmark("knn/digits")
-        benchmark = dataclasses.replace(benchmark, classes=3)
-    else:
-        Image.new("RGB", (8, 8)).save(own / "cat" / "0.png")
-    _, found = run([cell("pixels:4", str(own), benchmark=benchmark)], cache, settings)
-    assert len(calls) == 1 and not found
 
 
 def test_weights_that_cannot_be_loaded_are_tried_once(cache, photos, monkeypatch):

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of
+from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of, train
 from torch.nn import functional
 
 from sslbench.backbones.classifier import ClassifierInfo, classifier_metadata
@@ -116,3 +116,11 @@ def test_what_does_not_go_together_is_refused(teacher, settings, changes, messag
     setup = setup_for(network(), sizes=(32,), **changes)
     with pytest.raises(UsageError, match=message):
         distillation.Method(network(), distillation.Config(**{"teacher": str(teacher[0]), **settings}), setup)
+
+
+@pytest.mark.parametrize("soft_weight", [1.0, 0.5])
+def test_logits_are_learnt(teacher, soft_weight):
+    setup = setup_for(network(), sizes=(32,), class_names=NAMES)
+    config = distillation.Config(teacher=str(teacher[0]), target="logits", soft_weight=soft_weight)
+    losses = train(distillation.Method(network(), config, setup).train(), batch_of(setup), setup, 20, lr=0.01)
+    assert np.mean(losses[10:]) < np.mean(losses[:10])

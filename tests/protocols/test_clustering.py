@@ -5,7 +5,7 @@ import pytest
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
-from sslbench.errors import DataError, UsageError
+from sslbench.errors import UsageError
 from sslbench.metrics.spectrum import drawn_rows
 from sslbench.protocols import clustering
 from sslbench.protocols.clustering import Settings
@@ -134,9 +134,3 @@ def test_a_part_of_many_samples_gives_the_silhouette_and_says_so(blobs):
 def test_impossible_settings_are_refused(blobs, bad, says):
     with pytest.raises(UsageError, match=says):
         clustering.run(*blobs(), Settings(**bad), seed=0)
-
-
-def test_several_labels_per_sample_are_refused(blobs):
-    train, _ = blobs(multi=True)
-    with pytest.raises(DataError, match="several labels"):
-        clustering.check(Settings(), train.target)

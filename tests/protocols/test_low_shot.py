@@ -234,17 +234,6 @@ def test_intervals_over_draws_are_clipped_to_the_bounds_of_the_metric():
     assert found["low"] < found["mean"] < found["high"]
 
 
-@pytest.mark.parametrize("classifier", ["svm", "logistic"])
-def test_shuffled_labels_score_at_chance(classifier, make):
-    inside = 0
-    for seed in range(8):
-        rng = np.random.default_rng(seed)
-        train, test = (make(rng.normal(size=(200, 20)), rng.permutation(200) % 4, 4) for _ in range(2))
-        _, low, high = run(train, test, k=(8,), classifier=classifier).metrics["top1"]
-        inside += low <= 0.25 <= high
-    assert inside >= 7
-
-
 def test_shares_of_train_keep_every_class_and_stand_beside_k(blobs):
     train, test = blobs()
     outcome = run(train, test, fractions=(0.1, 0.5))

@@ -65,16 +65,6 @@ def held_out_right(train, draw, folds, l2):
     return total
 
 
-def test_shuffled_labels_score_at_chance(make):
-    inside = 0
-    for seed in range(12):
-        rng = np.random.default_rng(seed)
-        train, test = (make(rng.normal(size=(200, 20)), rng.permutation(200) % 4, 4) for _ in range(2))
-        _, low, high = lsr.run(train, test, lsr.Settings(), seed=0).metrics["top1"]
-        inside += low <= 0.25 <= high
-    assert inside >= 11
-
-
 def test_a_class_that_train_lacks_is_never_predicted(blobs):
     train, test = blobs()
     kept = train.select(np.flatnonzero(train.target.values != 1))

@@ -30,7 +30,6 @@ from sslbench.protocols.retrieval.search import positive_ranks
 from sslbench.protocols.retrieval.tasks import by_ground_truth
 from sslbench.results import percent_metrics
 from sslbench.targets.classes import Answers, Queries
-from sslbench.targets.multilabel import MultiLabel
 
 NAMES = [metric.name for metric in RANKING]
 
@@ -386,20 +385,6 @@ def test_more_components_than_images_are_refused_and_fewer_images_than_features_
     alone = train.select(np.zeros(1, int))
     with pytest.raises(DataError, match="1 training images do not suffice to learn whitening"):
         retrieval.run(alone, test, Settings(whiten=True), seed=0)
-
-
-def test_features_that_are_not_finite_are_named(blobs):
-    _, test = blobs(5, 40)
-    x = test.x.copy()
-    x[7, 2] = np.nan
-    test = dataclasses.replace(test, x=x)
-    with pytest.raises(DataError, match=f"features of 1 of 40 test samples are not finite numbers: {test.ids[7]}"):
-        retrieval.run(test, test, Settings(), seed=0)
-
-
-def test_several_labels_per_sample_are_refused():
-    with pytest.raises(DataError, match="several labels each"):
-        retrieval.check(Settings(), MultiLabel(("a",), np.ones((2, 1), np.int8)))
 
 
 def test_the_search_holds_no_more_than_its_memory():

@@ -10,7 +10,6 @@ from sklearn.metrics import accuracy_score
 from sklearn.metrics.pairwise import cosine_similarity
 
 from sslbench.cli.main import main
-from sslbench.errors import DataError
 from sslbench.features.array import Features
 from sslbench.protocols import similarity
 from sslbench.targets.triplets import Triplets
@@ -65,13 +64,6 @@ def test_triplets_of_one_reference_are_one_unit_of_the_interval():
     alone, grouped = (outcome(triplets(x, choices, g)) for g in (None, np.repeat(np.arange(20), 10)))
     widths = [found.metrics["choice_accuracy"][2] - found.metrics["choice_accuracy"][1] for found in (alone, grouped)]
     assert widths[1] > 2 * widths[0]
-
-
-def test_other_labels_and_features_that_are_not_finite_are_one_message():
-    x = np.ones((4, 3, 2))
-    x[2, 1, 0] = np.nan
-    with pytest.raises(DataError, match="0002"):
-        outcome(triplets(x, [0, 1, 0, 1]))
 
 
 def test_eval_similarity_has_the_floors_and_a_record_of_the_triplets(tmp_path, monkeypatch, capsys):
