@@ -76,3 +76,18 @@ def messages_as_in_a_fresh_process():
     yield
     logger = logging.getLogger("sslbench")
     logger.handlers, logger.propagate = [], True
+
+
+@pytest.fixture
+def sslbench(capsys):
+    """Runs the command line in this process: (exit code, stdout, stderr)."""
+
+    from sslbench.cli.main import main
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as exit_:
+            main([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return exit_.value.code, captured.out, captured.err
+
+    return run

@@ -1,11 +1,9 @@
-"""A small world to evaluate in, and the command line."""
+"""A small world to evaluate in."""
 
 import sys
 
 import pytest
 import torch
-
-from sslbench.cli.main import main
 
 
 @pytest.fixture
@@ -17,16 +15,3 @@ def world(shared, tmp_path, monkeypatch):
     torch.set_num_threads(1)
     torch.manual_seed(3)
     return shared.copy("photos", tmp_path)
-
-
-@pytest.fixture
-def sslbench(capsys):
-    """Runs the command line in this process: (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as exit_:
-            main([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return exit_.value.code, captured.out, captured.err
-
-    return run

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from helpers.coloured_pictures import class_folders
 from sklearn.datasets import load_digits
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -40,13 +40,7 @@ class Net(nn.Module):
 @pytest.fixture
 def photos(tmp_path):
     rng = np.random.default_rng(0)
-    for split, n in (("train", 12), ("val", 6)):
-        for c, name in enumerate(("dark", "bright")):
-            (tmp_path / split / name).mkdir(parents=True)
-            for i in range(n):
-                pixels = rng.integers(0, 90, (20, 20, 3)) + 150 * c
-                Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / split / name / f"{i}.png")
-    return tmp_path
+    return class_folders(tmp_path, ("dark", "bright"), lambda c: rng.integers(0, 90, (20, 20, 3)) + 150 * c)
 
 
 def test_import_is_lazy_and_lists_its_names():

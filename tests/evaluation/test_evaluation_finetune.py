@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from helpers.coloured_pictures import class_folders
 from helpers.two_processes import FORKS
 from PIL import Image
 
@@ -30,15 +31,10 @@ SETTINGS = {"epochs": 3, "batch_size": 12, "lr": [0.5], "scale": [0.5, 1.0], "fl
 
 @pytest.fixture
 def photos(tmp_path):
-    rng = np.random.default_rng(0)
-    for split, n in (("train", 12), ("val", 6)):
-        for name, colour in (("red", (220, 40, 40)), ("green", (40, 220, 40)), ("blue", (40, 40, 220))):
-            folder = tmp_path / "photos" / split / name
-            folder.mkdir(parents=True)
-            for i in range(n):
-                pixels = (np.array(colour) + rng.integers(-40, 36, (16, 16, 3))).astype(np.uint8)
-                Image.fromarray(pixels).save(folder / f"{i}.png")
-    return tmp_path / "photos"
+    rng, colours = np.random.default_rng(0), {"red": (220, 40, 40), "green": (40, 220, 40), "blue": (40, 40, 220)}
+    return class_folders(
+        tmp_path / "photos", colours, lambda c: list(colours.values())[c] + rng.integers(-40, 36, (16, 16, 3))
+    )
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.coloured_pictures import class_folders
 from helpers.suites import run_suite
-from PIL import Image
 from torch import nn
 
 import sslbench
@@ -33,13 +33,10 @@ SMALL = {"resize": [12, 12], "crop": None}
 
 @pytest.fixture
 def photos(tmp_path):
-    rng = np.random.default_rng(0)
-    for c, name in enumerate(("cat", "dog", "eel")):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for i in range(20):
-            pixels = rng.integers(0, 200, (12, 12, 3)) + np.eye(3, dtype=int)[c] * 55
-            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "photos" / name / f"{i}.png")
-    return tmp_path / "photos"
+    rng, colours = np.random.default_rng(0), np.eye(3, dtype=int) * 55
+    return class_folders(
+        tmp_path / "photos", ("cat", "dog", "eel"), lambda c: rng.integers(0, 200, (12, 12, 3)) + colours[c], {".": 20}
+    )
 
 
 def evaluate(net, photos, run=BARE, protocols=("knn",), **request):

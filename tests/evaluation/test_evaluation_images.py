@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.coloured_pictures import class_folders
 from helpers.sample_record import sample
-from PIL import Image
 from scipy import stats
 from torch import nn
 
@@ -43,15 +43,10 @@ class Colours(nn.Module):
 
 @pytest.fixture
 def photos(tmp_path):
-    rng = np.random.default_rng(0)
-    for split, n in (("train", 12), ("val", 6)):
-        for name, colour in (("red", (220, 40, 40)), ("green", (40, 220, 40)), ("blue", (40, 40, 220))):
-            folder = tmp_path / "photos" / split / name
-            folder.mkdir(parents=True)
-            for i in range(n):
-                pixels = (np.array(colour) + rng.integers(-40, 36, (12, 16, 3))).astype(np.uint8)
-                Image.fromarray(pixels).save(folder / f"{i}.png")
-    return tmp_path / "photos"
+    rng, colours = np.random.default_rng(0), {"red": (220, 40, 40), "green": (40, 220, 40), "blue": (40, 40, 220)}
+    return class_folders(
+        tmp_path / "photos", colours, lambda c: list(colours.values())[c] + rng.integers(-40, 36, (12, 16, 3))
+    )
 
 
 def evaluate(photos, settings=SETTINGS, *, protocols=("linear-online",), run=RUN, **more):

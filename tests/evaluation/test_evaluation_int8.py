@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from helpers.coloured_pictures import class_folders
 from PIL import Image
 from torch import nn
 
@@ -36,16 +37,14 @@ class Net(nn.Module):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(0)
-    for part, n in (("train", 20), ("val", 12)):
-        for c in range(3):
-            (folder / part / f"c{c}").mkdir(parents=True)
-            for i in range(n):
-                pixels = rng.integers(0, 160, (16, 16, 3))
-                pixels[..., c] += rng.integers(0, 60)
-                Image.fromarray(pixels.astype(np.uint8)).save(folder / part / f"c{c}" / f"{i}.png")
-    return folder
+
+    def pixels(c):
+        found = rng.integers(0, 160, (16, 16, 3))
+        found[..., c] += rng.integers(0, 60)
+        return found
+
+    return class_folders(tmp_path_factory.mktemp("photos"), ("c0", "c1", "c2"), pixels, {"train": 20, "val": 12})
 
 
 @pytest.fixture(scope="module")

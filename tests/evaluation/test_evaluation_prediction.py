@@ -6,6 +6,7 @@ import io
 import numpy as np
 import pytest
 import torch
+from helpers.coloured_pictures import class_folders
 from PIL import Image
 from torch import nn
 
@@ -176,13 +177,10 @@ def run(*words):
 
 
 def pictures(folder, parts):
-    rng = np.random.default_rng(0)
-    for part in parts:
-        for name, colour in (("blue", (30, 30, 200)), ("red", (200, 30, 30))):
-            (folder / part / name).mkdir(parents=True)
-            for i in range(6):
-                pixels = (rng.normal(0, 20, (20, 18, 3)) + colour).clip(0, 255).astype(np.uint8)
-                Image.fromarray(pixels).save(folder / part / name / f"{i}.png")
+    rng, colours = np.random.default_rng(0), {"blue": (30, 30, 200), "red": (200, 30, 30)}
+    class_folders(
+        folder, colours, lambda c: rng.normal(0, 20, (20, 18, 3)) + list(colours.values())[c], dict.fromkeys(parts, 6)
+    )
 
 
 @pytest.mark.parametrize("parts", [(".",), ("train", "val")])

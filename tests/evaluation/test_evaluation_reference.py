@@ -44,11 +44,10 @@ def test_shipped_references_name_metrics_that_are_reported_and_files():
     assert shipped and wrong == []
 
 
-def test_the_difference_is_printed_and_recorded(tmp_path, monkeypatch, capsys):
+def test_the_difference_is_printed_and_recorded(tmp_path, monkeypatch, sslbench):
     import torch
 
     from sslbench.backbones.build import build
-    from sslbench.cli.main import main
 
     monkeypatch.chdir(tmp_path)
     torch.save(build("resnet18w0.125").module.state_dict(), "net.pth")
@@ -56,10 +55,8 @@ def test_the_difference_is_printed_and_recorded(tmp_path, monkeypatch, capsys):
     text += "  - {weights: a net, files: [net.pth], metric: top1, value: 99, source: nowhere, tolerance: 98}\n"
     (tmp_path / "mine.yaml").write_text(text)
     words = ["eval", "--benchmark", "mine.yaml", "--weights", "net.pth", "--limit", "40", "--no-floors"]
-    with pytest.raises(SystemExit) as code:
-        main([*words, "--resize", "32", "--crop", "none"])
-    out = capsys.readouterr().out
-    assert code.value.code == 0
+    code, out, _ = sslbench(*words, "--resize", "32", "--crop", "none")
+    assert code == 0
     assert "published 99 (a net, nowhere)" in out and "within the tolerance of 98, on a modified benchmark" in out
     (file,) = (tmp_path / "results" / "knn").glob("*.json")
     (reference,) = records.read(file).references
@@ -81,16 +78,12 @@ def test_a_list_or_folder_that_a_benchmark_does_not_have_marks_it(name, settings
     assert make_task(benchmark.protocol, settings, benchmark).benchmark.modified is modified
 
 
-def test_a_benchmark_on_other_data_is_marked(tmp_path, monkeypatch, capsys):
+def test_a_benchmark_on_other_data_is_marked(tmp_path, monkeypatch, sslbench):
     """The published numbers of a benchmark are those of its data, whatever --data names (digits have ten classes)."""
-    from sslbench.cli.main import main
-
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as code:
-        main(["eval", "--benchmark", "knn/cifar10", "--weights", "pixels", "--data", "sklearn:digits", "--no-overlaps"])
-    captured = capsys.readouterr()
-    assert code.value.code == 0
-    assert "knn/cifar10 has 50000 train samples, this data has 1438" in captured.out + captured.err
+    words = "eval --benchmark knn/cifar10 --weights pixels --data sklearn:digits --no-overlaps"
+    code, out, err = sslbench(*words.split())
+    assert code == 0 and "knn/cifar10 has 50000 train samples, this data has 1438" in out + err
     (file,) = (tmp_path / "results" / "knn").glob("*.json")
     assert records.read(file).benchmark.modified
     benchmark = load_benchmark("knn/cifar10")
@@ -108,16 +101,11 @@ def test_a_recipe_of_detection_takes_the_classes_of_the_data_and_is_marked(caplo
     assert not on_data(recipe, full, 80, any_classes=True).modified
 
 
-def test_an_address_that_cannot_be_reached_is_one_message_with_the_place_for_the_file(tmp_path, monkeypatch, capsys):
-    from sslbench.cli.main import main
-
+def test_an_address_that_cannot_be_reached_is_one_message_with_the_place_for_the_file(tmp_path, monkeypatch, sslbench):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(SystemExit) as code:
-        main(["eval", "knn", "--weights", "http://127.0.0.1:9/models/r50.pth"])  # a port without a server
-    err = capsys.readouterr().err
-    assert code.value.code == 1
-    assert "http://127.0.0.1:9/models/r50.pth cannot be reached" in err
+    code, _, err = sslbench("eval", "knn", "--weights", "http://127.0.0.1:9/models/r50.pth")  # a port without a server
+    assert code == 1 and "http://127.0.0.1:9/models/r50.pth cannot be reached" in err
     assert str(tmp_path / "cache" / "weights" / "127.0.0.1-9" / "models" / "r50.pth") in err
 
 

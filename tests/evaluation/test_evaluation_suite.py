@@ -7,8 +7,8 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from helpers.coloured_pictures import class_folders
 from helpers.suites import run_suite
-from PIL import Image
 
 from sslbench import evaluation
 from sslbench.backbones.build import build
@@ -27,13 +27,11 @@ RUN = RunSettings(workers=0, floors=False, device="cpu")
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
-    for c, name in enumerate(("cat", "dog", "eel")):
-        (root / name).mkdir()
-        for i in range(12):
-            pixels = rng.integers(0, 120, (8, 8, 3)) + np.eye(3, dtype=int)[c] * 100
-            Image.fromarray(pixels.astype(np.uint8)).save(root / name / f"{i}.png")
-    return str(root)
+    rng, colours = np.random.default_rng(0), np.eye(3, dtype=int) * 100
+    root = tmp_path_factory.mktemp("photos")
+    return str(
+        class_folders(root, ("cat", "dog", "eel"), lambda c: rng.integers(0, 120, (8, 8, 3)) + colours[c], {".": 12})
+    )
 
 
 @pytest.fixture
@@ -186,12 +184,11 @@ SMALL = {"resize": 32, "crop": (32, 32)}
 def noise(tmp_path, monkeypatch):
     monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
     rng = np.random.default_rng(0)
-    for name in ("cat", "dog"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for i in range(12):
-            pixels = rng.integers(0, 255, (40, 40, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
-    return str(tmp_path / "photos")
+    return str(
+        class_folders(
+            tmp_path / "photos", ("cat", "dog"), lambda _: rng.integers(0, 255, (40, 40, 3), dtype=np.uint8), {".": 12}
+        )
+    )
 
 
 @pytest.fixture

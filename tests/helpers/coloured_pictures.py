@@ -1,4 +1,4 @@
-"""A folder of noisy pictures of one colour per class."""
+"""Folders of pictures with a folder per class."""
 
 import numpy as np
 from PIL import Image
@@ -6,10 +6,17 @@ from PIL import Image
 COLOURS = {"blue": (30, 30, 200), "green": (30, 200, 30), "red": (200, 30, 30)}
 
 
+def class_folders(root, classes, pixels, parts=None):
+    """Write ROOT/PART/CLASS/i.png: `pixels(c)` of class number c, cut to bytes; `parts` has numbers by part."""
+    for part, n in (parts or {"train": 12, "val": 6}).items():
+        for c, name in enumerate(classes):
+            (root / part / name).mkdir(parents=True)
+            for i in range(n):
+                Image.fromarray(np.clip(pixels(c), 0, 255).astype(np.uint8)).save(root / part / name / f"{i}.png")
+    return root
+
+
 def write_pictures(folder, n, seed=0, classes=COLOURS):
-    rng = np.random.default_rng(seed)
-    for name in classes:
-        (folder / name).mkdir(parents=True)
-        for i in range(n):
-            noise = rng.normal(0, 60, (20, 18, 3)) + COLOURS[name]
-            Image.fromarray(noise.clip(0, 255).astype(np.uint8)).save(folder / name / f"{i}.png")
+    """Write noisy pictures of one colour per class."""
+    rng, colours = np.random.default_rng(seed), [COLOURS[name] for name in classes]
+    class_folders(folder, classes, lambda c: rng.normal(0, 60, (20, 18, 3)) + colours[c], {".": n})

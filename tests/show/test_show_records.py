@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from helpers.coloured_pictures import class_folders
 from PIL import Image
 from sklearn.decomposition import PCA
 from sklearn.metrics import average_precision_score
@@ -16,7 +17,6 @@ from sklearn.metrics import average_precision_score
 from sslbench.backbones.dense import DenseEncoder
 from sslbench.backbones.layers import resolve_layers
 from sslbench.backbones.load import load_backbone
-from sslbench.cli.main import main
 from sslbench.data.maps.colours import class_colours
 from sslbench.errors import BackboneError
 from sslbench.metrics.detection import Detections, Truth
@@ -35,26 +35,15 @@ COLOURS = {"blue": (30, 30, 200), "green": (30, 200, 30), "red": (200, 30, 30)}
 
 
 @pytest.fixture
-def run(capsys):
-    def command(*words):
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in words])
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return command
-
-
-@pytest.fixture
 def photos(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
-    for part, n in (("train", 6), ("test", 4)):
-        for name, colour in COLOURS.items():
-            (tmp_path / "photos" / part / name).mkdir(parents=True)
-            for i in range(n):
-                pixels = (rng.normal(0, 60, (20, 18, 3)) + colour).clip(0, 255).astype(np.uint8)
-                Image.fromarray(pixels).save(tmp_path / "photos" / part / name / f"{i}.png")
+    class_folders(
+        tmp_path / "photos",
+        COLOURS,
+        lambda c: rng.normal(0, 60, (20, 18, 3)) + list(COLOURS.values())[c],
+        {"train": 6, "test": 4},
+    )
     return tmp_path
 
 
@@ -106,12 +95,12 @@ def test_the_f_score_of_boxes():
 
 
 @pytest.mark.parametrize("protocol", ["knn", "linear"])
-def test_a_record_of_classes_is_shown_and_refused_when_its_data_changed(photos, run, protocol):
+def test_a_record_of_classes_is_shown_and_refused_when_its_data_changed(photos, sslbench, protocol):
     options = ("k=2",) if protocol == "knn" else ()
-    code, _, err = run("eval", protocol, *options, *NET, "--data", "photos", "--resize", "32", "--crop", "none")
+    code, _, err = sslbench("eval", protocol, *options, *NET, "--data", "photos", "--resize", "32", "--crop", "none")
     assert code == 0, err
     record = record_of(protocol)
-    code, _, err = run("show", protocol, record, "--limit", "2", "--out", "out")
+    code, _, err = sslbench("show", protocol, record, "--limit", "2", "--out", "out")
     assert code == 0, err
     assert {f.name for f in Path("out").iterdir()} == {"best.png", "median.png", "worst.png", "index.html", "show.json"}
     page = Path("out/index.html").read_text()
@@ -120,31 +109,31 @@ def test_a_record_of_classes_is_shown_and_refused_when_its_data_changed(photos, 
     assert scores.ids[int(np.argmin(margin))] in page and "http" not in page
     assert json.loads(Path("out/show.json").read_text())["id"] == records.read(record).id
 
-    code, _, err = run("show", "svm", record, "--out", "out2")
+    code, _, err = sslbench("show", "svm", record, "--out", "out2")
     assert code == 2 and f"is a record of {protocol}, not of svm" in err
     Image.new("RGB", (18, 20)).save("photos/test/red/0.png")
-    code, _, err = run("show", record, "--out", "out2")
+    code, _, err = sslbench("show", record, "--out", "out2")
     assert code == 1 and "is not the data of" in err and "images or labels have changed" in err
-    code, _, err = run("show", record, "--data", "elsewhere", "--out", "out2")
+    code, _, err = sslbench("show", record, "--data", "elsewhere", "--out", "out2")
     assert code == 2 and "cannot be used" in err and "elsewhere" in err
     record.with_suffix(".scores.npz").unlink()
-    code, _, err = run("show", record, "--out", "out2")
+    code, _, err = sslbench("show", record, "--out", "out2")
     assert code == 1 and "has no file of scores beside it" in err
     assert not Path("out2").exists()
 
 
-def test_a_record_of_segmentation_is_predicted_again(photos, run, monkeypatch):
+def test_a_record_of_segmentation_is_predicted_again(photos, sslbench, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(photos / "cache"))
-    code, _, err = run("eval", "segmentation-knn", *NET, "--data", "kwcoco:shapes8-64", "--layers", "res4", "k=3")
+    code, _, err = sslbench("eval", "segmentation-knn", *NET, "--data", "kwcoco:shapes8-64", "--layers", "res4", "k=3")
     assert code == 0, err
-    code, _, err = run("show", "segmentation-knn", record_of("segmentation-knn"), "--limit", "1", "--out", "out")
+    code, _, err = sslbench("show", "segmentation-knn", record_of("segmentation-knn"), "--limit", "1", "--out", "out")
     assert code == 0, err
     page = Path("out/index.html").read_text()
     assert "prediction" in page and "background" in page
 
 
-def test_a_scatter_of_images_and_of_features(photos, run, monkeypatch):
-    code, _, err = run(
+def test_a_scatter_of_images_and_of_features(photos, sslbench, monkeypatch):
+    code, _, err = sslbench(
         "show", "features", "--weights", "random", "--backbone", "resnet18w0.125", "--data", "photos", "--resize", "32",
         "--crop", "none", "--projection", "pca", "--out", "out",
     )  # fmt: skip
@@ -153,24 +142,26 @@ def test_a_scatter_of_images_and_of_features(photos, run, monkeypatch):
     assert page.count("data:image/jpeg") == 12 and "red/0.png" in page and "http" not in page
     np.save("x.npy", np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32))
     Path("y.csv").write_text("label\n" + "\n".join("ab" * 6) + "\n")
-    code, _, err = run("show", "features", "--features", "x.npy", "--labels", "y.csv", "--limit", "8", "--out", "out")
+    code, _, err = sslbench(
+        "show", "features", "--features", "x.npy", "--labels", "y.csv", "--limit", "8", "--out", "out"
+    )
     assert code == 0, err
     assert {f.name for f in Path("out").iterdir()} == {"scatter-features.png", "index.html", "show.json"}
 
     monkeypatch.setitem(sys.modules, "umap", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    code, _, err = run("show", "features", "--features", "x.npy", "--projection", "umap", "--out", "out2")
+    code, _, err = sslbench("show", "features", "--features", "x.npy", "--projection", "umap", "--out", "out2")
     assert code == 2 and "pip install 'sslbench[umap]'" in err
-    code, _, err = run("show", "features", "--labels", "y.csv")
+    code, _, err = sslbench("show", "features", "--labels", "y.csv")
     assert code == 2 and "--labels belongs to --features" in err
 
 
-def test_definitions_are_printed_as_before(run):
-    code, out, _ = run("show", "knn")
+def test_definitions_are_printed_as_before(sslbench):
+    code, out, _ = sslbench("show", "knn")
     assert code == 0 and "temperature=" in out
-    code, _, err = run("show", "knn", "--limit", "3")
+    code, _, err = sslbench("show", "knn", "--limit", "3")
     assert code == 2 and "--limit does not go with show knn" in err
-    code, _, err = run("show")
+    code, _, err = sslbench("show")
     assert code == 2 and "there is nothing to show" in err
 
 
@@ -182,30 +173,30 @@ CODE = [
 ]
 
 
-def test_a_record_does_not_choose_code(photos, run, monkeypatch):
+def test_a_record_does_not_choose_code(photos, sslbench, monkeypatch):
     Path("bomb_of_a_record.py").write_text("raise SystemExit('the code of the record ran')\n")
     monkeypatch.syspath_prepend(str(photos))
-    assert run("eval", "knn", "k=2", *NET, "--data", "photos", "--resize", "32", "--crop", "none")[0] == 0
+    assert sslbench("eval", "knn", "k=2", *NET, "--data", "photos", "--resize", "32", "--crop", "none")[0] == 0
     record = record_of("knn")
     text = record.read_text()
     for change, remedy in CODE:
         content = json.loads(text)
         change(content)
         record.write_text(json.dumps(content))
-        code, _, err = run("show", record, "--out", "out")
+        code, _, err = sslbench("show", record, "--out", "out")
         assert code in (1, 2) and "code named in a file is not run" in err and remedy in err
         assert "bomb_of_a_record" not in sys.modules
 
 
-def test_a_record_is_inspected_as_one_and_shown_with_the_preprocessing_that_was_changed(run, photos):
-    code, _, err = run("eval", "knn", *NET, "--data", "photos", "--resize", 24, "--crop", 24, "--no-overlaps")
+def test_a_record_is_inspected_as_one_and_shown_with_the_preprocessing_that_was_changed(sslbench, photos):
+    code, _, err = sslbench("eval", "knn", *NET, "--data", "photos", "--resize", 24, "--crop", 24, "--no-overlaps")
     assert code == 0 and "changed: resize, crop)" in err, err
     record = record_of("knn")
-    code, out, err = run("inspect", record)
+    code, out, err = sslbench("inspect", record)
     assert code == 0 and f"sslbench show {record} " in out and f"sslbench compare {record} OTHER.json" in out, err
     assert f"{json.loads(record.read_text())['metrics']['top1']['value']:.2f} (95 % interval " in out
-    assert run("inspect", "results")[1].startswith("results: 1 result record of sslbench\n")
-    code, _, err = run("show", record, "--out", "shown")
+    assert sslbench("inspect", "results")[1].startswith("results: 1 result record of sslbench\n")
+    code, _, err = sslbench("show", record, "--out", "shown")
     assert code == 0 and "changed: resize, crop)" in err, err
 
 
@@ -314,9 +305,9 @@ def test_colours_of_classes_differ():
     assert len({tuple(colour) for colour in class_colours(256).tolist()}) == 256
 
 
-def test_a_page_of_patches_holds_all_images_and_needs_no_network(three_sizes, run):
+def test_a_page_of_patches_holds_all_images_and_needs_no_network(three_sizes, sslbench):
     words = ("--weights", "random", "--backbone", VIT, "--data", "photos", "--resize", "64", "--out", "out")
-    code, _, err = run("show", *words, "--point", "a.png:10,20", "--layers", "blocks.0,last")
+    code, _, err = sslbench("show", *words, "--point", "a.png:10,20", "--layers", "blocks.0,last")
     assert code == 0, err
     files = {"pca.png", "attention-blocks.0.png", "attention-blocks.1.png", "nearest-blocks.0.png", "nearest-last.png"}
     assert files | {"index.html", "show.json"} == {file.name for file in (three_sizes / "out").iterdir()}
@@ -329,11 +320,11 @@ def test_a_page_of_patches_holds_all_images_and_needs_no_network(three_sizes, ru
     [own] = [row for row in said["nearest"] if row["image"] == "a.png" and row["layer"] == "last"]
     assert (own["row"], own["column"], own["grid"]) == (1, 0, [4, 6]) and own["cosine"] == 1.0
 
-    code, _, err = run("show", *words, "--views", "pca")  # an earlier folder is written anew
+    code, _, err = sslbench("show", *words, "--views", "pca")  # an earlier folder is written anew
     assert code == 0 and {"pca.png", "index.html", "show.json"} == {f.name for f in (three_sizes / "out").iterdir()}
     (three_sizes / "out" / "mine.txt").write_text("x")
     (three_sizes / "out" / "show.json").unlink()
-    code, _, err = run("show", *words)
+    code, _, err = sslbench("show", *words)
     assert code == 2 and "out holds other files" in err
 
 
@@ -349,11 +340,11 @@ BAD = [
 ]
 
 
-def test_bad_input_of_patches_is_one_message(three_sizes, run):
+def test_bad_input_of_patches_is_one_message(three_sizes, sslbench):
     wrong = []
     for more, message in BAD:
         backbone = () if "--backbone" in more else ("--backbone", VIT)
-        code, _, err = run("show", "--weights", "random", *backbone, "--data", "photos", "--resize", "64", *more)
+        code, _, err = sslbench("show", "--weights", "random", *backbone, "--data", "photos", "--resize", "64", *more)
         if code not in (1, 2) or message not in err or "Traceback" in err:
             wrong.append((more, code, err))
     assert wrong == []
