@@ -1,13 +1,31 @@
-"""Parts in which networks are sharded."""
+"""Several processes: messages, what is done once per machine, wrappers of networks."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
 
 import numpy as np
+import pytest
 import timm
 import torch
 from helpers import two_processes
+from PIL import Image
 from torch.distributed.fsdp import FSDPModule  # noqa: TID251
 
 from sslbench.backbones.build import build
+from sslbench.data.formats import folder
+from sslbench.data.open import open_data
+from sslbench.distributed import messages
+from sslbench.distributed.collectives import barrier, once_per_machine, process_group_if_known
+from sslbench.distributed.messages import show_once, shown_elsewhere
 from sslbench.distributed.parallel import blocks, whole, wrap
+from sslbench.errors import DataError, SslbenchError
+from sslbench.evaluation import Request, RunSettings, encode, make_task, opening
 from sslbench.methods._parts.vision_transformers import drop_samples, embed, give_blocks, run_blocks
 
 VIT = {"img_size": 32, "patch_size": 8, "depth": 3, "embed_dim": 24, "num_heads": 2}
@@ -81,3 +99,199 @@ def test_blocks_that_are_called_by_another_method_are_sharded_too():
         assert sharded.keys() == expected.keys() and any("blocks.2.mlp" in name for name in sharded)
         for name, gradient in sharded.items():
             np.testing.assert_allclose(gradient, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@contextlib.contextmanager
+def patient():
+    """Wait for a slow process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(messages, "_WAIT_SECONDS", 600.0)
+        patch.setattr(messages, "_LINGER_SECONDS", 600.0)
+        yield
+
+
+def shown(rank, texts, first):
+    """Messages that this process shows; `first` has the message before the other one, or None."""
+    seen, text = [], texts[rank]
+    with patient():
+        if first == 1 - rank:
+            barrier()
+            show_once(text, lambda: seen.append(text))
+        else:
+            show_once(text, lambda: (rank == first and barrier(), seen.append(text)))
+    return seen
+
+
+@pytest.mark.parametrize("first", [None, 0, 1])
+def test_the_same_text_is_shown_by_one(first):
+    shown_first, shown_second = two_processes.run(shown, ["no such file"] * 2, first)
+    assert shown_first + shown_second == ["no such file"]
+
+
+def test_different_texts_are_all_shown():
+    first, second = two_processes.run(shown, ["of the first", "of the second"], None)
+    assert (first, second) == (["of the first"], ["of the second"])
+
+
+def silent(rank):
+    """Answer of the second process, and whether it came before the first one had shown its error."""
+    with patient():
+        if rank == 0:
+            barrier()
+            return show_once("of the first", lambda: None)
+        answers = []
+        thread = threading.Thread(target=lambda: answers.append(shown_elsewhere()))
+        thread.start()
+        thread.join(0.3)
+        early = list(answers)
+        barrier()
+        thread.join()
+        return answers, early
+
+
+def test_a_silent_process_stays_until_the_error_is_shown():
+    assert two_processes.run(silent)[1] == ([True], [])
+
+
+def test_without_other_processes_it_is_shown(monkeypatch):
+    seen = []
+    show_once("alone", lambda: seen.append(1))
+    assert not shown_elsewhere()
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "2")  # contradictory
+    show_once("alone", lambda: seen.append(2))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    show_once("no address", lambda: seen.append(3))
+    assert seen == [1, 2, 3]
+
+
+def test_torchrun_prints_a_mistake_once():
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    done = subprocess.run([*launcher, "-m", "sslbench", "pretrain", "simclir"], capture_output=True, text=True)
+    assert done.stderr.count("there is no method called 'simclir'") == 1
+    assert "exitcode  : 2" in done.stderr and done.returncode == 1  # that of torchrun itself
+
+
+ODD = os.fsdecode(b"odd \xff.png")
+"""Name that is not UTF-8."""
+
+
+@pytest.fixture
+def images(tmp_path):
+    for name in ("train/a/1.png", "train/b/2.png", f"train/b/{ODD}", "val/a/3.png"):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(path, "png")
+    return tmp_path / "photos"
+
+
+def opened(rank, path, machines, spec="{}", containers="aa"):
+    """Splits as a process sees them, and folders that it listed."""
+    listed, walk = [], folder._walk
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folder, "_walk", lambda root, *rest: (listed.append(Path(root).name), walk(root, *rest)))
+        patch.setattr(socket, "gethostname", lambda: machines[rank])
+        temporary = path.parent / containers[rank]
+        temporary.mkdir(exist_ok=True)
+        patch.setattr(tempfile, "tempdir", str(temporary))
+        parts = open_data(spec.format(path), together=True)
+    seen = {
+        name: (
+            part.ids,
+            part.target.classes,
+            part.target.values.tolist(),
+            part.notes,
+            part.images.read(len(part.ids) - 1),
+        )
+        for name, part in parts.items()
+    }
+    return seen, listed
+
+
+@pytest.mark.parametrize("machines", ["aa", "ab"])
+def test_a_folder_is_listed_once_on_each_machine(machines, images):
+    expected = {
+        name: (
+            part.ids,
+            part.target.classes,
+            part.target.values.tolist(),
+            part.notes,
+            part.images.read(len(part.ids) - 1),
+        )
+        for name, part in open_data(str(images)).items()
+    }
+    (first, listed), (second, others) = two_processes.run(opened, images, machines)
+    assert first == second == expected
+    assert listed == ["train", "val"] and others == ([] if machines == "aa" else listed)
+    assert not list(images.parent.glob("*/sslbench-*"))  # temporary files
+
+
+def test_containers_of_one_name_do_not_look_for_each_others_files(images):
+    (first, listed), (second, others) = two_processes.run(opened, images, "aa", "{}", "ab")
+    assert first == second and listed == others == ["train", "val"]
+
+
+def test_folders_of_several_sources_are_listed_once(images):
+    spec = "several:one={},two={}"
+    (first, listed), (second, others) = two_processes.run(opened, images, "aa", spec.replace("{}", "{0}"))
+    assert first == second and len(first["train"][0]) == 6
+    assert listed == ["train", "val"] * 2 and others == []
+
+
+def evaluated(rank, path):
+    """Ids that an evaluation and an extraction open, folders that a process listed, and groups that were joined."""
+    listed, walk, joined = [], folder._walk, []
+    request, run = Request("random", str(path), (make_task("knn", {}),), backbone="resnet18"), RunSettings(device="cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folder, "_walk", lambda root, *rest: (listed.append(Path(root).name), walk(root, *rest)))
+        for module in (opening, encode):
+            patch.setattr(
+                module, "process_group_if_known", lambda device: joined.append(device) or process_group_if_known(device)
+            )
+        data = opening.open_train_test(request, run)
+        parts = encode._parts_to_encode(request, run, None)
+    return [data.train.ids, data.test.ids, *(part.ids for part in parts.values())], listed, len(joined)
+
+
+def test_evaluations_and_extractions_list_once(images):
+    (first, listed, joined), (second, others, also) = two_processes.run(evaluated, images)
+    assert first == second and len(first[0]) == 3
+    assert listed == ["train", "val"] * 2 and others == []
+    assert joined == also == 2  # the group is there while the data are opened
+
+
+def failing(rank, path):
+    try:
+        open_data(str(path), together=True)
+    except DataError as error:
+        return str(error), error.printed_by_rank_0
+
+
+def test_an_error_of_the_one_is_that_of_all(tmp_path):
+    (first, printed), (second, silent) = two_processes.run(failing, tmp_path)
+    assert first == second and "has no image" in first
+    assert (printed, silent) == (False, True)
+
+
+def unwritable(rank, path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(path / "missing"))
+        try:
+            once_per_machine(lambda: [rank])
+        except SslbenchError as error:
+            return str(error)
+
+
+def test_a_temporary_file_that_cannot_be_written_ends_all(tmp_path):
+    first, second = two_processes.run(unwritable, tmp_path)
+    assert first == second and "No such file or directory" in first
+
+
+def values(rank):
+    return once_per_machine(lambda: {"of": [rank, "text", None]})
+
+
+def test_values_and_a_single_process():
+    assert two_processes.run(values) == [{"of": [0, "text", None]}] * 2
+    assert values(5) == {"of": [5, "text", None]}

@@ -1,20 +1,25 @@
-"""Converting: the same numbers under other names, whole or not at all, and nothing that the target cannot hold."""
+"""Conversion between formats: tables, operations on tensors, and differences of two files."""
 
 import hashlib
+import math
 import pickle
 import random
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from sslbench.backbones.build import build
 from sslbench.errors import UsageError, WeightsError
 from sslbench.weights import convert as module
 from sslbench.weights.convert import convert
-from sslbench.weights.formats.recognise import recognise
-from sslbench.weights.reading.files import read
+from sslbench.weights.diff import RAW, Side, compare, raw_side, recognised_side
+from sslbench.weights.formats.recognise import Recognised, recognise
+from sslbench.weights.formats.rules import OPERATIONS, apply, concat, split
+from sslbench.weights.reading.files import WeightsFile, read
 
 CNN_FORMATS = ("torchvision", "timm", "moco", "vissl", "detectron2", "sslbench", "classyvision", "caffe2_resnet")
 
@@ -208,3 +213,149 @@ def test_a_key_that_no_format_knows_is_refused(tmp_path, resnet):
     with pytest.raises(WeightsError, match=r"does not know 1 of them, such as 'surprise\.weight'"):
         convert(tmp_path / "in.pth", tmp_path / "out.pth", to="moco")
     assert not (tmp_path / "out.pth").exists()
+
+
+SHAPES = {
+    "flip_channels": (2, 3, 3, 3),
+    "transpose": (4, 3),
+    "hwio_to_oihw": (5, 4, 3, 2),
+    "oihw_to_hwio": (2, 3, 5, 4),
+    "linear_to_conv": (4, 3),
+    "conv_to_linear": (4, 3, 1, 1),
+    "patches_to_conv": (4, 12),
+    "unsqueeze": (4, 3),
+    "squeeze": (1, 4),
+    "video": (2, 3, 2, 4, 4),
+}
+
+
+def test_every_operation_is_tested():
+    assert set(OPERATIONS) == set(SHAPES)
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10_000), dtype=st.sampled_from([torch.float32, torch.float16, torch.int64]))
+def test_the_inverse_undoes_it(name, seed, dtype):
+    tensor = (torch.randn(SHAPES[name], generator=torch.Generator().manual_seed(seed)) * 100).to(dtype)
+    there = apply((name,), tensor, key="k")
+    back = apply((name,), there, key="k", inverse=True)
+    assert back.dtype == dtype and back.shape == tensor.shape and torch.equal(back, tensor)
+
+
+def test_flip_channels_turns_bgr_into_rgb():
+    weight = torch.arange(3.0).reshape(1, 3, 1, 1)
+    assert apply(("flip_channels",), weight, key="k").flatten().tolist() == [2.0, 1.0, 0.0]
+
+
+def test_operations_are_undone_in_the_opposite_order():
+    weight = torch.randn(2, 3)
+    there = apply(("transpose", "linear_to_conv"), weight, key="k")
+    assert there.shape == (3, 2, 1, 1)
+    assert torch.equal(apply(("transpose", "linear_to_conv"), there, key="k", inverse=True), weight)
+
+
+def test_concat_and_split():
+    parts = [torch.randn(2, 3) for _ in range(3)]
+    thirds = (1, 1, 1)
+    assert all(torch.equal(a, b) for a, b in zip(split(concat(parts, thirds), thirds), parts, strict=True))
+    with pytest.raises(ValueError, match="equal parts"):
+        split(torch.ones(4), thirds)
+
+
+def test_one_part_may_have_two_thirds():
+    query, both = split(torch.arange(6.0), (1, 2))
+    assert (query.tolist(), both.tolist()) == ([0, 1], [2, 3, 4, 5])
+    assert concat([query, both], (1, 2)).tolist() == list(range(6))
+    with pytest.raises(ValueError, match="proportion 1:2"):
+        concat([query, query], (1, 2))
+
+
+def test_a_linear_layer_on_patches_is_a_convolution():
+    image, weight = torch.randn(1, 3, 4, 4), torch.randn(5, 12)
+    patches = image.reshape(1, 3, 2, 2, 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(4, 12)  # rows of (row, column, colour)
+    convolved = torch.nn.functional.conv2d(image, apply(("patches_to_conv",), weight, key="k"), stride=2)
+    torch.testing.assert_close(convolved.flatten(2)[0].T, patches @ weight.T)
+
+
+TENSORS = {
+    "conv1.weight": torch.tensor([1.0, -4.0, 2.0]),
+    "bn1.weight": torch.ones(2),
+    "bn1.num_batches_tracked": torch.tensor(7),
+}
+
+
+def with_(**changes):
+    changed = {name.replace("__", "."): tensor for name, tensor in changes.items()}
+    return Side("x", {name: t for name, t in {**TENSORS, **changed}.items() if t is not None})
+
+
+def test_the_same_tensors_are_equal_in_any_order():
+    found = compare(with_(), Side("y", dict(reversed(TENSORS.items()))))
+    assert found.same and found.equal == ("conv1.weight", "bn1.weight") and found.formats == ("x", "y")
+    assert found.counters == 0
+
+
+def test_a_difference_is_measured_and_the_largest_comes_first():
+    found = compare(with_(), with_(conv1__weight=torch.tensor([1.0, -4.0, 2.5]), bn1__weight=torch.tensor([1.0, 3.0])))
+    assert not found.same and found.equal == ()
+    assert [(c.name, c.largest, c.relative) for c in found.changed] == [
+        ("bn1.weight", 2.0, 2.0),
+        ("conv1.weight", 0.5, 0.125),
+    ]
+
+
+def test_names_on_one_side_and_other_shapes_are_listed():
+    found = compare(with_(extra=torch.ones(1)), with_(conv1__weight=torch.ones(4), bn1__weight=None))
+    assert (found.only_a, found.only_b) == (("bn1.weight", "extra"), ())
+    assert found.reshaped == {"conv1.weight": ((3,), (4,))} and not found.same
+    for other in (with_(conv1__weight=torch.ones(4)), with_(extra=torch.ones(1)), with_(bn1__weight=None)):
+        assert not compare(with_(), other).same and not compare(other, with_()).same, "each alone is a difference"
+
+
+@pytest.mark.parametrize("counter", [None, torch.tensor(8)])
+def test_counters_are_counted_and_are_no_difference(counter):
+    found = compare(with_(), with_(bn1__num_batches_tracked=counter))
+    assert found.same and found.counters == 1
+
+
+def test_nan_equals_nan_in_the_same_place_only():
+    one, other = (torch.tensor([math.nan, 1.0, math.inf]), torch.tensor([1.0, math.nan, math.inf]))
+    assert compare(with_(conv1__weight=one), with_(conv1__weight=one.clone())).same
+    [change] = compare(with_(conv1__weight=one), with_(conv1__weight=other)).changed
+    assert change.largest == math.inf
+
+
+def test_another_dtype_is_a_difference_even_with_equal_values():
+    [change] = compare(with_(), with_(bn1__weight=torch.ones(2, dtype=torch.float16))).changed
+    assert (change.largest, change.relative, change.dtypes) == (0.0, 0.0, ("float32", "float16"))
+
+
+def test_a_difference_from_zero_is_infinitely_large_relatively():
+    [change] = compare(with_(bn1__weight=torch.zeros(2)), with_()).changed
+    assert (change.largest, change.relative) == (1.0, math.inf)
+
+
+def test_empty_tensors_and_whole_numbers_and_complex_ones_are_compared():
+    assert compare(with_(a=torch.zeros(0)), with_(a=torch.zeros(0))).same
+    [change] = compare(with_(a=torch.tensor([1, 5])), with_(a=torch.tensor([1, 7]))).changed
+    assert change.largest == 2.0
+    [change] = compare(with_(a=torch.tensor([1j])), with_(a=torch.tensor([1.0 + 0j]))).changed
+    assert change.largest == pytest.approx(math.sqrt(2))
+
+
+def test_heads_are_compared_if_both_have_them():
+    def recognised(head):
+        return recognised_side(Recognised("f", dict(TENSORS), head, (), (), None, "", ""))
+
+    a, b, none = (recognised(head) for head in ({"fc.bias": torch.ones(2)}, {"fc.bias": torch.zeros(2)}, {}))
+    assert [change.name for change in compare(a, b).changed] == ["fc.bias"]
+    assert compare(a, a).same and compare(a, a).heads_only == ""
+    assert compare(a, none).same and compare(a, none).heads_only == "A" and compare(none, a).heads_only == "B"
+
+
+def test_raw_names_have_the_dicts_around_them(tmp_path):
+    inner = {"w": torch.ones(1)}
+    content = {"state_dict": inner, "ema": {"net": {"w": torch.zeros(1)}}, "epoch": 3, "again": inner}
+    raw = raw_side(WeightsFile(tmp_path / "w.pth", "0" * 64, content, "torch zip"))
+    assert raw.format == RAW and set(raw.tensors) == {"state_dict.w", "ema.net.w"}
