@@ -106,9 +106,9 @@ def image_f1(truth: Truth, found: Detections) -> FloatArray:
         there = np.flatnonzero(truth.images == image)
         here = np.flatnonzero((found.images == image) & (found.scores >= _SCORE))
         here = here[np.argsort(-found.scores[here], kind="stable")]
-        boxes = (each.astype(np.float64) for each in (found.boxes[here], truth.boxes[there]))
+        found_boxes, true_boxes = found.boxes[here].astype(np.float64), truth.boxes[there].astype(np.float64)
         with np.errstate(invalid="ignore"):  # two boxes without an area
-            overlap = np.nan_to_num(box_overlap(*boxes, 0))
+            overlap = np.nan_to_num(box_overlap(found_boxes, true_boxes, 0))
         overlap[found.labels[here][:, None] != truth.labels[there][None]] = 0
         right, wrong = _matches(overlap, ignored[there])
         missed = int((~ignored[there]).sum()) - right

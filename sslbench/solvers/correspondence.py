@@ -1,7 +1,7 @@
 """Search of corresponding positions in two grids of features.
 
 Positions on a grid are (column, row) in cells: (0, 0) is the centre of the first cell, (1.5, 0) lies between the second
-and the third. `to_pixels` and `to_grid` convert them. A pair of 60 x 60 cells and 20 keypoints takes milliseconds;
+and the third. A pair of 60 x 60 cells and 20 keypoints takes milliseconds;
 memory is one similarity per keypoint and cell.
 """
 
@@ -14,26 +14,6 @@ from torch.nn import functional
 
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.solvers.neighbours import nearest
-
-
-def to_pixels(positions: torch.Tensor, stride: float, *, first_pixel: float = 0.0) -> torch.Tensor:
-    """Return positions on a grid in pixels, (K, 2).
-
-    Args:
-        positions: (K, 2) columns and rows in cells.
-        stride: side of a cell in pixels.
-        first_pixel: coordinate of the centre of the first pixel: 0 where coordinates are pixel numbers, as in
-            annotations of keypoints, 0.5 where the image's corner is the origin.
-
-    >>> to_pixels(torch.tensor([[0.0, 2.0]]), 14).tolist()
-    [[6.5, 34.5]]
-    """
-    return (positions + 0.5) * stride - 0.5 + first_pixel
-
-
-def to_grid(pixels: torch.Tensor, stride: float, *, first_pixel: float = 0.0) -> torch.Tensor:
-    """Return pixels as positions on a grid, (K, 2); the inverse of `to_pixels`."""
-    return (pixels + 0.5 - first_pixel) / stride - 0.5
 
 
 def sample(features: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

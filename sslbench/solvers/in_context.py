@@ -1,17 +1,16 @@
 """Segmentation without training: patches of new images take the labels of the nearest patches of a memory.
 
 Balazevic et al., NeurIPS 2023 (Hummingbird). The memory holds patches of training images with the share of each class
-among their pixels. `class_counts` and `sample_patches` build it image by image; `nearest_labels` searches it exactly,
-`upsampling.upsampled_classes` brings the result to the size of the image. A memory of 10^6 patches of 768 numbers takes
-3 GB in float32 and its labels 600 MB for 150 classes; searching it for the 1,024 patches of an image costs 1.6 * 10^12
-operations. Working memory is bounded by the caller.
+among their pixels. `class_counts` and `sample_patches` build it image by image; `neighbours.nearest` searches it
+exactly, `upsampling.upsampled_classes` brings the result to the size of the image. A memory of 10^6 patches of 768
+numbers takes 3 GB in float32 and its labels 600 MB for 150 classes; searching it for the 1,024 patches of an image
+costs 1.6 * 10^12 operations. Working memory is bounded by the caller.
 """
 
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import FloatArray, IntArray, Matrix
-from sslbench.solvers.neighbours import Engine, nearest
+from sslbench.arrays import FloatArray, IntArray
 
 _GATHERED = 8_000_000  # label shares in memory at a time
 
@@ -88,37 +87,6 @@ def rarest_patches(
     order = np.argsort(scores, kind="stable")
     counted = np.asarray(present.any(axis=1))
     return order[counted[order]][:number].astype(np.int64)
-
-
-def nearest_labels(
-    memory: Matrix,
-    labels: npt.NDArray[np.floating],
-    queries: Matrix,
-    *,
-    k: int = 30,
-    temperature: float = 0.02,
-    max_memory: float = 1.0,
-    engine: Engine | None = None,
-) -> npt.NDArray[np.float32]:
-    """Return the soft labels of patches, (Q, C): the mean of the k nearest, weighted by softmax(cosine / temperature).
-
-    Args:
-        memory: (M, D) features of patches; a memory of fewer than k patches is used whole.
-        labels: (M, C) share of each class, see `shares`.
-        queries: (Q, D) features; one of zeros has equal cosines with all.
-        k: number of neighbours.
-        temperature: of the softmax over the cosines.
-        max_memory: working memory of the search in GB (10^9 bytes).
-        engine: library and device of the search.
-
-    >>> memory, labels = np.eye(3, dtype=np.float32), np.array([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
-    >>> nearest_labels(memory, labels, np.array([[2.0, 2.0, 0.0]], np.float32), k=2).tolist()
-    [[0.75, 0.25]]
-    """
-    similarity, rows = nearest(
-        memory, queries, min(k, len(memory)), metric="cosine", max_memory=max_memory, engine=engine
-    )
-    return weighted_labels(similarity, rows, labels, temperature)
 
 
 def weighted_labels(

@@ -136,7 +136,7 @@ def sd_dino(case: Case) -> None:
         best = correspondence.nearest_cells(similarity)
         two = similarity.flatten(1).topk(2, dim=1).values
         ties += int((two[:, 0] - two[:, 1] < 1e-5).sum())
-        predicted = correspondence.to_pixels(best, stride, first_pixel=patch // 2 - stride / 2).numpy()
+        predicted = ((best + 0.5) * stride - 0.5 + patch // 2 - stride / 2).numpy()
         found.append(hits(predicted, target[shared, :2], side, tuple(args["alphas"]), strict=True).sum(axis=0))
         points.append(shared.sum())
     pairs = PairHits(np.array(found), np.array(points), np.zeros(len(points), int))
@@ -160,7 +160,7 @@ def _centres(grid: tuple[int, int], size: np.ndarray) -> np.ndarray:
     """Return the centres of the cells of a grid (height, width) on an image (width, height)."""
     cells = np.stack(np.meshgrid(*(np.arange(n) for n in grid[::-1])), axis=2).reshape(-1, 2)
     stride = torch.tensor([size[0] / grid[1], size[1] / grid[0]], dtype=torch.float64)
-    return correspondence.to_pixels(torch.from_numpy(cells).double(), stride, first_pixel=0.5).numpy()
+    return ((torch.from_numpy(cells).double() + 0.5) * stride).numpy()
 
 
 def homography(case: Case) -> None:

@@ -328,7 +328,7 @@ def bins(case: Case) -> None:
     logits, args = torch.from_numpy(case.inputs()["logits"]), options(case, **_BINS)
     for code, value in case.expected().items():
         if code == "dinov3" and logits.shape[1] == 1:
-            ours = heads.regressed_depth(logits, args["min_depth"], 0, bounded=False)
+            ours = torch.relu(logits) + args["min_depth"]
         else:
             found = _bins(args, code, logits.shape[1])
             ours = heads.depth_from_bins(logits, found, normalisation=args["norm_strategy"])
@@ -344,7 +344,7 @@ def depth_head(case: Case) -> None:
         if args["classify"] or (code == "dinov3" and found.shape[1] > 1):
             found = heads.depth_from_bins(found, _bins(args, code, found.shape[1]), normalisation=args["norm_strategy"])
         else:
-            found = heads.regressed_depth(found, low, high or 0.0, bounded=args["scale_up"])
+            found = torch.sigmoid(found) * (high or 0.0) if args["scale_up"] else torch.relu(found) + low
     clipped = found.clamp(low, high)
     size = given["size"].tolist() if "size" in given else args["size"] if "size" in args else clipped.shape[2:]
     at_image = at_size(clipped, list(size), args)
@@ -442,7 +442,8 @@ def padding(case: Case) -> None:
         if key == "center_padding":
             np.testing.assert_array_equal(padded, value)
         else:
-            found = windows.stretched(x.reshape(-1, *x.shape[-3:]), multiple)
+            height, width = (-(-length // multiple) * multiple for length in x.shape[-2:])
+            found = windows.resized(x.reshape(-1, *x.shape[-3:]), (height, width))
             np.testing.assert_allclose(found.reshape(value.shape), value, rtol=1e-5, atol=1e-6, err_msg=key)
 
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from sslbench.metrics.dense import panoptic, segmentation
 from sslbench.metrics.dense.pooling import mean_over_classes
-from sslbench.solvers.dense.heads import LinearHead, concatenated_layers
+from sslbench.solvers.dense.heads import LinearHead
 from sslbench.solvers.dense.losses import pixel_cross_entropy
-from sslbench.solvers.dense.windows import flip_averaged, resized, sliding_logits
+from sslbench.solvers.dense.windows import resized, sliding_logits
 from sslbench.train import schedules
 
 
@@ -172,6 +172,14 @@ def layers(given: dict[str, np.ndarray], args: dict[str, Any], *, upsample: int 
     return concatenated_layers(found, upsample=upsample)
 
 
+def concatenated_layers(features: list[Tensor], *, upsample: int = 1) -> Tensor:
+    """Return features of several layers as channels of one grid; a vector is spread over it."""
+    height, width = next(grid.shape[-2:] for grid in features if grid.ndim == 4)
+    size = (upsample * height, upsample * width)
+    grids = [resized(x, size) if x.ndim == 4 else x[:, :, None, None].expand(-1, -1, *size) for x in features]
+    return torch.cat(grids, dim=1)
+
+
 def at_size(x: Tensor, size: list[int], args: dict[str, Any]) -> Tensor:
     """Return maps at another size as the references' `resize` makes them."""
     if args.get("align_corners"):
@@ -245,7 +253,8 @@ def _compare_windows(
 ) -> None:
     logits = slide(image)
     at_label = resized(logits, size)
-    flipped = flip_averaged(lambda x: resized(slide(x), size).softmax(1), image)
+    both = [resized(slide(x), size).softmax(1) for x in (image, image.flip(-1))]
+    flipped = (both[0] + both[1].flip(-1)) / 2
     maps = {"logits": logits, "logits_at_label_size": at_label, "tta_flip_probabilities": flipped}
     for key, value in expected.items():
         if key.startswith(f"{code}/"):

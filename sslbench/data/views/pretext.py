@@ -1,16 +1,13 @@
-"""Inputs of pretext tasks: jigsaw patches and permutations, rotations (RotNet), Lab colours (colorization)."""
+"""Inputs of the jigsaw task: patches and permutations."""
 
 import itertools
 import math
 from typing import Literal
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
 from torch import Tensor
-from torchvision.transforms.v2 import functional
 
 from sslbench.errors import UsageError
 
@@ -36,19 +33,6 @@ def cut_patches(image: Tensor, count: int, jitter: int, offsets: npt.NDArray[np.
         x, y = (cell * at + int(offsets[axis, column, row]) for axis, at in enumerate((column, row)))
         patches.append(image[:, y : y + length, x : x + length])
     return torch.stack(patches)
-
-
-def shuffle_patches(patches: Tensor, permutation: npt.NDArray[np.int64]) -> Tensor:
-    """Return the patches in the order of a permutation, counted from 0."""
-    return patches[torch.from_numpy(np.asarray(permutation, dtype=np.int64))]
-
-
-def counted_from_zero(permutations: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return permutations (n, pieces) counted from 0; files may count from 1."""
-    shifted = np.asarray(permutations, dtype=np.int64) - int(np.min(permutations))
-    if shifted.ndim != 2 or np.any(np.sort(shifted, axis=1) != np.arange(shifted.shape[1])):
-        raise UsageError("the rows are not permutations of equally many pieces, numbered from 0 or from 1")
-    return shifted
 
 
 def distant_permutations(
@@ -78,27 +62,3 @@ def distant_permutations(
         score = score + distance if choose == "mean" else np.minimum(score, distance)
         chosen.append(int(np.argmax(np.where(free, score, -1))))
     return every[:, chosen].T.astype(np.int64)
-
-
-def rotate(image: Tensor, label: int, count: int = 4) -> Tensor:
-    """Rotate a picture counter-clockwise by 360 * label / count degrees, RotNet's label.
-
-    `image`: uint8 (3, h, w). Quarter turns are exact; other angles keep the frame, use the nearest pixel, and fill
-    black.
-    """
-    if (4 * label) % count == 0:
-        return torch.rot90(image, 4 * label // count, (1, 2))
-    turned = functional.rotate(
-        Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy())), 360 * label / count
-    )
-    return torch.from_numpy(np.array(turned)).permute(2, 0, 1)
-
-
-def to_lab(image: Tensor) -> Tensor:
-    """Convert to CIE Lab by OpenCV's 8-bit conversion, centred: L in -50..50, a, b in -128..127 (VISSL's colorization).
-
-    `image`: uint8 RGB (3, h, w); returns float32 (3, h, w).
-    """
-    lab = cv2.cvtColor(np.ascontiguousarray(image.permute(1, 2, 0).numpy()), cv2.COLOR_RGB2LAB).astype(np.float32)
-    scaled = lab * np.array([100 / 255, 1, 1], np.float32) - np.array([50, 128, 128], np.float32)
-    return torch.from_numpy(scaled).permute(2, 0, 1)

@@ -31,22 +31,6 @@ def layer_indices(depth: int, layers: Layers) -> list[int]:
     return [4, 11, 17, 23] if depth == 24 else [depth * i // 4 - 1 for i in range(1, 5)]
 
 
-def concatenated_layers(features: Sequence[Tensor], *, upsample: int = 1) -> Tensor:
-    """Return features of several layers as channels of one grid, (N, sum of C, upsample * h, upsample * w).
-
-    Args:
-        features: grids (N, C, h, w), resized to that of the first; a vector (N, C), a class token, is spread over it.
-        upsample: factor of the first grid; DINOv2's depth heads have 4.
-
-    >>> concatenated_layers([torch.zeros(2, 8, 5, 6), torch.zeros(2, 8)], upsample=4).shape
-    torch.Size([2, 16, 20, 24])
-    """
-    height, width = next(grid.shape[-2:] for grid in features if grid.ndim == 4)
-    size = (upsample * height, upsample * width)
-    grids = [resized(x, size) if x.ndim == 4 else x[:, :, None, None].expand(-1, -1, *size) for x in features]
-    return torch.cat(grids, dim=1)
-
-
 class LinearHead(nn.Module):
     """Linear classifier of grid cells: batch normalisation, dropout of channels, 1 x 1 convolution.
 
@@ -117,11 +101,6 @@ def depth_from_bins(logits: Tensor, bins: Tensor, *, normalisation: Normalisatio
         weights = torch.relu(logits) + _LEAST_WEIGHT if normalisation == "linear" else torch.sigmoid(logits)
         shares = weights / weights.sum(dim=1, keepdim=True)
     return torch.einsum("nbhw,b->nhw", shares, bins.to(shares)).unsqueeze(1)
-
-
-def regressed_depth(outputs: Tensor, low: float, high: float, *, bounded: bool) -> Tensor:
-    """Return the depth of a head with one output: sigmoid times `high` if bounded, else relu plus `low`."""
-    return torch.sigmoid(outputs) * high if bounded else torch.relu(outputs) + low
 
 
 class ConvHead(nn.Module):

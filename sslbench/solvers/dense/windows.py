@@ -33,12 +33,6 @@ def centre_padded(x: Tensor, multiple: int) -> tuple[Tensor, tuple[slice, slice]
     return padded, (slice(top, top + height), slice(left, left + width))
 
 
-def stretched(x: Tensor, multiple: int) -> Tensor:
-    """Return images resized to the next multiples of a patch."""
-    height, width = (math.ceil(length / multiple) * multiple for length in x.shape[-2:])
-    return resized(x, (height, width))
-
-
 def window_starts(length: int, window: int, stride: int) -> list[int]:
     """Return the first pixels of windows that cover an axis; the last one is moved back inside.
 
@@ -76,18 +70,6 @@ def sliding_logits(forward: Forward, images: Tensor, *, window: tuple[int, int],
         total[region] += logits
         number[region] += 1
     return total / number
-
-
-def flip_averaged(forward: Forward, images: Tensor) -> Tensor:
-    """Return the mean of the outputs for images and for their mirror images, mirrored back.
-
-    Let the function return probabilities (segmentation) or depths: DINOv2 and DINOv3 average these, not logits.
-
-    >>> import torch
-    >>> flip_averaged(lambda x: x, torch.tensor([[[[1.0, 3.0]]]])).tolist()
-    [[[[1.0, 3.0]]]]
-    """
-    return (forward(images) + forward(images.flip(-1)).flip(-1)) / 2
 
 
 def _both_sides(length: int, multiple: int) -> tuple[int, int]:
