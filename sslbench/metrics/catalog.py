@@ -10,23 +10,13 @@ import re
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 
-from sslbench.metrics import (
-    classification,
-    clustering,
-    comparisons,
-    dense,
-    ranking,
-    regression,
-    retrieval,
-    robustness,
-    spectrum,
-)
+from sslbench.metrics import classification, clustering, dense, ranking, regression, retrieval, robustness, spectrum
 from sslbench.metrics import detection as objects
 from sslbench.metrics.metric import ANY, Metric
 from sslbench.names import installed
 
 FAMILIES = (
-    classification, ranking, regression, clustering, spectrum, retrieval, robustness, comparisons, objects, dense
+    classification, ranking, regression, clustering, spectrum, retrieval, robustness, objects, dense
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Ranking metrics: average precision in three definitions and AUROC, for one class and as means over classes.
+"""Ranking metrics: average precision in three definitions and AUROC, means over classes; choices of two candidates.
 
 Ties: samples with equal scores enter the ranking together, as one step. The value then does not depend on the order of
 the samples. For interpolated average precision this is the lowest value that any order of the tied samples gives; for
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
+from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import RATE, ClassFrequencies, Metric
 
 MACRO_AUROC = Metric(
@@ -22,6 +23,12 @@ MACRO_AUROC = Metric(
 _RANKED = 16_000_000  # ranked samples of several classes in memory at a time
 _SUMS = 32_000_000  # sums of weights in memory at a time
 _SMALL = 2**24  # weights times classes up to which sorted passes take less than scipy's import
+CHOICE_COLUMNS = ("similarity to the right candidate minus similarity to the left one",)
+"""Score of a triplet."""
+CHOICE_ACCURACY = Metric(
+    "choice_accuracy", "Share of triplets with the choice of persons",
+    "%", 1, RATE, needs="choices", labels=("triplets",), chance=0.5,
+)  # fmt: skip
 
 
 def _positive_rate(frequencies: ClassFrequencies) -> Fraction | float:
@@ -324,3 +331,28 @@ def _count(
         hits, seen, before = (np.ascontiguousarray(part.T) for part in (hits, reached[1::2], reached[::2]))
         yield steps.number, RankingCounts(hits, seen, before, total)
         start += steps.places
+
+
+def agreement(preferences: FloatArray, choices: npt.NDArray[np.integer]) -> FloatArray:
+    """Return 1 for triplets with the right choice, 0 for the others and one half where both candidates are equal, (N,).
+
+    `preferences`: (N,), above 0 for the right candidate, below 0 for the left one; `choices`: (N,), 0: left; 1: right.
+
+    >>> agreement(np.array([0.2, -0.1, 0.0]), np.array([1, 1, 0])).tolist()
+    [1.0, 0.0, 0.5]
+    """
+    return np.asarray(0.5 + 0.5 * np.sign(preferences) * np.where(choices == 1, 1, -1))
+
+
+def choice_measure(scores: npt.NDArray[np.floating], choices: npt.NDArray[np.integer]) -> Measure:
+    """Return the accuracy of N triplets as a function of their weights.
+
+    `scores`: (N, 1), see `CHOICE_COLUMNS`; `choices`: (N,), 0: left; 1: right.
+    """
+    each = agreement(scores[:, 0].astype(np.float64), choices)[:, None]
+    return Measure(
+        (CHOICE_ACCURACY,),
+        lambda weights: weights @ each / weights.sum(axis=1, keepdims=True),
+        per_sample=each,
+        binary=bool((each != 0.5).all()),
+    )

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import IntArray
-from sslbench.metrics import comparisons
+from sslbench.metrics import ranking
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.measure import Measure, Probabilities
 from sslbench.targets.target import Images, Rows, SeveralImages
@@ -48,7 +48,7 @@ class Triplets(Placed):
     title: ClassVar[str] = "triplets of images with a choice"
     default: ClassVar[tuple[str, str]] = ("triplets:textures:images", "triplets made of drawn textures")
     metric: ClassVar[str] = "choice_accuracy"
-    given_columns: ClassVar[tuple[str, ...]] = comparisons.CHOICE_COLUMNS
+    given_columns: ClassVar[tuple[str, ...]] = ranking.CHOICE_COLUMNS
     classes = ("left", "right")
     values: npt.NDArray[np.int64]
     images: Images
@@ -67,4 +67,4 @@ class Triplets(Placed):
     @classmethod
     def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
         """Return the agreement with the choices."""
-        return [comparisons.choice_measure(scores, values)]
+        return [ranking.choice_measure(scores, values)]

@@ -66,7 +66,7 @@ def hummingbird(case: Case) -> None:
     features = [*given["train_features"].astype(np.float32)] * epochs
     memory = np.concatenate([f[k] for f, k in zip(features, kept, strict=True)])
     for image, queries in enumerate(given["val_features"].astype(np.float32)):
-        near = nearest(memory, queries, min(args["n_neighbours"], len(memory)), metric="cosine")
+        near = nearest(memory, queries, min(args["n_neighbours"], len(memory)), metric="cosine", max_memory=1.0)
         soft = in_context.weighted_labels(*near, shares, args["beta"])
         recorded = np.where(np.isnan(expected["label_hat"][image]), soft, expected["label_hat"][image])
         np.testing.assert_allclose(soft, recorded, rtol=2e-3, atol=2e-3)  # NaN for a patch of zeros

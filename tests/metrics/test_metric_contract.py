@@ -16,7 +16,7 @@ from helpers.davis import semi_supervised
 from scipy import stats
 
 import sslbench.metrics
-from sslbench.metrics import catalog, comparisons, retrieval, robustness, spectrum
+from sslbench.metrics import catalog, ranking, retrieval, robustness, spectrum
 from sslbench.metrics.catalog import every_metric, find
 from sslbench.metrics.clustering import agreement_with_intervals, silhouette
 from sslbench.metrics.dense import (
@@ -378,7 +378,7 @@ def values_of_choices(quality, seed):
     generator = np.random.default_rng(seed)
     choices = generator.integers(0, 2, 400)
     scores = quality * np.where(choices == 1, 1, -1) + (1 - quality) * generator.normal(size=400)
-    measure = comparisons.choice_measure(scores[:, None], choices)
+    measure = ranking.choice_measure(scores[:, None], choices)
     return named(measure.metrics, measure.statistic(np.ones((1, 400)))[0])
 
 

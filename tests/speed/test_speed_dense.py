@@ -47,7 +47,7 @@ def test_search_among_patches_against_the_bare_product():
         np.matmul(queries, block.T, out=products[:, : len(block)])
 
     def labelled(m):
-        return in_context.weighted_labels(*nearest(m, queries, 30, metric="cosine"), labels, 0.02)
+        return in_context.weighted_labels(*nearest(m, queries, 30, metric="cosine", max_memory=1.0), labels, 0.02)
 
     blocks, ratios = np.array_split(memory, 25), []
     for _ in range(3):
