@@ -14,20 +14,13 @@ from scipy import ndimage
 
 from sslbench.solvers import correspondence, discovery, in_context, propagation
 from sslbench.solvers.joints import joint_labels, joint_places
+from sslbench.solvers.neighbours import nearest
 from sslbench.solvers.propagation_settings import CRW, DINO, DINOV3
 from sslbench.solvers.upsampling import upsampled_classes
 
 
 def grid(seed=0, shape=(5, 6, 7)):
     return torch.from_numpy(np.random.default_rng(seed).normal(size=shape))
-
-
-def test_centres_of_cells_and_back():
-    cells = torch.tensor([[0.0, 0.0], [3.0, 1.5]])
-    assert correspondence.to_pixels(cells, 16, first_pixel=0.5).tolist() == [[8.0, 8.0], [56.0, 32.0]]
-    for first_pixel in (0.0, 0.5):
-        pixels = correspondence.to_pixels(cells, 16, first_pixel=first_pixel)
-        torch.testing.assert_close(correspondence.to_grid(pixels, 16, first_pixel=first_pixel), cells)
 
 
 def test_samples_are_those_of_torch():
@@ -216,13 +209,18 @@ def test_rare_classes_stay_in_the_memory():
     assert np.mean(kept) == 1.0
 
 
+def nearest_labels(memory, labels, queries, k, temperature):
+    similarity, rows = nearest(memory, queries, min(k, len(memory)), metric="cosine", max_memory=1.0)
+    return in_context.weighted_labels(similarity, rows, labels, temperature)
+
+
 @pytest.mark.parametrize("k", [1, 5, 99])
 def test_labels_are_the_weighted_mean_of_the_nearest(k, monkeypatch):
     random = np.random.default_rng(0)
     memory, queries = random.normal(size=(40, 6)).astype(np.float32), random.normal(size=(9, 6)).astype(np.float32)
     labels = random.dirichlet(np.ones(3), 40)
     monkeypatch.setattr(in_context, "_GATHERED", 20)  # several blocks
-    ours = in_context.nearest_labels(memory, labels, queries, k=k, temperature=0.1)
+    ours = nearest_labels(memory, labels, queries, k, 0.1)
     unit = memory / np.linalg.norm(memory, axis=1, keepdims=True)
     for found, query in zip(ours, queries / np.linalg.norm(queries, axis=1, keepdims=True), strict=True):
         cosines = unit @ query
@@ -233,7 +231,7 @@ def test_labels_are_the_weighted_mean_of_the_nearest(k, monkeypatch):
 
 def test_features_of_zeros_give_labels_and_no_nan():
     labels = np.eye(4)
-    ours = in_context.nearest_labels(np.eye(4, dtype=np.float32), labels, np.zeros((1, 4), np.float32), k=4)
+    ours = nearest_labels(np.eye(4, dtype=np.float32), labels, np.zeros((1, 4), np.float32), 4, 0.02)
     np.testing.assert_allclose(ours, 0.25)
 
 
