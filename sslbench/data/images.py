@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from sslbench.data.hashes import HashMemo, Stamp, settled, stamp_of
 from sslbench.data.regular import open_image, read_all
-from sslbench.data.text_rows import TextRows, write_texts
 from sslbench.text import printable
+from sslbench.text_rows import TextRows, write_texts
 
 DIGEST_BYTES = 16
 _CHUNK = 4096

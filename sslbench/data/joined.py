@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,29 +15,16 @@ from sslbench.data.images import DIGEST_BYTES
 from sslbench.data.labels import among_classes
 from sslbench.data.sharded import Sharded, shards_of
 from sslbench.data.source import ORIGIN, Source
-from sslbench.data.wording import counted
+from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.numbers import Numbers
+from sslbench.targets.objects import Boxes
 from sslbench.targets.target import Images, OfClasses, Target
 
-
-class HasAttributes(Protocol):
-    """Samples with attributes, one of which may group them."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def attributes(self) -> Mapping[str, tuple[str, ...]]:
-        """Name -> one text per sample."""
-        ...
-
-    @property
-    def grouped_by(self) -> str:
-        """Attribute whose equal values belong together; '' without one."""
-        ...
+S = TypeVar("S", bound=Source)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -141,7 +128,7 @@ def located(images: Images, index: int) -> tuple[Images, int]:
     return located(images.parts[part], row)
 
 
-def join(sources: Mapping[str, Source], name: str, weights: Mapping[str, float] | None = None) -> Source:
+def join(sources: Mapping[str, S], name: str, weights: Mapping[str, float] | None = None) -> S:
     """Concatenate several sources in the order of their names, however they are listed.
 
     Args:
@@ -152,8 +139,8 @@ def join(sources: Mapping[str, Source], name: str, weights: Mapping[str, float] 
             every image equally often.
 
     Returns:
-        A source whose labels are matched by name (see `join_labels`) and whose attributes are those of all sources, ''
-        where a sample's own source has none of that name.
+        A source whose targets are matched by class name (see `join_labels`, `join_boxes`) and whose attributes are
+        those of all sources, '' where a sample's own source has none of that name.
 
     Raises:
         DataError: numbers to predict differ, or stand beside classes; a source has queries of its own.
@@ -168,22 +155,65 @@ def join(sources: Mapping[str, Source], name: str, weights: Mapping[str, float] 
     ):
         raise DataError(f"{own} is a retrieval set with its own ground truth, and cannot be joined with others")
     ordered = {key: sources[key] for key in sorted(sources, key=lambda key: f"{key}/")}  # in ascending order of ids
-    target, notes = join_labels({key: source.target for key, source in ordered.items()}, name)
+    own_notes = [f"{key}: {note}" for key, source in ordered.items() for note in source.notes]
+    targets = {key: source.target for key, source in ordered.items()}
+    boxes = {key: target for key, target in targets.items() if isinstance(target, Boxes)}
+    if boxes:
+        target: Target
+        target, about = join_boxes(boxes)
+        notes = (*own_notes, *about)
+    else:
+        target, about = join_labels(targets, name)
+        notes = (*about, *own_notes)
     attributes, grouped_by = join_attributes(ordered)
-    return Source(
-        name,
+    return dataclasses.replace(
+        next(iter(ordered.values())),
+        name=name,
         ids=tuple(f"{key}/{sample}" for key, source in ordered.items() for sample in source.ids),
         target=target,
         images=joined_images([source.images for source in ordered.values()]),
-        notes=(*notes, *(f"{key}: {note}" for key, source in ordered.items() for note in source.notes)),
+        notes=notes,
         attributes=attributes,
         grouped_by=grouped_by,
         weights={} if weights is None else {key: weights.get(key, 1.0) for key in ordered},
     )
 
 
+def join_boxes(sources: Mapping[str, Boxes]) -> tuple[Boxes, tuple[str, ...]]:
+    """Concatenate the objects of several sources, classes matched by name; return them with notes.
+
+    A class that a source does not have is background in its images: a detection of it there is an error.
+    """
+    classes = tuple(dict.fromkeys(name for part in sources.values() for name in part.classes))
+    numbers = tuple(range(1, len(classes) + 1))
+    parts = [part.with_classes(classes, numbers) for part in sources.values()]
+    notes = [
+        f"{key} has no boxes of {counted(len(lacking), 'class')} ({some(lacking)}): such objects in its images "
+        "count as background"
+        for key, part in sources.items()
+        if (lacking := [name for name in classes if name not in part.classes])
+    ]
+    if len({part.skeleton for part in parts}) > 1:
+        notes.append("keypoints are left out: the sources have different ones")
+        parts = [part.without_keypoints() for part in parts]
+    if any(part.federated is not None for part in parts):
+        notes.append(
+            "the lists of absent classes of LVIS are left out: in several sources every class counts everywhere"
+        )
+    boxes = Boxes(
+        classes,
+        tuple(objects for part in parts for objects in part.objects),
+        sizes=np.concatenate([part.sizes for part in parts]),
+        numbers=tuple(range(1, sum(map(len, parts)) + 1)),
+        class_numbers=numbers,
+        skeleton=parts[0].skeleton,
+        sized=all(part.sized for part in parts),
+    )
+    return boxes, tuple(notes)
+
+
 def join_attributes(
-    sources: Mapping[str, HasAttributes],
+    sources: Mapping[str, Source],
 ) -> tuple[dict[str, tuple[str, ...]], str]:
     """Return the attributes of all samples in the order of the sources, with 'origin', and the one that groups."""
     columns = dict.fromkeys(column for source in sources.values() for column in source.attributes if column != ORIGIN)
@@ -193,11 +223,11 @@ def join_attributes(
     return attributes | groups, grouped_by
 
 
-def _column(sources: Mapping[str, HasAttributes], name: str) -> tuple[str, ...]:
+def _column(sources: Mapping[str, Source], name: str) -> tuple[str, ...]:
     return tuple(text for source in sources.values() for text in source.attributes.get(name) or [""] * len(source))
 
 
-def _groups(sources: Mapping[str, HasAttributes]) -> tuple[str, dict[str, tuple[str, ...]]]:
+def _groups(sources: Mapping[str, Source]) -> tuple[str, dict[str, tuple[str, ...]]]:
     """Return name and values of the attribute that groups samples; groups of different sources stay different."""
     kinds = dict.fromkeys(source.grouped_by for source in sources.values() if source.grouped_by)
     if not kinds:

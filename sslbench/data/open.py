@@ -125,7 +125,7 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
         DataError: it is damaged, or an object cannot be used; the message names file and annotation.
 
     >>> toys = open_objects("kwcoco:shapes8-32")["all"]  # drawn once, kept in the cache folder
-    >>> len(toys), toys.objects[0].boxes.shape[1]
+    >>> len(toys), toys.target.objects[0].boxes.shape[1]
     (8, 4)
     """
     location = locate(spec)
@@ -206,23 +206,14 @@ def open_boxes_as_data(spec: str) -> dict[str, Source]:
     found = open_objects(spec)
     sources: dict[str, Source] = {}
     for split, part in found.items():
-        kept = [i for i in range(len(part)) if len(part.boxes_of(i))]
+        kept = [i for i in range(len(part)) if len(part.target.boxes_of(i))]
         notes = list(part.notes)
         if len(kept) < len(part):
             notes.append(
                 f"{part.name}: {len(part) - len(kept):,} of {len(part):,} images have no object and are left out"
             )
         if kept:
-            part = part.select(kept)
-            sources[split] = Source(
-                part.name,
-                part.ids,
-                Boxes(part.classes, part),
-                part.images,
-                tuple(notes),
-                attributes=part.attributes,
-                grouped_by=part.grouped_by,
-            )
+            sources[split] = dataclasses.replace(part.select(kept), notes=tuple(notes))
     if not sources:
         total = sum(map(len, found.values()))
         raise DataError(f"none of the {total:,} images of {spec} has an object", "Give images with boxes.")

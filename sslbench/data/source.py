@@ -5,6 +5,7 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -100,14 +101,14 @@ class Source:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def select(self, indices: Sequence[int] | npt.NDArray[np.int64], name: str | None = None) -> "Source":
+    def select(self, indices: Sequence[int] | npt.NDArray[np.int64], name: str | None = None) -> Self:
         """Return a source of the samples at `indices`, which must ascend, as ids do."""
         chosen = np.asarray(indices, dtype=np.int64)
         if len(chosen) and np.any(np.diff(chosen) <= 0):
             raise ValueError("indices must be strictly ascending")
         return self._at(chosen, name)
 
-    def _at(self, chosen: npt.NDArray[np.int64], name: str | None = None) -> "Source":
+    def _at(self, chosen: npt.NDArray[np.int64], name: str | None = None) -> Self:
         ids = tuple(self.ids[i] for i in chosen)
         images, target = self.images.select(chosen), self.target.select(chosen)
         attributes = {key: tuple(column[i] for i in chosen) for key, column in self.attributes.items()}
@@ -161,9 +162,12 @@ class Source:
     def fingerprint(self) -> str:
         """Return a hash of ids, image contents, targets and groups, for keys; 32 hex digits."""
         digest = hashlib.sha256(self.images_fingerprint().encode())
-        head, content = self.target.key()
-        digest.update(head)
+        digest.update(self.target.key())
         if self.grouped_by:  # hold-outs and folds keep a group together
             digest.update("\n".join(("groups", *self.attributes[self.grouped_by])).encode())
-        digest.update(content)
+        digest.update(self.content_key())
         return digest.hexdigest()[:32]
+
+    def content_key(self) -> bytes:
+        """Return the key of targets that are files or annotations."""
+        return self.target.content_key()

@@ -74,7 +74,7 @@ def run_backend(
     progress: Progress | None = None,
 ) -> DetectorRun:
     """Train a detector around the backbone and run it on the test part; every process calls this."""
-    recipe, classes, skeleton = settings.recipe, len(data.train.classes), data.train.skeleton
+    recipe, classes, skeleton = settings.recipe, len(data.train.target.classes), data.train.target.skeleton
     keypoints = 0 if skeleton is None else len(skeleton)
     if settings.program == "torchvision":
         detector = build_detector(

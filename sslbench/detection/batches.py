@@ -46,9 +46,10 @@ def trainable(source: ObjectSource, recipe: DetectionRecipe) -> npt.NDArray[np.i
 
     These are images with crowds alone, and of a recipe with keypoints those with too few labelled ones.
     """
-    kept = [i for i, objects in enumerate(source.objects) if not recipe.skip_empty or (~objects.crowd).any()]
+    objects_of = source.target.objects
+    kept = [i for i, objects in enumerate(objects_of) if not recipe.skip_empty or (~objects.crowd).any()]
     if recipe.keypoints and recipe.min_keypoints:
-        numbers = {i: 0 if (found := source.objects[i].keypoints) is None else labelled(found).sum() for i in kept}
+        numbers = {i: 0 if (found := objects_of[i].keypoints) is None else labelled(found).sum() for i in kept}
         kept = [i for i in kept if numbers[i] >= recipe.min_keypoints]
     if not kept:
         what = f"{recipe.min_keypoints} labelled keypoints" if recipe.keypoints else "an object"
@@ -93,8 +94,8 @@ def repeat_factors(source: ObjectSource, rows: IntArray, threshold: float) -> Fl
 
     `rows`: (n,), positions of the images that are trained on; shares are of these.
     """
-    present = [np.unique(source.objects[i].classes[~source.objects[i].crowd]) for i in rows.tolist()]
-    counts = np.bincount(np.concatenate([*present, np.zeros(0, np.int64)]), minlength=len(source.classes))
+    present = [np.unique(source.target.objects[i].classes[~source.target.objects[i].crowd]) for i in rows.tolist()]
+    counts = np.bincount(np.concatenate([*present, np.zeros(0, np.int64)]), minlength=len(source.target.classes))
     of_classes = np.maximum(1.0, np.sqrt(threshold * len(rows) / np.maximum(counts, 1)))
     return np.array([of_classes[classes].max(initial=1.0) for classes in present])
 
@@ -140,7 +141,7 @@ class _Plan(Sampler[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         kept = trainable(self.source, self.recipe)
-        sizes, threshold = self.source.sizes[kept], self.recipe.repeat_threshold
+        sizes, threshold = self.source.target.sizes[kept], self.recipe.repeat_threshold
         whole = order(
             sizes[:, 1] > sizes[:, 0],
             self.recipe.batch_size,
@@ -208,13 +209,13 @@ class _TrainingImages(Dataset[Batch | SslbenchError]):
 
     @functools.cached_property
     def _mirrored(self) -> tuple[int, ...]:
-        skeleton = self.source.skeleton
+        skeleton = self.source.target.skeleton
         if skeleton is None or not self.recipe.keypoints:
             return ()
         return skeleton.mirrored(self.recipe.mirrored_keypoints)
 
     def _target(self, index: int, old: tuple[int, int], new: tuple[int, int]) -> Target:
-        objects = self.source.objects[index]
+        objects = self.source.target.objects[index]
         y, x = new[0] / old[0], new[1] / old[1]
         boxes = torch.from_numpy(objects.boxes) * torch.tensor([x, y, x, y], dtype=torch.float32)
         boxes = boxes.clamp(min=0).minimum(torch.tensor([new[1], new[0]] * 2, dtype=torch.float32))

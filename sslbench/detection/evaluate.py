@@ -133,8 +133,8 @@ def joined(parts: list[Detections]) -> Detections:
 
 def truth_of(test: ObjectSource, recipe: DetectionRecipe) -> Truth:
     """Return the objects of a test part with all that the recipe scores."""
-    there = recipe.keypoints and test.skeleton is not None
-    skeleton = test.skeleton.with_sigmas(recipe.oks_sigma) if there and test.skeleton is not None else None
+    skeleton = test.target.skeleton if recipe.keypoints else None
+    skeleton = None if skeleton is None else skeleton.with_sigmas(recipe.oks_sigma)
     return test.truth(masks=recipe.masks, skeleton=skeleton)
 
 

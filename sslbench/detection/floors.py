@@ -20,7 +20,7 @@ def constant_boxes(train: ObjectSource, test: ObjectSource) -> Detections:
     truth = train.truth()
     counted = ~(truth.crowd | truth.difficult)
     labels, images = truth.labels[counted], truth.images[counted]
-    relative = bool((train.sizes > 0).all() and (test.sizes > 0).all())
+    relative = bool((train.target.sizes > 0).all() and (test.target.sizes > 0).all())
     edges = truth.boxes[counted] / _scales(train, relative)[images]
     classes = np.unique(labels)
     medians = np.array([np.median(edges[labels == c], axis=0) for c in classes]).reshape(-1, 4)
@@ -36,7 +36,7 @@ def constant_boxes(train: ObjectSource, test: ObjectSource) -> Detections:
 
 def _scales(source: ObjectSource, relative: bool) -> FloatArray:
     """Return the units of x1, y1, x2, y2 in pixels for each image, (N, 4)."""
-    sizes = source.sizes if relative else np.ones_like(source.sizes)
+    sizes = source.target.sizes if relative else np.ones_like(source.target.sizes)
     return np.asarray(sizes[:, [1, 0, 1, 0]], dtype=np.float64)
 
 
@@ -45,14 +45,14 @@ def mean_pose(train: ObjectSource) -> FloatArray:
 
     Crowds and difficult objects do not count. A keypoint that no object of a class has is in the middle of the box.
     """
-    truth = train.truth(skeleton=train.skeleton)
+    truth = train.truth(skeleton=train.target.skeleton)
     if truth.keypoints is None:
         raise ValueError(f"{train.name} has no keypoints")
     counted = ~(truth.crowd | truth.difficult)
     boxes, points = truth.boxes[counted].astype(np.float64), truth.keypoints[counted]
     shares = (points[:, :, :2] + HALF - boxes[:, None, :2]) / (boxes[:, None, 2:] - boxes[:, None, :2])
     there, labels = labelled(points), truth.labels[counted]
-    poses = np.full((len(train.classes), points.shape[1], 2), 0.5)
+    poses = np.full((len(train.target.classes), points.shape[1], 2), 0.5)
     for label, keypoint in np.ndindex(poses.shape[:2]):
         rows = (labels == label) & there[:, keypoint]
         if rows.any():

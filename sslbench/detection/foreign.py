@@ -14,14 +14,14 @@ from sslbench.arrays import BoolArray, FloatArray, IntArray
 from sslbench.data.containers.listed import plain_path
 from sslbench.data.containers.suffixes import SUFFIXES
 from sslbench.data.containers.text import read_text
-from sslbench.data.objects.rows import NOTHING
-from sslbench.data.objects.types import Objects, ObjectSource
+from sslbench.data.objects.types import ObjectSource
 from sslbench.data.wording import counted, some
 from sslbench.errors import ResultError
 from sslbench.metrics.detection import Detections
 from sslbench.metrics.detection import masks as rle
 from sslbench.metrics.detection.matches import box_overlap
 from sslbench.names import did_you_mean
+from sslbench.targets.objects import NOTHING, Objects
 
 _SHOWN = 3
 _TOLERANCE = 2.0  # pixels beyond the edge that rounding explains
@@ -54,7 +54,7 @@ def read_foreign(path: Path, test: ObjectSource) -> Foreign:
     keypoints = _keypoints(path, rows, test)
     around = keypoints is not None and not any("bbox" in row for row in rows)
     boxes, scores = _around(keypoints) if around and keypoints is not None else _boxes(path, rows), _scores(path, rows)
-    sizes = test.sizes[images]
+    sizes = test.target.sizes[images]
     _refuse_shares(path, boxes, sizes)
     _refuse_corners(path, boxes, sizes)
     corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
@@ -66,7 +66,7 @@ def read_foreign(path: Path, test: ObjectSource) -> Foreign:
         further.append(f"{counted(without, 'test image')} without a detection in {path.name}.")
     if around:
         further.append(f"{path.name} has no boxes: those of the record are the ones around the keypoints.")
-    if test.skeleton is None and any(row.get("keypoints") for row in rows):
+    if test.target.skeleton is None and any(row.get("keypoints") for row in rows):
         further.append(f"The keypoints of {path.name} are left out: {test.name} has none.")
     if other is not None and _on_objects(test, other, corners) > _on_objects(test, images, corners):
         further.append(f"More boxes of {path.name} lie on objects if image_id is the number in the file's name.")
@@ -163,7 +163,9 @@ def _digits(value: Any) -> _Key:
 
 
 def _of_images(test: ObjectSource) -> tuple[_Reading, ...]:
-    ids = [test.image_texts.get(name, number) for name, number in zip(test.ids, test.numbers, strict=True)]
+    ids = [
+        test.target.image_texts.get(name, number) for name, number in zip(test.ids, test.target.numbers, strict=True)
+    ]
     return (
         _reading("the manifest's ids", ids, _id),
         _reading("paths", test.ids, lambda name: plain_path(name) if isinstance(name, str) else None),
@@ -174,11 +176,14 @@ def _of_images(test: ObjectSource) -> tuple[_Reading, ...]:
 
 
 def _of_classes(test: ObjectSource) -> tuple[_Reading, ...]:
-    ids = [test.class_texts.get(name, number) for name, number in zip(test.classes, test.class_numbers, strict=True)]
+    ids = [
+        test.target.class_texts.get(name, number)
+        for name, number in zip(test.target.classes, test.target.class_numbers, strict=True)
+    ]
     return (
         _reading("the manifest's ids", ids, _id),
-        _reading("names", test.classes, lambda name: name.strip() if isinstance(name, str) else None),
-        _reading("names", test.classes, lambda name: name.strip().casefold() if isinstance(name, str) else None),
+        _reading("names", test.target.classes, lambda name: name.strip() if isinstance(name, str) else None),
+        _reading("names", test.target.classes, lambda name: name.strip().casefold() if isinstance(name, str) else None),
     )
 
 
@@ -305,7 +310,7 @@ def _overlaps(
     """Yield the rows of the detections in an image, its objects, and their overlaps, of the first images."""
     order = np.argsort(images, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(images[order])) + 1)[:_LOOKED_AT]:
-        objects = test.objects[int(images[rows[0]])] if len(rows) else NOTHING
+        objects = test.target.objects[int(images[rows[0]])] if len(rows) else NOTHING
         if len(objects):
             yield rows, objects, box_overlap(corners[rows], objects.boxes.astype(np.float64), 0)
 
@@ -320,7 +325,7 @@ def _exchanged(path: Path, test: ObjectSource, images: IntArray, corners: FloatA
 
     Programs count categories from 0 or by their position, and then every score is that of another category.
     """
-    size = len(test.classes)
+    size = len(test.target.classes)
     table: IntArray = np.zeros((size, size), dtype=np.int64)  # category of the detection, that of the object under it
     for rows, objects, overlaps in _overlaps(test, images, corners):
         best = overlaps.argmax(axis=1)
@@ -334,8 +339,9 @@ def _exchanged(path: Path, test: ObjectSource, images: IntArray, corners: FloatA
         return ""
     if int(np.trace(table)) > total / 2:
         return ""
+    numbers, names = test.target.class_numbers, test.target.classes
     pairs = [
-        f"{test.class_numbers[a]} ({test.classes[a]}) on {test.class_numbers[b]} ({test.classes[b]})"
+        f"{numbers[a]} ({names[a]}) on {numbers[b]} ({names[b]})"
         for a, b in zip(found.tolist(), other.tolist(), strict=True)
     ]
     step = set(((other - found) % size).tolist())
@@ -348,16 +354,17 @@ def _exchanged(path: Path, test: ObjectSource, images: IntArray, corners: FloatA
 
 def _keypoints(path: Path, rows: Sequence[Mapping[str, Any]], test: ObjectSource) -> FloatArray | None:
     """Return the keypoints (n, K, 3); None if the file or the data have none."""
-    if test.skeleton is None or not any(row.get("keypoints") for row in rows):
+    skeleton = test.target.skeleton
+    if skeleton is None or not any(row.get("keypoints") for row in rows):
         return None
-    number = 3 * len(test.skeleton)
+    number = 3 * len(skeleton)
     for i, row in enumerate(rows):
         points = row.get("keypoints")
         if not isinstance(points, list) or len(points) != number or not all(map(_is_number, points)):
             length = f"{len(points)} values" if isinstance(points, list) else repr(points)[:60]
             raise ResultError(
                 f"{path}: keypoints of detection {i} should be {number} numbers, x, y and score of each of "
-                f"{', '.join(test.skeleton.names[:5])}{', ...' if len(test.skeleton) > 5 else ''}; they are {length}",
+                f"{', '.join(skeleton.names[:5])}{', ...' if len(skeleton) > 5 else ''}; they are {length}",
                 "The order is that of the category's 'keypoints' in the manifest.",
             )
     found = np.array([row["keypoints"] for row in rows], dtype=np.float64).reshape(len(rows), -1, 3)

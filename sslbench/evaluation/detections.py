@@ -40,7 +40,9 @@ class DetectorResult:
 def data_part(source: ObjectSource) -> DataPart:
     """Return a part of the data as records hold it."""
     n = len(source)
-    return DataPart(name=source.name, fingerprint=source.fingerprint(), n=n, n_used=n, classes=source.classes)
+    return DataPart(
+        name=source.name, fingerprint=source.objects_fingerprint(), n=n, n_used=n, classes=source.target.classes
+    )
 
 
 _FEW = 20  # test objects of the rarest class; the coverage below it is measured in docs/intervals.md
@@ -48,7 +50,7 @@ _FEW = 20  # test objects of the rarest class; the coverage below it is measured
 
 def few_objects(test: ObjectSource) -> tuple[str, ...]:
     """Return a note if a class has so few test objects that the intervals are too narrow; else nothing."""
-    present = [(n, name) for n, name in zip(test.counts().tolist(), test.classes, strict=True) if n]
+    present = [(n, name) for n, name in zip(test.target.counts().tolist(), test.target.classes, strict=True) if n]
     number, name = min(present, default=(_FEW, ""))
     if number >= _FEW:
         return ()
@@ -68,7 +70,9 @@ def scored(
     variants = {"per class, AP50": scores.per_class_50}
     variants |= {"per keypoint, AP": of_keypoints} if of_keypoints else {}
     stem = records.path_of(blank, out).with_suffix("")
-    write_results(stem.with_name(stem.name + records.PREDICTIONS), found, test.numbers, test.class_numbers)
+    write_results(
+        stem.with_name(stem.name + records.PREDICTIONS), found, test.target.numbers, test.target.class_numbers
+    )
     return dataclasses.replace(
         blank,
         metrics={
@@ -84,11 +88,11 @@ def scored(
 
 def _keep_objects(test: ObjectSource, truth: Truth, folder: Path) -> str:
     """Write the objects of a test part, once for all records on it, and return the name of the file."""
-    numbers: list[object] = [test.numbers, test.class_numbers, truth.masks is not None]
+    numbers: list[object] = [test.target.numbers, test.target.class_numbers, truth.masks is not None]
     numbers += [] if truth.skeleton is None else [truth.skeleton.sigmas]
-    name = f"test-{digest([test.fingerprint(), numbers])}{records.OBJECTS}"
+    name = f"test-{digest([test.objects_fingerprint(), numbers])}{records.OBJECTS}"
     if not (folder / name).is_file():
-        objects = TestObjects(truth, test.ids, test.numbers, test.class_numbers, test.sizes)
+        objects = TestObjects(truth, test.ids, test.target.numbers, test.target.class_numbers, test.target.sizes)
         write_objects(folder / name, objects)
     return name
 
@@ -111,7 +115,10 @@ def finished(blank: Result, out: Path) -> Result | None:
 def detections_of(result: Result, test: ObjectSource) -> dict[str, Detections]:
     """Return the detections of a record, of each of its trainings."""
     paths = records.predictions_paths(result)
-    return {name: read_results(path, test.numbers, test.class_numbers, test.sizes) for name, path in paths.items()}
+    return {
+        name: read_results(path, test.target.numbers, test.target.class_numbers, test.target.sizes)
+        for name, path in paths.items()
+    }
 
 
 def compared(

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.data.decode.handlers import Reading
+from sslbench.data.objects.types import ObjectSource
 from sslbench.data.splits import Parts
-from sslbench.data.splits.objects import objects_of
 from sslbench.detection import VERSION
 from sslbench.detection.backends import export, run_backend, run_exported, try_backend
 from sslbench.detection.checks import check_readable
@@ -78,7 +78,7 @@ class _ObjectEvaluation:
         used = prepared.backbone.preprocessing
         reading = Reading(used.decoder, used.max_pixels, self.run.start_method)
         parts = (prepared.data.train, prepared.data.test)
-        self.train, self.test = (dataclasses.replace(objects_of(part), reading=reading) for part in parts)
+        self.train, self.test = (dataclasses.replace(ObjectSource.of(part), reading=reading) for part in parts)
         self.workers = self.run.workers if self.run.workers != "auto" else _workers(self.run)
         self.watch: Watch = getattr(progress, "line", None) or _log_line
 
@@ -252,10 +252,10 @@ class _ObjectEvaluation:
 
     def _about(self, backbone: Backbone, weights: str, record: str) -> DetectorDescription:
         """Return the provenance of a detector, for its file and its checkpoints."""
-        skeleton, benchmark = self.train.skeleton, self.task.benchmark
+        skeleton, benchmark = self.train.target.skeleton, self.task.benchmark
         return DetectorDescription(
             recipe=self.recipe,
-            classes=self.train.classes,
+            classes=self.train.target.classes,
             backbone=backbone.name,
             preprocessing=backbone.preprocessing,
             weights=weights,

@@ -8,7 +8,7 @@ from typing import Any
 from sslbench.data.open import open_as, open_data, refuse_targets_of_pixels
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest, choose_test, choose_train, limit, train_test, train_test_of
-from sslbench.data.splits.objects import train_test_objects
+from sslbench.data.splits.objects import split_objects
 from sslbench.distributed.collectives import process_group_if_known
 from sslbench.errors import UsageError
 from sslbench.evaluation.request import Request, RunSettings, Task, refuse_different_labels
@@ -67,7 +67,7 @@ def _objects(request: Request, run: RunSettings) -> TrainTest:
             f"{request.tasks[0].protocol} reads all images first and stops if one is unreadable",
             f"Leave on_error={run.on_error} out.",
         )
-    return train_test_objects(request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction)
+    return split_objects(request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction)
 
 
 def open_parts(request: Request, place: str, in_memory: InMemoryData | None = None) -> Mapping[str, Source]:

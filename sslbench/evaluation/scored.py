@@ -51,7 +51,7 @@ def score_files(request: ScoreRequest, run: RunSettings, *, out: Path, command: 
     parts = parts_to_score(request.data, request.test_data)
     train, test = parts
     read = [read_foreign(path, test) for path in request.files]
-    masks = test.has_masks and all(each.found.masks is not None for each in read)
+    masks = test.target.has_masks and all(each.found.masks is not None for each in read)
     recipe = dataclasses.replace(DetectionRecipe(), metric=request.metric, masks=masks)
     recipe = dataclasses.replace(recipe, **_of_keypoints(request, [each.found for each in read], parts))
     truth = truth_of(test, recipe)
@@ -82,14 +82,15 @@ def _of_keypoints(
         if request.oks_sigma:
             raise UsageError("--oks-sigma has no effect: the detections or the data have no keypoints", "Leave it out.")
         return {}
-    names = [part.skeleton.names for part in (train, test) if part is not None and part.skeleton is not None]
+    skeletons = [part.target.skeleton for part in (train, test) if part is not None]
+    names = [skeleton.names for skeleton in skeletons if skeleton is not None]
     if train is not None and names != [names[0]] * 2:
         raise UsageError(
             f"{train.name} does not have the keypoints of {test.name}",
             "Give the test part alone as --data; then the floors are left out.",
         )
-    if test.skeleton is not None and request.oks_sigma:
-        known = test.skeleton.with_sigmas(request.oks_sigma)
+    if test.target.skeleton is not None and request.oks_sigma:
+        known = test.target.skeleton.with_sigmas(request.oks_sigma)
         if known.sigmas != (request.oks_sigma,) * len(known):
             raise UsageError("--oks-sigma has no effect: the sigmas of the keypoints are known", "Leave it out.")
     return {"keypoints": True, "oks_sigma": request.oks_sigma}
@@ -113,16 +114,16 @@ def parts_to_score(data: str, test_data: str | None = None) -> tuple[ObjectSourc
         test = next(iter(sources.values()))
     else:
         train, test = sources.get("train"), choose_test(data, sources)
-    if not test.counts().any():
+    if not test.target.counts().any():
         raise DataError(f"{test.name} has no objects (crowds apart), so nothing can be scored")
     if train is not None:
-        present = {name for name, n in zip(train.classes, train.counts(crowds=True), strict=True) if n}
-        if unknown := present - set(test.classes):
+        present = {name for name, n in zip(train.target.classes, train.target.counts(crowds=True), strict=True) if n}
+        if unknown := present - set(test.target.classes):
             raise UsageError(
                 f"{train.name} has the class '{min(unknown)}', which {test.name} does not have",
                 "Give the test part alone as --data; then the constant box is left out.",
             )
-        train = train.with_classes(test.classes, test.class_numbers)
+        train = train.with_classes(test.target.classes, test.target.class_numbers)
     return train, test
 
 

@@ -42,10 +42,9 @@ def check_weights(settings: DetectionSettings, backbone: "Backbone", weights: st
 
 def check_parts(settings: DetectionSettings, train: Source, test: Source) -> None:
     """Refuse data that do not go together with the recipe; see `detection.checks`."""
-    from sslbench.data.splits.objects import objects_of
     from sslbench.detection import checks
 
-    checks.check_parts(settings.recipe, objects_of(train), objects_of(test))
+    checks.check_parts(settings.recipe, train, test)
 
 
 def rows(

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sslbench.arrays import FloatArray
+from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.metrics.dense.discovery import discovery_row
 from sslbench.preprocessing import Preprocessing
@@ -58,14 +59,13 @@ class Discovery(ObjectSearch[Settings]):
         """
         from sslbench.protocols._parts.objects import outcome_of_regions, regions_of_images
 
-        test = self.test
-        objects = Boxes.of(test.target).objects
+        test = ObjectSource.of(self.test)
         values: dict[str, dict[str, FloatArray]] = {}
         boxes: dict[str, list[Box | None]] = {}
         title = f"searching objects by {self.settings.method}"
         for image, rows in regions_of_images(self, fit="pad", title=title):
-            true = objects.boxes_of(image.index).astype(np.float64)
-            masks = objects.bitmaps_of(image.index, *image.size)
+            true = test.target.boxes_of(image.index).astype(np.float64)
+            masks = test.bitmaps_of(image.index, *image.size)
             for row, regions in rows.items():
                 for name, region in regions.items():
                     scores = values.setdefault(row, {}).setdefault(name, np.full((len(test), 3), np.nan))
@@ -100,7 +100,7 @@ def _picture(overlap: FloatArray, boxes: "Sequence[Box | None]", test: Source, p
     from sslbench.protocols._parts.pictures import FOUND, TRUE, sheet_by_overlap, with_boxes
 
     def draw(picture: "Image.Image", index: int, factor: float) -> "Image.Image":
-        with_boxes(picture, Boxes.of(test.target).objects.boxes_of(index), TRUE, factor)
+        with_boxes(picture, Boxes.of(test.target).boxes_of(index), TRUE, factor)
         box = boxes[index]
         with_boxes(picture, [] if box is None else [box], FOUND, factor)
         return picture

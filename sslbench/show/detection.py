@@ -48,9 +48,9 @@ _OF_KEYPOINTS = ("AP", "AP50", "AP75", "AR")
 def show_detection(result: Result, typed: AsTyped, test_fraction: float, each: int) -> list[Section]:
     """Return the worst, median and best test images with true (left) and predicted boxes (right)."""
     test = _test_part(result, typed, test_fraction)
-    found = read_results(_predictions_path(result), test.numbers, test.class_numbers, test.sizes)
-    masks = found.masks is not None and test.has_masks
-    truth = test.truth(masks=masks, skeleton=None if found.keypoints is None else test.skeleton)
+    found = read_results(_predictions_path(result), test.target.numbers, test.target.class_numbers, test.target.sizes)
+    masks = found.masks is not None and test.target.has_masks
+    truth = test.truth(masks=masks, skeleton=None if found.keypoints is None else test.target.skeleton)
     sections = []
     for group in reversed(choose(image_f1(truth, found), each)):  # the worst images first
         rows = []
@@ -88,7 +88,7 @@ def _test_part(result: Result, typed: AsTyped, test_fraction: float) -> ObjectSo
                 f"the data of {result.file} cannot be used: {error.message}",
                 "Give their location with --data and --test-data.",
             ) from error
-        if part.fingerprint() == result.data.test.fingerprint:
+        if part.objects_fingerprint() == result.data.test.fingerprint:
             return dataclasses.replace(part, reading=reading(result, typed))
     raise ResultError(
         f"{data} is not the data of {result.file}: images or objects have changed, or it is another set",

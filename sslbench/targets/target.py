@@ -120,10 +120,9 @@ class Target:
         """Return the number of classes, or what else a plan tells of the targets."""
         return f"{len(self.classes)} classes, {self.name} label"
 
-    def key(self) -> tuple[bytes, bytes]:
-        """Return the bytes of a fingerprint: kind, classes and values; and the content of files and annotations."""
-        head = "\n".join((self.name, *self.classes)).encode() + np.ascontiguousarray(self.values).tobytes()
-        return head, self.content_key()
+    def key(self) -> bytes:
+        """Return the bytes of kind, classes and values, for a fingerprint."""
+        return "\n".join((self.name, *self.classes)).encode() + np.ascontiguousarray(self.values).tobytes()
 
     def content_key(self) -> bytes:
         """Return the part of the key of targets that are files or annotations."""

@@ -148,11 +148,11 @@ def truth_of(name="squares.json"):
     return source, source.truth()
 
 
-def as_rows(source, found, image=lambda source, i: source.numbers[i]):
+def as_rows(source, found, image=lambda source, i: source.target.numbers[i]):
     return [
         {
             "image_id": image(source, i),
-            "category_id": source.class_numbers[label],
+            "category_id": source.target.class_numbers[label],
             "bbox": [float(x1), float(y1), float(x2) - float(x1), float(y2) - float(y1)],
             "score": float(score),
         }
@@ -231,9 +231,9 @@ def test_names_of_images_and_classes_stand_for_their_numbers(world, sslbench):
     named = [
         {
             **row,
-            "image_id": source.ids[source.numbers.index(row["image_id"])],
+            "image_id": source.ids[source.target.numbers.index(row["image_id"])],
             "category_id": "wide"
-            if row["category_id"] == source.class_numbers[source.classes.index("wide")]
+            if row["category_id"] == source.target.class_numbers[source.target.classes.index("wide")]
             else "tall",
         }
         for row in rows
@@ -321,7 +321,7 @@ def test_files_give_back_detections_and_objects_as_they_were(world, sslbench, tr
     (result,) = read_tree(Path("results"))
     objects = read_objects(result.file.with_name(result.objects_file))
     (path,) = predictions_paths(result).values()
-    found = read_results(path, objects.image_numbers, objects.class_numbers, objects.sizes)
+    found = read_results(path, objects.image_numbers, objects.target.class_numbers, objects.target.sizes)
     wanted = jittered(objects.truth, 1, 0)
     for name in ("images", "boxes", "scores", "labels"):
         assert getattr(found, name).dtype == getattr(wanted, name).dtype

@@ -93,7 +93,7 @@ def trained(tmp_path_factory):
     def run_and_move(settings, backbone, data, *given, **named):
         done = run_backend(settings, backbone, data, *given, **named)
         assert done.found.keypoints.shape[1:] == (len(NAMES), 3)
-        return dataclasses.replace(done, found=moved(data.test.truth(skeleton=data.test.skeleton)))
+        return dataclasses.replace(done, found=moved(data.test.truth(skeleton=data.test.target.skeleton)))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(on_objects, "run_backend", run_and_move)

@@ -45,7 +45,7 @@ def test_marks_of_a_coco_manifest(tmp_path, key):
     for value, marked in (("0", False), ("false", False), (0, False), ("1", True), (True, True)):
         spec = manifest(tmp_path, **{key: value})
         (objects,) = open_objects(spec).values()
-        counted = objects.objects[1]
+        counted = objects.target.objects[1]
         assert (counted.crowd if key == "iscrowd" else counted.difficult).tolist() == [marked]
         (labelled,) = open_data(spec).values()
         assert labelled.target.text(1) == ("?cat" if marked else "cat")
@@ -78,7 +78,9 @@ def test_difficult_objects_of_voc(tmp_path):
         )
     ):
         sources = open_objects(voc(tmp_path / str(i), text))
-        found = [flag for source in sources.values() for part in source.objects for flag in part.difficult.tolist()]
+        found = [
+            flag for source in sources.values() for part in source.target.objects for flag in part.difficult.tolist()
+        ]
         assert found and set(found) == {difficult}, text
 
 

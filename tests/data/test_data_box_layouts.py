@@ -154,8 +154,8 @@ SPLIT = (
 def boxes_of(source):
     """Stem -> the boxes of an image with their classes, sorted."""
     found = {}
-    for name, objects in zip(source.ids, source.objects, strict=True):
-        rows = zip((source.classes[c] for c in objects.classes), objects.boxes.tolist(), strict=True)
+    for name, objects in zip(source.ids, source.target.objects, strict=True):
+        rows = zip((source.target.classes[c] for c in objects.classes), objects.boxes.tolist(), strict=True)
         found[name.rpartition("/")[2].rpartition(".")[0]] = sorted((c, *map(float, np.round(b, 3))) for c, b in rows)
     return found
 
@@ -168,9 +168,9 @@ def truth(samples):
 def test_a_folder_without_splits_gives_the_boxes_that_were_written(tmp_path, write):
     write(tmp_path / "set")
     found = open_objects(str(tmp_path / "set"))
-    assert list(found) == ["all"] and found["all"].classes == NAMES
+    assert list(found) == ["all"] and found["all"].target.classes == NAMES
     assert boxes_of(found["all"]) == truth(ALL)
-    assert found["all"].sizes.tolist() == [[30, 40]] * len(ALL)
+    assert found["all"].target.sizes.tolist() == [[30, 40]] * len(ALL)
 
 
 @pytest.mark.parametrize("write", SPLIT, ids=lambda write: write.__name__)
@@ -182,7 +182,7 @@ def test_a_folder_with_splits_gives_the_boxes_that_were_written(tmp_path, write)
         "val": truth(SAMPLES["valid"]),
         "test": truth(SAMPLES["test"]),
     }
-    assert {source.classes for source in found.values()} == {NAMES}
+    assert {source.target.classes for source in found.values()} == {NAMES}
 
 
 def test_folders_of_classes_with_xml_have_boxes_and_stay_classes(tmp_path):
@@ -190,7 +190,7 @@ def test_folders_of_classes_with_xml_have_boxes_and_stay_classes(tmp_path):
         save(tmp_path / folder, samples)
         write_xml(tmp_path / folder, samples)
     source = open_objects(str(tmp_path))["all"]
-    assert boxes_of(source) == truth(ALL) and source.classes == NAMES
+    assert boxes_of(source) == truth(ALL) and source.target.classes == NAMES
     assert any("the classes are those in the XML" in note for note in source.notes)
     samples = open_data(str(tmp_path))["all"]
     assert samples.target.classes == ("camera 1", "camera 2")
@@ -322,7 +322,7 @@ def test_the_order_of_the_columns_of_a_table_does_not_matter(tmp_path, columns):
         open_objects(str(tmp_path / "lists" / "boxes.csv"))
     for folder in ("../photos", str(tmp_path / "photos")):
         source = open_objects(f"{tmp_path / 'lists' / 'boxes.csv'}?images={folder}")["all"]
-        assert boxes_of(source) == truth(ALL) and source.sizes.tolist() == [[30, 40]] * 6
+        assert boxes_of(source) == truth(ALL) and source.target.sizes.tolist() == [[30, 40]] * 6
 
 
 def test_images_of_a_manifest_may_lie_elsewhere(tmp_path):
@@ -361,13 +361,13 @@ def test_polygons_of_yolo_become_masks(tmp_path):
     line = " ".join(f"{value:.4f}" for corner in corners for value in corner)
     (tmp_path / "labels" / "p0.txt").write_text(f"1 {line}\n")
     source = open_objects(str(tmp_path))["all"]
-    assert source.objects[0].boxes.tolist() == [[10, 6, 30, 24]] and source.classes == ("dog",)
-    assert source.objects[0].areas.tolist() == pytest.approx([20 * 18])
+    assert source.target.objects[0].boxes.tolist() == [[10, 6, 30, 24]] and source.target.classes == ("dog",)
+    assert source.target.objects[0].areas.tolist() == pytest.approx([20 * 18])
     bitmap = masks.decode(source.masks_of(0)[0])
     wanted = np.zeros((30, 40), bool)
     wanted[6:24, 10:30] = True
     assert np.array_equal(bitmap.astype(bool), wanted)
-    assert len(source) == 2 and not len(source.objects[1])  # an image without a text file has no objects
+    assert len(source) == 2 and not len(source.target.objects[1])  # an image without a text file has no objects
 
 
 def test_a_description_of_yolo_names_the_classes_by_number(tmp_path):
@@ -377,7 +377,7 @@ def test_a_description_of_yolo_names_the_classes_by_number(tmp_path):
     file = tmp_path / "data of a.yaml"
     file.write_text("path: a\ntrain: images\nval: images\nnames:\n  0: cat\n  1: dog\n")
     source = open_objects(str(file))["train"]
-    assert source.classes == ("dog",) and source.objects[0].boxes.tolist() == [[16, 12, 24, 18]]
+    assert source.target.classes == ("dog",) and source.target.objects[0].boxes.tolist() == [[16, 12, 24, 18]]
     assert open_data(str(file))["val"].target.classes == ("dog",)
 
 
@@ -442,12 +442,12 @@ def test_several_sources_of_boxes_are_joined_by_the_names_of_their_classes(tmp_p
     content["categories"] = [{"id": 1, "name": "dog"}, {"id": 2, "name": "bird"}]
     (tmp_path / "b" / "m.json").write_text(json.dumps(content))
     source = open_objects(f"several:b={tmp_path / 'b' / 'm.json'},a={tmp_path / 'a'}")["all"]
-    assert source.classes == ("cat", "dog", "bird") and list(source.ids) == sorted(source.ids)
+    assert source.target.classes == ("cat", "dog", "bird") and list(source.ids) == sorted(source.ids)
     renamed = {"cat": "dog", "dog": "bird"}
-    rows = list(zip(source.ids, source.objects, strict=True))
+    rows = list(zip(source.ids, source.target.objects, strict=True))
     for name, objects in rows:
         own = [c for c, *_ in ALL[name[2:4]][1]]
-        there = [source.classes[c] for c in objects.classes]
+        there = [source.target.classes[c] for c in objects.classes]
         assert there == (own if name[0] == "a" else [renamed[c] for c in own])
     notes = " ".join(source.notes)
     assert "6 images of a, 6 images of b" in notes

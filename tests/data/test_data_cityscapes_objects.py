@@ -43,11 +43,11 @@ def test_boxes_masks_and_groups(city):
     sources = open_objects(str(city))
     assert list(sources) == ["train", "val"]
     train = sources["train"]
-    assert train.classes == ("person", "car", "bicycle") and train.class_numbers == (1, 3, 8)
+    assert train.target.classes == ("person", "car", "bicycle") and train.target.class_numbers == (1, 3, 8)
     assert train.ids == tuple(f"train/ulm/ulm_00000{i}_000019_leftImg8bit.png" for i in (0, 1))
-    found, none = train.objects
+    found, none = train.target.objects
     assert len(none) == 0
-    assert [train.classes[c] for c in found.classes] == ["person", "person", "car", "bicycle"]
+    assert [train.target.classes[c] for c in found.classes] == ["person", "person", "car", "bicycle"]
     assert found.crowd.tolist() == [True, False, False, False]
     assert found.boxes.tolist() == [[20, 12, 30, 15], [5, 4, 7, 6], [3, 2, 12, 9], [29, 19, 30, 20]]
     assert found.areas.tolist() == [30, 4, 7 * 9 - 4, 1]
@@ -82,7 +82,7 @@ def test_a_manifest_holds_the_same_objects(city, tmp_path):
         main(["data", "to-kwcoco", str(city), str(written), "--boxes"])
     assert end.value.code == 0
     for split, source in open_objects(str(city)).items():
-        for one, other in zip(source.objects, open_objects(str(written))[split].objects, strict=True):
+        for one, other in zip(source.target.objects, open_objects(str(written))[split].target.objects, strict=True):
             assert np.array_equal(one.boxes, other.boxes) and np.array_equal(one.areas, other.areas)
             assert one.crowd.tolist() == other.crowd.tolist()
             bitmaps = [[masks.decode(masks.to_rle(m, *SIZE)) for m in found.masks or ()] for found in (one, other)]

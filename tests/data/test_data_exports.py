@@ -173,7 +173,7 @@ def test_a_table_of_boxes_in_another_encoding(tmp_path):
     rows = "filename;class;xmin;ymin;xmax;ymax\na.png;café;1;1;3;3\n"
     for encoding in ("utf-8-sig", "utf-16", "latin-1"):
         (tmp_path / "t.csv").write_bytes(rows.encode(encoding))
-        assert open_objects(str(tmp_path / "t.csv"))["all"].classes == ("café",)
+        assert open_objects(str(tmp_path / "t.csv"))["all"].target.classes == ("café",)
 
 
 def chexpert(tmp_path):
@@ -345,7 +345,7 @@ def test_ids_of_manifests_may_be_texts(tmp_path):
         spec = manifest(tmp_path, image, category, refer)
         source, objects = open_data(spec)["all"], open_objects(spec)["all"]
         assert [source.target.text(i) for i in range(3)] == ["cat", "dog", "cat"]
-        assert objects.classes == ("cat", "dog") and [len(o) for o in objects.objects] == [1, 1, 1]
+        assert objects.target.classes == ("cat", "dog") and [len(o) for o in objects.target.objects] == [1, 1, 1]
     with pytest.raises(DataError, match="image_id v0, v1, v2, which is not in 'images'"):
         open_data(manifest(tmp_path, "u{}".format, refer="v{}".format))
     with pytest.raises(DataError, match="ids of 'images' are numbers and texts"):
@@ -356,7 +356,9 @@ def test_polygons_that_are_not_in_a_list_or_are_lists_of_points(tmp_path):
     usual = open_objects(manifest(tmp_path, mask=[[1, 1, 9, 1, 9, 9, 1, 9]]))["all"]
     for mask in ([1, 1, 9, 1, 9, 9, 1, 9], [[1, 1], [9, 1], [9, 9], [1, 9]]):
         found = open_objects(manifest(tmp_path, mask=mask))["all"]
-        assert [o.masks for o in found.objects] == [o.masks for o in usual.objects] and found.has_masks
+        assert [o.masks for o in found.target.objects] == [
+            o.masks for o in usual.target.objects
+        ] and found.target.has_masks
     with pytest.raises(DataError, match="a polygon is a list of numbers"):
         open_objects(manifest(tmp_path, mask=[1, 1, 9]))
 

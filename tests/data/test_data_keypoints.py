@@ -9,7 +9,7 @@ from PIL import Image
 from sslbench.data.checks.objects import check_objects
 from sslbench.data.containers import view
 from sslbench.data.export.kwcoco import write_kwcoco
-from sslbench.data.joined_objects import join_objects
+from sslbench.data.joined import join
 from sslbench.data.open import open_objects
 from sslbench.errors import DataError
 
@@ -39,15 +39,15 @@ def opened(path):
 
 def test_cocos_form(tmp_path):
     source = opened(manifest(tmp_path))
-    assert (source.skeleton.names, source.skeleton.edges) == (tuple(NAMES), ((0, 1), (0, 2)))
-    assert source.objects[0].keypoints.tolist() == [[[5, 6, 2], [9.5, 8, 1], [0, 0, 0]]]
-    assert source.objects[1].keypoints.shape == (0, 3, 3)
-    assert source.labelled_keypoints.tolist() == [1, 1, 0] and source.notes == ()
+    assert (source.target.skeleton.names, source.target.skeleton.edges) == (tuple(NAMES), ((0, 1), (0, 2)))
+    assert source.target.objects[0].keypoints.tolist() == [[[5, 6, 2], [9.5, 8, 1], [0, 0, 0]]]
+    assert source.target.objects[1].keypoints.shape == (0, 3, 3)
+    assert source.target.labelled_keypoints.tolist() == [1, 1, 0] and source.notes == ()
 
 
 def test_a_keypoint_that_is_not_labelled_has_no_place(tmp_path):
     source = opened(manifest(tmp_path, [{**ANNOTATION, "keypoints": [5, 6, 0, 9, 8, 2, 1, 1, 1]}]))
-    assert source.objects[0].keypoints[0, 0].tolist() == [0, 0, 0]
+    assert source.target.objects[0].keypoints[0, 0].tolist() == [0, 0, 0]
 
 
 def test_kwcocos_form_with_several_categories(tmp_path):
@@ -69,13 +69,17 @@ def test_kwcocos_form_with_several_categories(tmp_path):
     ]
     rows[0]["keypoints"][1]["keypoint_category"] = "bow"
     source = opened(manifest(tmp_path, rows, categories, keypoint_categories=kinds))
-    assert source.skeleton.names == ("bow", "port", "starboard") and source.skeleton.mirrored() == (0, 2, 1)
-    assert source.objects[0].keypoints.tolist() == [
+    assert source.target.skeleton.names == ("bow", "port", "starboard") and source.target.skeleton.mirrored() == (
+        0,
+        2,
+        1,
+    )
+    assert source.target.objects[0].keypoints.tolist() == [
         [[5, 6, 1], [0, 0, 0], [3, 4, 2]],
         [[0, 0, 0], [7, 7, 1], [8, 9, 2]],
         [[0, 0, 0], [0, 0, 0], [0, 0, 0]],
     ]
-    assert opened("kwcoco:shapes8").labelled_keypoints.sum() > 50
+    assert opened("kwcoco:shapes8").target.labelled_keypoints.sum() > 50
 
 
 def test_wrong_keypoints_are_refused(tmp_path):
@@ -124,7 +128,7 @@ def test_odd_keypoints_are_noted_and_counted(tmp_path):
 
 def test_keypoints_without_names_are_left_out_and_noted(tmp_path):
     source = opened(manifest(tmp_path, categories=[{"id": 1, "name": "person"}]))
-    assert source.skeleton is None and source.objects[0].keypoints is None
+    assert source.target.skeleton is None and source.target.objects[0].keypoints is None
     assert any("keypoints left out" in note for note in source.notes)
 
 
@@ -134,7 +138,7 @@ def test_an_export_reads_the_same(tmp_path):
     source = opened(manifest(tmp_path, categories=[category], keypoint_categories=kinds))
     write_kwcoco({"all": source}, tmp_path / "out.kwcoco.json")
     again = opened(tmp_path / "out.kwcoco.json")
-    assert again.skeleton == source.skeleton and again.fingerprint() == source.fingerprint()
+    assert again.target.skeleton == source.target.skeleton and again.fingerprint() == source.fingerprint()
     assert json.loads((tmp_path / "out.kwcoco.json").read_text())["annotations"][0]["num_keypoints"] == 2
 
 
@@ -151,19 +155,19 @@ def test_a_cached_manifest_has_its_keypoints(tmp_path, monkeypatch):
     path = manifest(tmp_path)
     plain = opened(path)
     cached = opened(path)
-    assert type(cached.objects).__name__ == "ObjectRows" and cached.skeleton == plain.skeleton
+    assert type(cached.target.objects).__name__ == "ObjectRows" and cached.target.skeleton == plain.target.skeleton
     assert cached.fingerprint() == plain.fingerprint()
-    np.testing.assert_array_equal(cached.objects[0].keypoints, [[[5, 6, 2], [9.5, 8, 1], [0, 0, 0]]])
-    truth = cached.select([0]).truth(skeleton=cached.skeleton)
-    np.testing.assert_array_equal(truth.keypoints, cached.objects[0].keypoints)
+    np.testing.assert_array_equal(cached.target.objects[0].keypoints, [[[5, 6, 2], [9.5, 8, 1], [0, 0, 0]]])
+    truth = cached.select([0]).truth(skeleton=cached.target.skeleton)
+    np.testing.assert_array_equal(truth.keypoints, cached.target.objects[0].keypoints)
 
 
 def test_joined_sources_keep_keypoints_that_all_have(tmp_path):
     a, b = opened(manifest(tmp_path / "a")), opened(manifest(tmp_path / "b"))
-    assert join_objects({"a": a, "b": b}, "both").labelled_keypoints.tolist() == [2, 2, 0]
+    assert join({"a": a, "b": b}, "both").target.labelled_keypoints.tolist() == [2, 2, 0]
     other = opened(manifest(tmp_path / "c", categories=[PERSON | {"keypoints": ["x", "y", "z"]}]))
-    both = join_objects({"a": a, "c": other}, "both")
-    assert both.skeleton is None and any("keypoints are left out" in note for note in both.notes)
+    both = join({"a": a, "c": other}, "both")
+    assert both.target.skeleton is None and any("keypoints are left out" in note for note in both.notes)
 
 
 def test_a_folder_with_person_keypoints_alone_is_opened(tmp_path):
@@ -171,4 +175,4 @@ def test_a_folder_with_person_keypoints_alone_is_opened(tmp_path):
     path.rename(path.with_name("person_keypoints_train2017.json"))
     manifest(tmp_path / "annotations").rename(path.with_name("person_keypoints_val2017.json"))
     sources = open_objects(str(tmp_path))
-    assert set(sources) == {"train", "val"} and sources["val"].skeleton.names == tuple(NAMES)
+    assert set(sources) == {"train", "val"} and sources["val"].target.skeleton.names == tuple(NAMES)

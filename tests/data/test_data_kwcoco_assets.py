@@ -227,7 +227,7 @@ def test_hashes_follow_contents_choice_and_place(scene, tmp_path):
 def test_boxes_and_crops_of_such_images(scene):
     spec, arrays = scene()
     objects = open_objects(spec)["all"]
-    assert objects.ids == ("scene-0", "scene-1") and objects.sizes.tolist() == [[8, 10]] * 2
+    assert objects.ids == ("scene-0", "scene-1") and objects.target.sizes.tolist() == [[8, 10]] * 2
     crops = open_data(f"{spec}?unit=annotation&min_size=1&margin=0&channels=nir|green")["all"]
     assert crops.attributes["image"] == ("scene-0", "scene-1")
     two = Preprocessing(resize=None, crop=None, mean=(0.5,) * 2, std=(0.2,) * 2)

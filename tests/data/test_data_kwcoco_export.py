@@ -109,8 +109,12 @@ def test_boxes_masks_and_marks_are_kept(tmp_path):
     before = open_objects("kwcoco:shapes8-64")["all"]
     write_kwcoco({"all": before}, tmp_path / "s.kwcoco.json")
     after = open_objects(str(tmp_path / "s.kwcoco.json"))["all"]
-    assert after.ids == before.ids and after.classes == before.classes and after.class_numbers == before.class_numbers
-    for a, b in zip(before.objects, after.objects, strict=True):
+    assert (
+        after.ids == before.ids
+        and after.target.classes == before.target.classes
+        and after.target.class_numbers == before.target.class_numbers
+    )
+    for a, b in zip(before.target.objects, after.target.objects, strict=True):
         assert np.allclose(a.boxes, b.boxes) and np.array_equal(a.classes, b.classes)
         assert np.array_equal(a.areas, b.areas) and a.masks == b.masks
     assert np.array_equal(before.truth(masks=True).areas, after.truth(masks=True).areas)
@@ -129,8 +133,8 @@ def test_difficult_objects_of_voc_stay_so(tmp_path, picture):
     (year / "Annotations/1.xml").write_text(f"<annotation><filename>1.png</filename>{size}{objects}</annotation>")
     write_kwcoco(open_objects(str(year)), tmp_path / "v.kwcoco.json")
     (after,) = open_objects(str(tmp_path / "v.kwcoco.json")).values()
-    assert after.objects[0].difficult.tolist() == [False, True]
-    assert after.objects[0].boxes.tolist() == [[0, 0, 3, 4]] * 2
+    assert after.target.objects[0].difficult.tolist() == [False, True]
+    assert after.target.objects[0].boxes.tolist() == [[0, 0, 3, 4]] * 2
 
 
 def test_kwcoco_itself_reads_what_is_written(tmp_path, class_folders):

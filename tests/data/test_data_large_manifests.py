@@ -17,11 +17,11 @@ from sslbench.data.containers import json_rows as rows_module
 from sslbench.data.containers import listed
 from sslbench.data.containers import view as view_module
 from sslbench.data.containers.json_rows import json_rows
-from sslbench.data.objects.rows import ObjectRows
 from sslbench.data.open import open_data, open_objects
 from sslbench.data.splits.objects import split_objects
-from sslbench.data.text_rows import TextRows, write_texts
 from sslbench.errors import DataError
+from sslbench.targets.objects import ObjectRows
+from sslbench.text_rows import TextRows, write_texts
 
 
 @pytest.fixture
@@ -246,11 +246,11 @@ def test_a_view_of_objects_gives_what_the_manifest_gives(tmp_path, manifest, mon
         assert list(other) == list(plain)
         for split, source in plain.items():
             viewed = other[split]
-            assert isinstance(viewed.objects, ObjectRows) and isinstance(viewed.images.paths, TextRows)
+            assert isinstance(viewed.target.objects, ObjectRows) and isinstance(viewed.images.paths, TextRows)
             assert_same_objects(viewed, source)
             assert_same_objects(viewed.select([0]), source.select([0]))
-            order = tuple(reversed(source.classes))
-            numbers = tuple(reversed(source.class_numbers))
+            order = tuple(reversed(source.target.classes))
+            numbers = tuple(reversed(source.target.class_numbers))
             assert_same_objects(viewed.with_classes(order, numbers), source.with_classes(order, numbers))
     train = other["train"]
     assert_same_objects(train.select([0, 2]).select([1]), plain["train"].select([2]))
@@ -259,17 +259,18 @@ def test_a_view_of_objects_gives_what_the_manifest_gives(tmp_path, manifest, mon
 
 
 def assert_same_objects(a, b):
-    assert (a.ids, a.classes, a.class_numbers, a.numbers, a.notes) == (
+    assert (a.ids, a.target.classes, a.target.class_numbers, a.target.numbers, a.notes) == (
         b.ids,
-        b.classes,
-        b.class_numbers,
-        b.numbers,
+        b.target.classes,
+        b.target.class_numbers,
+        b.target.numbers,
         b.notes,
     )
-    assert a.fingerprint() == b.fingerprint() and a.has_masks == b.has_masks and np.array_equal(a.sizes, b.sizes)
+    assert a.fingerprint() == b.fingerprint() and a.target.has_masks == b.target.has_masks
+    assert np.array_equal(a.target.sizes, b.target.sizes)
     for crowds in (False, True):
-        assert a.counts(crowds=crowds).tolist() == b.counts(crowds=crowds).tolist()
-    for one, other in zip(a.objects, b.objects, strict=True):
+        assert a.target.counts(crowds=crowds).tolist() == b.target.counts(crowds=crowds).tolist()
+    for one, other in zip(a.target.objects, b.target.objects, strict=True):
         assert not len(one) or np.array_equal(one.numbers, other.numbers)
         assert (one.masks is None) == (other.masks is None) and (one.masks is None or one.masks == other.masks)
     truths = [dataclasses.asdict(part.truth()) for part in (a, b)]
@@ -283,6 +284,6 @@ def test_a_viewed_manifest_trains_and_splits_like_any_other(tmp_path, manifest, 
     parts = split_objects(spec, seed=2)
     monkeypatch.setattr(view_module, "LARGE", 1 << 30)
     plain = split_objects(spec, seed=2)
-    assert parts.how == plain.how and parts.train.classes == plain.train.classes
+    assert parts.how == plain.how and parts.train.target.classes == plain.train.target.classes
     for a, b in ((parts.train, plain.train), (parts.test, plain.test)):
         assert a.fingerprint() == b.fingerprint()

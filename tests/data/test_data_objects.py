@@ -72,16 +72,16 @@ def test_boxes_classes_and_flags_are_those_of_the_manifest(coco):
     )
     source = open_objects(spec)["all"]
     assert source.ids == ("00.png", "01.png", "02.png")
-    assert source.classes == ("cat", "dog")
-    first, empty, last = source.objects
+    assert source.target.classes == ("cat", "dog")
+    first, empty, last = source.target.objects
     np.testing.assert_array_equal(first.boxes, [[1, 2, 11, 22], [0, 0, 4, 4]])
     np.testing.assert_array_equal(last.boxes, np.float32([[5.25, 5, 7.25, 7]]))
     assert [list(first.classes), list(first.crowd), list(last.difficult)] == [[0, 1], [False, True], [True]]
     assert list(first.areas) == [77.5, 16]
     assert first.masks == (SQUARE, rle)  # as they are
     assert len(empty) == 0 and last.masks is None
-    assert (source.numbers, source.class_numbers) == ((10, 11, 12), (3, 4))
-    np.testing.assert_array_equal(source.sizes, [[HEIGHT, WIDTH]] * 3)
+    assert (source.target.numbers, source.target.class_numbers) == ((10, 11, 12), (3, 4))
+    np.testing.assert_array_equal(source.target.sizes, [[HEIGHT, WIDTH]] * 3)
     assert source.notes == ()
 
 
@@ -92,12 +92,12 @@ def test_truth_joins_the_images_and_decodes_masks(coco):
     truth = source.truth(masks=True)
     assert (truth.n_images, list(truth.images)) == (3, [0, 2])
     assert masks.decode(truth.masks[1])[5:15, 5:15].all() and masks.areas(truth.masks).tolist() == [100, 100]
-    assert source.has_masks
+    assert source.target.has_masks
 
 
 def test_masks_that_are_missing_are_named(coco):
     source = open_objects(coco([[box(5, 5, 10, 10)], []]))["all"]
-    assert not source.has_masks
+    assert not source.target.has_masks
     with pytest.raises(DataError, match=r"00\.png has an object without segmentation"):
         source.truth(masks=True)
 
@@ -106,8 +106,8 @@ def test_one_class_is_enough_and_unused_categories_are_left_out(coco):
     source = open_objects(coco([[box(1, 1, 5, 5, category_id=7)], []], categories=("background", "cell"), keys=(0, 7)))[
         "all"
     ]
-    assert (source.classes, source.class_numbers) == (("cell",), (7,))
-    assert source.counts().tolist() == [1]
+    assert (source.target.classes, source.target.class_numbers) == (("cell",), (7,))
+    assert source.target.counts().tolist() == [1]
     assert "1 category without any object left out: background" in source.notes[0]
 
 
@@ -121,7 +121,7 @@ def test_odd_boxes_are_mended_and_named(coco):
         *([box(1, 1, 5, 5)] * 4),
     ]
     source = open_objects(coco([rows, []]))["all"]
-    boxes = source.objects[0].boxes
+    boxes = source.target.objects[0].boxes
     assert boxes.tolist()[:3] == [[1, 1, 11, 11], [0, 25, 6, HEIGHT], [-0.5, 0, WIDTH + 0.5, 5]]  # within a pixel: kept
     assert len(boxes) == 7
     text = "\n".join(source.notes)
@@ -180,8 +180,8 @@ def test_sizes_that_the_manifest_lacks_are_those_of_the_upright_image(coco, tmp_
     exif[0x0112] = 6
     draw(tmp_path / "01.png", exif=exif)
     source = open_objects(spec)["all"]
-    np.testing.assert_array_equal(source.sizes, [[HEIGHT, WIDTH], [WIDTH, HEIGHT]])
-    assert source.objects[1].boxes.tolist() == [[20, 20, 29, 39]]  # inside of 30 x 40, not of 40 x 30
+    np.testing.assert_array_equal(source.target.sizes, [[HEIGHT, WIDTH], [WIDTH, HEIGHT]])
+    assert source.target.objects[1].boxes.tolist() == [[20, 20, 29, 39]]  # inside of 30 x 40, not of 40 x 30
 
 
 def test_a_size_that_is_not_the_images_is_reported_when_it_is_decoded(coco):
@@ -221,7 +221,7 @@ def test_a_single_part_is_split_by_image_and_says_so(coco):
     assert parts.how == "seeded split by image: 80 % train, 20 % test (seed 4)"
     assert (len(parts.train), len(parts.test)) == (16, 4)
     assert not set(parts.train.ids) & set(parts.test.ids)
-    assert parts.test.counts().tolist() == [2, 2]
+    assert parts.test.target.counts().tolist() == [2, 2]
     assert split_objects(spec, seed=4).test.ids == parts.test.ids != split_objects(spec, seed=5).test.ids
     assert parts.train.fingerprint() != parts.test.fingerprint()
 
@@ -232,9 +232,9 @@ def test_classes_are_matched_by_name(coco):
         [[box(1, 1, 5, 5, category_id=3)], [box(1, 1, 5, 5, category_id=4)]], folder="b", categories=("dog", "cat")
     )
     parts = split_objects(train, test)
-    assert parts.train.classes == parts.test.classes == ("cat", "dog")
-    assert [int(o.classes[0]) for o in parts.test.objects] == [1, 0]
-    assert (parts.train.class_numbers, parts.test.class_numbers) == ((3, 4), (4, 3))
+    assert parts.train.target.classes == parts.test.target.classes == ("cat", "dog")
+    assert [int(o.classes[0]) for o in parts.test.target.objects] == [1, 0]
+    assert (parts.train.target.class_numbers, parts.test.target.class_numbers) == ((3, 4), (4, 3))
 
 
 def test_a_class_that_train_does_not_know_is_an_error(coco):
@@ -247,15 +247,15 @@ def test_a_class_that_train_does_not_know_is_an_error(coco):
 def test_a_class_absent_from_test_is_a_note(coco):
     train = coco([[box(1, 1, 5, 5)], [box(1, 1, 5, 5, category_id=4)]], folder="a")
     parts = split_objects(train, coco([[box(1, 1, 5, 5)], []], folder="b"))
-    assert parts.test.classes == ("cat", "dog")
+    assert parts.test.target.classes == ("cat", "dog")
     assert parts.notes == ("1 class of train without an object in test: dog",)
 
 
 def test_crowds_alone_make_no_class(coco):
     train = coco([[box(1, 1, 5, 5), box(1, 1, 9, 9, category_id=4, iscrowd=1)], [box(1, 1, 5, 5)]], folder="a")
     parts = split_objects(train, coco([[box(1, 1, 5, 5)], []], folder="b"))
-    assert parts.train.classes == ("cat",)
-    assert [len(o) for o in parts.train.objects] == [1, 1]
+    assert parts.train.target.classes == ("cat",)
+    assert [len(o) for o in parts.train.target.objects] == [1, 1]
 
 
 def test_a_part_that_cannot_be_scored_says_why(coco):
@@ -313,11 +313,11 @@ DOG = ("dog", 5, 6, 10, 12, "difficult")
 
 def test_pixels_of_voc_are_numbered_from_one_and_the_last_belongs_to_the_box(voc):
     source = open_objects(str(voc("VOC2007", train={"a": [CAT, DOG]}, val={"b": []})))["train"]
-    objects = source.objects[0]
+    objects = source.target.objects[0]
     assert objects.boxes.tolist() == [[0, 0, WIDTH, HEIGHT], [4, 5, 10, 12]]
     assert objects.difficult.tolist() == [False, True]
     assert objects.areas.tolist() == [WIDTH * HEIGHT, 6 * 7]
-    assert (source.classes, source.ids) == (("cat", "dog"), ("a.jpg",))
+    assert (source.target.classes, source.ids) == (("cat", "dog"), ("a.jpg",))
 
 
 @pytest.mark.parametrize("size", [True, False])
@@ -329,7 +329,7 @@ def test_train_is_trainval_where_test_is_annotated(voc, size):
     parts = split_objects(str(root))
     assert (parts.train.ids, parts.test.ids) == (("a.jpg", "b.jpg"), ("c.jpg", "d.jpg"))
     assert "train is trainval" in parts.train.notes[0]
-    np.testing.assert_array_equal(parts.test.sizes, [[HEIGHT, WIDTH]] * 2)
+    np.testing.assert_array_equal(parts.test.target.sizes, [[HEIGHT, WIDTH]] * 2)
 
 
 def test_several_years_are_joined(voc, tmp_path):
@@ -395,7 +395,7 @@ def test_a_tree_with_missing_parts_says_which(voc):
 def test_decimals_in_voc_are_read_and_a_box_outside_is_clipped(voc):
     root = voc("VOC2012", train={"a": [("cat", 1.5, 2, 11.5, 12), ("cat", 3, 3, 60, 10)], "b": []})
     source = open_objects(str(root))["train"]
-    assert source.objects[0].boxes.tolist() == [[0.5, 1, 11.5, 12], [2, 2, WIDTH, 10]]
+    assert source.target.objects[0].boxes.tolist() == [[0.5, 1, 11.5, 12], [2, 2, WIDTH, 10]]
     assert "1 box clipped to the image: a.xml, object 2" in source.notes[0]
 
 
@@ -403,8 +403,8 @@ def test_toy_shapes_are_drawn_once(tmp_path, monkeypatch):
     monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path))
     parts = split_objects("kwcoco:shapes6-64")
     assert parts.how.startswith("seeded split by image")
-    assert {"star", "superstar", "eff"} >= set(parts.train.classes)
-    assert parts.train.has_masks and len(parts.train) + len(parts.test) == 6
+    assert {"star", "superstar", "eff"} >= set(parts.train.target.classes)
+    assert parts.train.target.has_masks and len(parts.train) + len(parts.test) == 6
     folder = paths.cache_dir() / "toy"
     (drawn,) = folder.iterdir()
     content = json.loads((drawn / "data.kwcoco.json").read_text())
@@ -449,8 +449,8 @@ def test_sizes_of_stored_pixels_beside_boxes_of_the_upright_image(coco, tmp_path
     for name in ("00.png", "01.png"):
         turned(tmp_path / name)
     source = open_objects(spec)["all"]
-    np.testing.assert_array_equal(source.sizes, [[WIDTH, HEIGHT], [WIDTH, HEIGHT], [HEIGHT, WIDTH]])
-    assert source.objects[1].boxes.tolist() == [[1, 1, 6, 6], [20, 20, 29, 39]]
+    np.testing.assert_array_equal(source.target.sizes, [[WIDTH, HEIGHT], [WIDTH, HEIGHT], [HEIGHT, WIDTH]])
+    assert source.target.objects[1].boxes.tolist() == [[1, 1, 6, 6], [20, 20, 29, 39]]
     (note,) = (note for note in source.notes if "EXIF" in note)
     assert "width and height of 2 images turned by EXIF" in note and "(1 fit no other way)" in note
     spec = coco([[both, upright]])  # the image is not turned, so the box is wrong
@@ -470,5 +470,5 @@ def test_sizes_of_stored_pixels_in_a_table_of_boxes(tmp_path):
     rows = "filename,width,height,class,xmin,ymin,xmax,ymax\na.png,40,30,cat,20,20,29,39\na.png,40,30,cat,1,1,5,5\n"
     (tmp_path / "t.csv").write_text(rows)
     source = open_objects(str(tmp_path / "t.csv"))["all"]
-    assert source.sizes.tolist() == [[WIDTH, HEIGHT]] and len(source.objects[0]) == 2
+    assert source.target.sizes.tolist() == [[WIDTH, HEIGHT]] and len(source.target.objects[0]) == 2
     source.check_size(0, WIDTH, HEIGHT)

@@ -35,27 +35,34 @@ def test_keypoints_with_visibility(tmp_path):
         extra=f"{NAMES}\nflip_idx: [0, 2, 1]",
     )
     source = open_objects(spec)["train"]
-    assert source.skeleton.names == ("nose", "left_ear", "right_ear", "bow", "port", "starboard")
-    assert source.skeleton.mirrored() == (0, 2, 1, 3, 5, 4) and not source.skeleton.sigmas
+    assert source.target.skeleton.names == ("nose", "left_ear", "right_ear", "bow", "port", "starboard")
+    assert source.target.skeleton.mirrored() == (0, 2, 1, 3, 5, 4) and not source.target.skeleton.sigmas
     nothing = [[0, 0, 0]] * 3
-    assert source.objects[0].keypoints.tolist() == [
+    assert source.target.objects[0].keypoints.tolist() == [
         [*nothing, [10, 25, 2], [20, 5, 1], [0, 0, 0]],
         [*nothing, *nothing],
         [[0, 0, 0], [40, 50, 2], [0, 0, 1], *nothing],
     ]
-    assert np.allclose(source.objects[0].boxes[0], [16, 15, 24, 35], atol=1e-5)
-    assert source.objects[1].keypoints.shape == (0, 6, 3) and source.labelled_keypoints.tolist() == [0, 1, 1, 1, 1, 0]
+    assert np.allclose(source.target.objects[0].boxes[0], [16, 15, 24, 35], atol=1e-5)
+    assert source.target.objects[1].keypoints.shape == (0, 6, 3) and source.target.labelled_keypoints.tolist() == [
+        0,
+        1,
+        1,
+        1,
+        1,
+        0,
+    ]
     assert not any("0 0" in note for note in source.notes)
     write_kwcoco({"train": source}, tmp_path / "out.kwcoco.json")
     again = next(iter(open_objects(str(tmp_path / "out.kwcoco.json")).values()))
-    assert again.skeleton.mirrored() == source.skeleton.mirrored()
-    assert np.allclose(again.objects[0].keypoints, source.objects[0].keypoints, atol=1e-4)
+    assert again.target.skeleton.mirrored() == source.target.skeleton.mirrored()
+    assert np.allclose(again.target.objects[0].keypoints, source.target.objects[0].keypoints, atol=1e-4)
 
 
 def test_two_numbers_for_each_keypoint_are_labelled_unless_negative(tmp_path):
     source = open_objects(written(tmp_path, [2, 2], f"0 {BOX} 0.5 0.5 -1 0.2", f"0 {BOX} 0 0 0.5 -0.001"))["train"]
-    assert source.skeleton.names == ("keypoint 0", "keypoint 1") and not source.skeleton.mirrors
-    assert source.objects[0].keypoints.tolist() == [[[20, 25, 2], [0, 0, 0]], [[0, 0, 2], [0, 0, 0]]]
+    assert source.target.skeleton.names == ("keypoint 0", "keypoint 1") and not source.target.skeleton.mirrors
+    assert source.target.objects[0].keypoints.tolist() == [[[20, 25, 2], [0, 0, 0]], [[0, 0, 2], [0, 0, 0]]]
     (note,) = [note for note in source.notes if "at 0 0" in note]
     assert "1 object with a keypoint at 0 0, which counts as labelled" in note and "a.txt, line 2" in note
 
@@ -64,13 +71,13 @@ def test_cocos_keypoints_are_known_by_their_flip_idx(tmp_path):
     flip = [0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15]
     line = f"0 {BOX} " + " ".join(f"{i / 20} 0.5 2" for i in range(17))
     source = open_objects(written(tmp_path / "a", [17, 3], line, extra=f"flip_idx: {flip}"))["train"]
-    assert source.skeleton.names == tuple(COCO_SIGMAS) and source.skeleton.mirrored() == tuple(flip)
-    assert len(source.skeleton.with_sigmas().sigmas) == 17
+    assert source.target.skeleton.names == tuple(COCO_SIGMAS) and source.target.skeleton.mirrored() == tuple(flip)
+    assert len(source.target.skeleton.with_sigmas().sigmas) == 17
     assert any("taken for COCO's persons" in note for note in source.notes)
     source = open_objects(written(tmp_path / "b", [17, 3], line))["train"]
-    assert source.skeleton.names[:2] == ("keypoint 0", "keypoint 1")
+    assert source.target.skeleton.names[:2] == ("keypoint 0", "keypoint 1")
     symmetric = open_objects(written(tmp_path / "c", [2, 2], f"0 {BOX} 0.5 0.5 0.5 0.4", extra="flip_idx: [0, 1]"))
-    assert symmetric["train"].skeleton.mirrored() == (0, 1)
+    assert symmetric["train"].target.skeleton.mirrored() == (0, 1)
 
 
 def test_other_descriptions_and_lines_are_refused(tmp_path):

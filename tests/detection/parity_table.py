@@ -27,7 +27,7 @@ from helpers.drawn_poses import drawn as drawn_poses
 
 from sslbench.backbones.build import build
 from sslbench.data.images import Arrays
-from sslbench.data.objects.types import Objects, ObjectSource
+from sslbench.data.objects.types import ObjectSource
 from sslbench.detection.batches import cut, jittered, repeat_factors, resize
 from sslbench.detection.evaluate import detect_views
 from sslbench.detection.models.boxes import Target
@@ -35,6 +35,7 @@ from sslbench.detection.models.build import build_detector
 from sslbench.detection.recipe import DetectionRecipe, resized, resolved, view_sizes
 from sslbench.detection.train import make_optimizer, rate
 from sslbench.metrics.detection import Detections, Truth, coco_ap, keypoint_ap, voc_ap
+from sslbench.targets.objects import Boxes, Objects
 
 STEPS = 7
 CLASS_NAMES = ("cat", "dog", "bird")
@@ -316,7 +317,7 @@ def with_classes(classes: list[np.ndarray]) -> ObjectSource:
     pictures = Arrays(np.zeros((n, 4, 4, 3), dtype=np.uint8), "none")
     names, ids = tuple(f"c{i}" for i in range(12)), tuple(f"{i:03d}" for i in range(n))
     places = tuple(range(1, n + 1)), tuple(range(1, 13))
-    return ObjectSource("drawn", ids, pictures, tuple(objects), np.full((n, 2), 4), names, *places)
+    return ObjectSource("drawn", ids, Boxes(names, tuple(objects), np.full((n, 2), 4), *places), pictures)
 
 
 class Given(np.random.Generator):

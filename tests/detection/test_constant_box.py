@@ -26,7 +26,7 @@ def test_crowds_and_images_without_objects_do_not_count():
 
 def test_without_sizes_edges_are_pixels_and_without_a_box_of_a_class_there_is_none():
     train = source(1)
-    train = dataclasses.replace(train, sizes=np.zeros_like(train.sizes))
+    train = dataclasses.replace(train, target=train.target.changed(sizes=np.zeros_like(train.target.sizes)))
     assert constant_boxes(train, source(1, height=96)).boxes[0] == pytest.approx([4, 6, 20, 14])
     assert len(constant_boxes(source(2, empty=(0, 1)), source(1))) == 0
 

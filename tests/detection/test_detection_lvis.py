@@ -13,8 +13,8 @@ from helpers.drawn_rectangles import task
 
 from sslbench.data.containers import view
 from sslbench.data.export.kwcoco import write_kwcoco
+from sslbench.data.objects.types import ObjectSource
 from sslbench.data.open import open_objects
-from sslbench.data.splits.objects import objects_of
 from sslbench.detection.batches import order, repeat_factors
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import Request, RunSettings, evaluate, prepare
@@ -42,9 +42,9 @@ def lvis(tmp_path):
 def lists_of(source):
     """Id of an image -> names of the classes that are absent, and of those that are partly labelled."""
     found = {name: (set(), set()) for name in source.ids}
-    for k, pairs in enumerate((source.federated.negative, source.federated.not_exhaustive)):
+    for k, pairs in enumerate((source.target.federated.negative, source.target.federated.not_exhaustive)):
         for image, label in pairs.tolist():
-            found[source.ids[image]][k].add(source.classes[label])
+            found[source.ids[image]][k].add(source.target.classes[label])
     return found
 
 
@@ -56,12 +56,13 @@ def wanted(ids):
 
 def test_the_lists_follow_their_images_and_classes(lvis):
     source = open_objects(str(lvis))["all"]
-    assert source.federated.frequencies == ("r", "f") and source.classes == ("cat", "dog")
+    assert source.target.federated.frequencies == ("r", "f") and source.target.classes == ("cat", "dog")
     assert lists_of(source) == wanted(source.ids)
     part = source.select([1, 5, 8]).with_classes(("dog", "zebra", "cat"), (2, 5, 1))
-    assert lists_of(part) == wanted(part.ids) and part.federated.frequencies == ("f", "", "r")
-    assert part.truth().federated is part.federated
-    other = dataclasses.replace(source, federated=dataclasses.replace(source.federated, negative=np.zeros((0, 2), int)))
+    assert lists_of(part) == wanted(part.ids) and part.target.federated.frequencies == ("f", "", "r")
+    assert part.truth().federated is part.target.federated
+    federated = dataclasses.replace(source.target.federated, negative=np.zeros((0, 2), int))
+    other = dataclasses.replace(source, target=source.target.changed(federated=federated))
     assert other.fingerprint() != source.fingerprint()
 
 
@@ -69,14 +70,14 @@ def test_an_export_and_the_cache_of_large_manifests_keep_the_lists(lvis, tmp_pat
     source = open_objects(str(lvis))["all"]
     write_kwcoco({"all": source}, tmp_path / "out.kwcoco.json")
     again = open_objects(str(tmp_path / "out.kwcoco.json"))["all"]
-    assert lists_of(again) == lists_of(source) and again.federated.frequencies == ("r", "f")
+    assert lists_of(again) == lists_of(source) and again.target.federated.frequencies == ("r", "f")
     monkeypatch.setattr(view, "LARGE", 1)
     monkeypatch.setattr(view, "SETTLED_NS", -1)
     monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
     for _ in range(2):
         cached = open_objects(str(lvis))["all"]
         assert lists_of(cached) == lists_of(source) and cached.fingerprint() == source.fingerprint()
-    assert type(cached.objects).__name__ == "ObjectRows"
+    assert type(cached.target.objects).__name__ == "ObjectRows"
 
 
 @pytest.mark.parametrize(
@@ -98,8 +99,8 @@ def test_damaged_lists_are_named(lvis, change, words):
 def test_repeat_factors_are_those_of_the_paper(lvis):
     source = open_objects(str(lvis))["all"]
     rows = np.array([0, 1, 2, 4, 6, 8])
-    present = [{source.classes[c] for c in source.objects[i].classes} for i in rows]
-    share = {name: np.mean([name in there for there in present]) for name in source.classes}
+    present = [{source.target.classes[c] for c in source.target.objects[i].classes} for i in rows]
+    share = {name: np.mean([name in there for there in present]) for name in source.target.classes}
     slow = [max(max(1.0, np.sqrt(0.9 / share[name])) for name in there) for there in present]
     assert repeat_factors(source, rows, 0.9) == pytest.approx(slow) and len(set(np.round(slow, 6))) == 2
     assert repeat_factors(source, rows, 1e-6).tolist() == [1.0] * 6
@@ -118,7 +119,7 @@ def test_a_detector_is_trained_and_scored_on_lvis(lvis, tmp_path):
     used = task(iterations=2, steps=(), metric="lvis", detections=300, repeat_threshold=0.5)
     request = Request("random", str(lvis), (used,), backbone="resnet_basic_1-1-1-1w0.125")
     prepared = prepare(request, RUN)
-    assert objects_of(prepared.data.test).federated is not None
+    assert ObjectSource.of(prepared.data.test).target.federated is not None
     (result,) = evaluate(prepared, store=tmp_path, out=tmp_path / "out", command="")
     assert result.hardware.float32 == "ieee"
     assert {"AP", "APr", "APf", "AR300"} <= set(result.metrics) and "AP" in result.floors["constant box"]

@@ -62,9 +62,9 @@ def data(used):
         return whole
     objects = [
         part if i == 0 or not len(part.classes) else dataclasses.replace(part, classes=part.classes * 0)
-        for i, part in enumerate(whole.objects)
+        for i, part in enumerate(whole.target.objects)
     ]
-    return dataclasses.replace(whole, objects=tuple(objects))
+    return dataclasses.replace(whole, target=whole.target.changed(objects=tuple(objects)))
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,6 @@ def test_finding_exactly_what_is_there_scores_one():
 
 def test_an_image_of_another_size_than_annotated_is_refused():
     data = source()
-    data.sizes[:] = 50
+    data.target.sizes[:] = 50
     with pytest.raises(DataError, match="is 48 x 48 pixels, but the annotations are for 50 x 50"):
         taken(data, recipe(), 0, 1)

@@ -16,7 +16,7 @@ from sslbench.metrics.detection import masks
 def rows(data, **further):
     """One detection per object, of its box; further keys by a function of the object's box and keypoints."""
     found = []
-    for number, objects in zip(data.numbers, data.objects, strict=True):
+    for number, objects in zip(data.target.numbers, data.target.objects, strict=True):
         for i, (x1, y1, x2, y2) in enumerate(objects.boxes.tolist()):
             row = {"image_id": number, "category_id": 1, "bbox": [x1, y1, x2 - x1, y2 - y1], "score": 0.5}
             found.append(row | {key: make(objects, i) for key, make in further.items()})
@@ -47,7 +47,7 @@ def test_masks_count_where_every_detection_has_one(tmp_path):
     read = foreign(tmp_path, data, found).found
     assert len(read.masks) == 4
     for mask, image, (x1, y1, x2, y2) in zip(read.masks, read.images, read.boxes.astype(int), strict=True):
-        wanted = np.zeros(data.sizes[image], np.bool_)
+        wanted = np.zeros(data.target.sizes[image], np.bool_)
         wanted[y1:y2, x1:x2] = True
         np.testing.assert_array_equal(masks.decode(mask), wanted)
     del found[1]["segmentation"]
@@ -60,11 +60,13 @@ def test_masks_count_where_every_detection_has_one(tmp_path):
 
 def test_keypoints_are_read_and_boxes_are_around_them_where_there_are_none(tmp_path):
     data = drawn_figures.source(3)
-    points = np.concatenate([objects.keypoints for objects in data.objects])
+    points = np.concatenate([objects.keypoints for objects in data.target.objects])
     found = rows(data, keypoints=lambda objects, i: objects.keypoints[i].ravel().tolist())
     read = foreign(tmp_path, data, found)
     np.testing.assert_array_equal(read.found.keypoints, points)
-    np.testing.assert_allclose(read.found.boxes, np.concatenate([objects.boxes for objects in data.objects]), atol=1e-4)
+    np.testing.assert_allclose(
+        read.found.boxes, np.concatenate([objects.boxes for objects in data.target.objects]), atol=1e-4
+    )
     assert read.notes == ()
     alone = foreign(tmp_path, data, [{k: v for k, v in row.items() if k != "bbox"} for row in found])
     around = np.concatenate([points[:, :, :2].min(axis=1), points[:, :, :2].max(axis=1)], axis=1)

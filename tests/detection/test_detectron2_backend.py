@@ -90,7 +90,7 @@ def world(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = squares(10)
     annotations = []
-    for i, objects in enumerate(source.objects):
+    for i, objects in enumerate(source.target.objects):
         Image.fromarray(read(source, i).permute(1, 2, 0).numpy()).save(f"{i}.png")
         for (x1, y1, x2, y2), label in zip(objects.boxes.tolist(), objects.classes.tolist(), strict=True):
             row = {"id": len(annotations) + 1, "image_id": i + 1, "category_id": label + 1}

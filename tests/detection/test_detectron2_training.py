@@ -135,7 +135,7 @@ def test_a_loss_that_is_not_finite_suggests_a_lower_rate(tmp_path, capsys):
 @REAL
 def test_an_image_of_another_size_than_annotated_is_refused(tmp_path):
     data = parts()
-    data.train.sizes[:] = 50
+    data.train.target.sizes[:] = 50
     with pytest.raises(DataError, match="is 56 x 48 pixels, but the annotations are for 50 x 50"):
         trained(tmp_path, data=data)
 

@@ -44,14 +44,14 @@ def with_dots(data):
     """The same pictures in black with a white pixel at every keypoint, of its own brightness in blue."""
     pixels = np.zeros((len(data), SIDE, SIDE, 3), dtype=np.uint8)
     objects = []
-    for i, found in enumerate(data.objects):
+    for i, found in enumerate(data.target.objects):
         points = found.keypoints.copy()
         points[:, :, :2] = points[:, :, :2].round()
         objects.append(dataclasses.replace(found, keypoints=points))
         for k, (x, y, seen) in enumerate(points[0]):
             if seen:
                 pixels[i, int(y), int(x)] = 255, 255, 40 * (k + 1)
-    return dataclasses.replace(data, images=Arrays(pixels, "dots"), objects=tuple(objects))
+    return dataclasses.replace(data, images=Arrays(pixels, "dots"), target=data.target.changed(objects=tuple(objects)))
 
 
 @pytest.mark.parametrize("flip", [0.0, 1.0])
@@ -94,8 +94,9 @@ def test_keypoints_outside_of_a_cut_are_not_labelled_any_more():
 
 def test_images_with_too_few_labelled_keypoints_are_left_out():
     data = source(6)
-    few = dataclasses.replace(data.objects[2], keypoints=np.zeros((1, 5, 3)))
-    data = dataclasses.replace(data, objects=(*data.objects[:2], few, *data.objects[3:]))
+    few = dataclasses.replace(data.target.objects[2], keypoints=np.zeros((1, 5, 3)))
+    objects = (*data.target.objects[:2], few, *data.target.objects[3:])
+    data = dataclasses.replace(data, target=data.target.changed(objects=objects))
     assert b.trainable(data, recipe()).tolist() == [0, 1, 3, 4, 5]
     assert b.trainable(data, recipe(min_keypoints=0)).tolist() == [0, 1, 2, 3, 4, 5]
     assert 2 in b.trainable(data, recipe(keypoints=False, keypoint_convs=8, keypoint_channels=512))

@@ -8,11 +8,12 @@ import torch
 
 from sslbench.backbones.build import build
 from sslbench.data.images import Arrays
-from sslbench.data.objects.types import Objects, ObjectSource
+from sslbench.data.objects.types import ObjectSource
 from sslbench.data.splits import Parts
 from sslbench.detection.detectron2 import backend
 from sslbench.detection.recipe import DetectionRecipe, resolved
 from sslbench.detection.train import TrainingRun
+from sslbench.targets.objects import Boxes, Objects
 
 CPU = torch.device("cpu")
 THERE = importlib.util.find_spec("detectron2") is not None
@@ -45,7 +46,8 @@ def squares(n=6, name="squares", height=48, width=56):
         objects.append(Objects(boxes, np.array([0, 1]), none, none, areas, polygons))
     sizes = np.tile(np.array([[height, width]], dtype=np.int64), (n, 1))
     ids, numbers = tuple(f"{name}{i:03d}" for i in range(n)), tuple(range(11, 11 + n))
-    return ObjectSource(name, ids, Arrays(pixels, name), tuple(objects), sizes, ("wide", "tall"), numbers, (7, 3))
+    boxes = Boxes(("wide", "tall"), tuple(objects), sizes, numbers, (7, 3))
+    return ObjectSource(name, ids, boxes, Arrays(pixels, name))
 
 
 def parts():

@@ -6,9 +6,10 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from sslbench.data.images import Arrays
-from sslbench.data.objects.types import Objects, ObjectSource
+from sslbench.data.objects.types import ObjectSource
 from sslbench.detection.recipe import DetectionRecipe, resolved
 from sslbench.metrics.detection.keypoints import Skeleton
+from sslbench.targets.objects import Boxes, Objects
 
 NAMES = ("head", "left_hand", "right_hand", "left_foot", "right_foot")
 EDGES = ((0, 1), (0, 2), (0, 3), (0, 4))
@@ -65,7 +66,8 @@ def source(n=6, start=0):
     pictures = Arrays(np.stack([picture for picture, _, _ in found]), "figures")
     ids, numbers = tuple(f"{i:03d}" for i in range(n)), tuple(range(1, n + 1))
     sizes = np.full((n, 2), SIDE)
-    return ObjectSource("figures", ids, pictures, objects, sizes, ("figure",), numbers, (1,), skeleton=SKELETON)
+    boxes = Boxes(("figure",), objects, sizes, numbers, (1,), skeleton=SKELETON)
+    return ObjectSource("figures", ids, boxes, pictures)
 
 
 def write(folder, n, start=0, **category):

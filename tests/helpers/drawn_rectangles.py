@@ -6,10 +6,11 @@ import numpy as np
 
 from sslbench.backbones.build import build
 from sslbench.data.images import Arrays
-from sslbench.data.objects.types import Objects, ObjectSource, no_objects
+from sslbench.data.objects.types import ObjectSource
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.recipe import DetectionRecipe, DetectionSettings, resolved
 from sslbench.evaluation import Task
+from sslbench.targets.objects import Boxes, Objects, no_objects
 
 SMALL = {
     **{"architecture": "fpn", "freeze_at": 0, "norm": "batch", "pyramid_channels": 8, "box_channels": 8},
@@ -48,6 +49,5 @@ def source(n=6, height=48, width=48, *, crowd=(), empty=()):
     ids = tuple(f"{i:03d}" for i in range(n))
     sizes = np.tile(np.array([[height, width]], dtype=np.int64), (n, 1))
     numbers = tuple(range(1, n + 1))
-    return ObjectSource(
-        "squares", ids, Arrays(pixels, "squares"), tuple(objects), sizes, ("wide", "tall"), numbers, (1, 2)
-    )
+    boxes = Boxes(("wide", "tall"), tuple(objects), sizes, numbers, (1, 2))
+    return ObjectSource("squares", ids, boxes, Arrays(pixels, "squares"))

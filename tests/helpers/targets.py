@@ -14,15 +14,17 @@ from PIL import Image
 from sslbench.data.formats.boundaries import MaskBoundaries
 from sslbench.data.image_pairs import PointPair, homography_pairs, pairs_source
 from sslbench.data.images import Arrays
+from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.tracks import poses_source, videos_source
 from sslbench.errors import DataError
 from sslbench.features.array import Features
+from sslbench.metrics.detection import masks as rle
 from sslbench.targets import kinds
 from sslbench.targets.label_maps import Foreground, LabelMap, LabelMaps
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.numbers import Numbers
-from sslbench.targets.objects import Boxes
+from sslbench.targets.objects import Boxes, Objects
 from sslbench.targets.pixel_values import Boundaries, Depth, Normals
 from sslbench.targets.triplets import Triplets
 from sslbench_visbench.targets import CameraPairs, Orientations, Signals
@@ -142,30 +144,14 @@ def map_pictures(n, seed, *, grid=(2, 3), side=8):
     return Source(f"pictures {seed}", ids_of(n, seed), label_maps(maps, 4), images)
 
 
-@dataclasses.dataclass(frozen=True)
-class ArrayObjects:
+def one_object_each(boxes, side, *, masked=True):
     """One object per image: a box, and where `masked` its mask."""
-
-    boxes: np.ndarray
-    masked: bool = True
-    sized: bool = True
-
-    def __len__(self):
-        return len(self.boxes)
-
-    def boxes_of(self, index):
-        return self.boxes[index : index + 1].astype(np.float32)
-
-    def bitmaps_of(self, index, height, width):
-        if not self.masked:
-            return None
-        return filled(self.boxes[index], height, width)[None]
-
-    def select(self, indices):
-        return ArrayObjects(self.boxes[np.asarray(indices)], self.masked)
-
-    def fingerprint(self):
-        return str(self.boxes.sum())
+    n, no = len(boxes), np.zeros(1, np.bool_)
+    objects = []
+    for box in boxes:
+        masks = (rle.encode(filled(box, side, side)),) if masked else None
+        objects.append(Objects(np.float32([box]), np.zeros(1, np.int64), no, no, np.ones(1), masks))
+    return Boxes(("object",), tuple(objects), np.full((n, 2), side), tuple(range(1, n + 1)), (1,))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,11 +193,12 @@ def bright_objects(n, seed, *, kind="boxes", side=32, cell=4, masked=True):
     targets = {
         "signal": Signals(n),
         "orientation": Orientations(n),
-        "boxes": Boxes(("object",), ArrayObjects(boxes, masked)),
+        "boxes": one_object_each(boxes, side, masked=masked),
         "mask": Foreground(BoxMasks(boxes, side)),
         "boundaries": Boundaries(MaskBoundaries(f"objects {seed}", BoxMasks(boxes, side), regions=True)),
     }
-    return Source(f"objects {seed}", ids_of(n, seed), targets[kind], Arrays(images, f"objects {seed}"))
+    of_kind = ObjectSource if kind == "boxes" else Source
+    return of_kind(f"objects {seed}", ids_of(n, seed), targets[kind], Arrays(images, f"objects {seed}"))
 
 
 def write_manifest(folder, boxes, *, size=(40, 30), crowd=()):

@@ -144,11 +144,11 @@ def test_results_of_a_transformer_are_those_of_a_plain_pass_and_loops(method, tm
         keys, attention = keys_and_attention(backbone, image)
         found = slow_lost(keys, (4, 4), 7) if method == "lost" else slow_dino_seg(attention[2], (4, 4), 0.5)
         box = sides(found, 8, 28, 28)
-        true = tuple(source.target.objects.boxes[i].tolist())
+        true = tuple(source.target.objects[i].boxes[0].astype(int).tolist())
         mask = np.zeros((28, 28), dtype=bool)
         for row, column in found:
             mask[8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = True
-        truth = filled(source.target.objects.boxes[i], 28, 28)
+        truth = filled(source.target.objects[i].boxes[0].astype(int), 28, 28)
         wanted = [slow_overlap(box, true) >= 0.5, slow_overlap(box, true), (mask & truth).sum() / (mask | truth).sum()]
         np.testing.assert_allclose(outcome.scores[i], wanted, atol=1e-6)
 
@@ -239,8 +239,8 @@ def test_images_without_an_object_are_left_out_and_counted(tmp_path):
     path = write_manifest(tmp_path, [[(2, 3, 10, 10)], [], [(5, 5, 8, 8)], [(1, 1, 4, 4)]], crowd=(3,))
     (source,) = open_boxes_as_data(str(path)).values()
     assert len(source) == 2 and any("2 of 4 images have no object" in note for note in source.notes)
-    assert source.target.objects.boxes_of(1).tolist() == [[5, 5, 13, 13]]
-    assert source.select([1]).target.objects.boxes_of(0).tolist() == [[5, 5, 13, 13]]
+    assert source.target.boxes_of(1).tolist() == [[5, 5, 13, 13]]
+    assert source.select([1]).target.boxes_of(0).tolist() == [[5, 5, 13, 13]]
     assert source.select([1]).fingerprint() != source.select([0]).fingerprint()
 
 

@@ -37,30 +37,31 @@ def check_objects(train: ObjectSource, test: ObjectSource, *, copies: bool = Tru
     for part, is_train in ((train, True), (test, False)):
         findings += [*_odd_objects(part), *listed(part.name, _masks_of_other_sizes(part))]
         findings += _keypoints(part, train=is_train)
-    if train.skeleton is not None and test.skeleton is not None and train.skeleton.names != test.skeleton.names:
+    skeletons = [part.target.skeleton for part in (train, test)]
+    if len({skeleton.names for skeleton in skeletons if skeleton is not None}) > 1:
         findings.append(Finding("error", f"{train.name} and {test.name} have different keypoints"))
     return by_level(findings)
 
 
 def as_source(part: ObjectSource) -> Source:
     """Return the images with the classes of their objects as multi-label labels."""
-    values = np.zeros((len(part), len(part.classes)), dtype=np.int8)
-    for row, objects in zip(values, part.objects, strict=True):
+    values = np.zeros((len(part), len(part.target.classes)), dtype=np.int8)
+    for row, objects in zip(values, part.target.objects, strict=True):
         row[objects.classes] = 1
-    labels = MultiLabel(part.classes, values)
+    labels = MultiLabel(part.target.classes, values)
     return Source(part.name, part.ids, labels, part.images, part.notes, part.attributes, part.grouped_by)
 
 
 def _odd_objects(part: ObjectSource) -> list[Finding]:
     findings = []
-    empty = [i for i, objects in enumerate(part.objects) if not len(objects)]
+    empty = [i for i, objects in enumerate(part.target.objects) if not len(objects)]
     if empty:
         names = [part.images.path(i) for i in empty[:3]]
         message = f"{part.name}: {counted(len(empty), 'image')} without an object: {some(names)}"
         findings.append(Finding("note", message + (f" and {len(empty) - 3:,} more" if len(empty) > 3 else "")))
     lines = narrow(part, _USUAL)
     if len(lines):
-        height, width = part.sizes[lines[0]].tolist()
+        height, width = part.target.sizes[lines[0]].tolist()
         findings.append(
             Finding(
                 "error",
@@ -71,7 +72,7 @@ def _odd_objects(part: ObjectSource) -> list[Finding]:
         )
     twice, tiny = 0, 0
     first = ""
-    for i, objects in enumerate(part.objects):
+    for i, objects in enumerate(part.target.objects):
         rows = np.column_stack([objects.boxes, objects.classes])
         again = len(rows) - len(np.unique(rows, axis=0)) if len(rows) else 0
         first = first or (part.images.path(i) if again else "")
@@ -88,7 +89,7 @@ def _odd_objects(part: ObjectSource) -> list[Finding]:
 def _masks_of_other_sizes(part: ObjectSource) -> list[Problem]:
     """Return the images with masks as run lengths of another size, which training and scoring of masks refuse."""
     problems = []
-    for i, (objects, (height, width)) in enumerate(zip(part.objects, part.sizes.tolist(), strict=True)):
+    for i, (objects, (height, width)) in enumerate(zip(part.target.objects, part.target.sizes.tolist(), strict=True)):
         coded = [mask["size"] for mask in objects.masks or () if isinstance(mask, dict) and "counts" in mask]
         if height and (other := next((size for size in coded if list(size) != [height, width]), None)):
             where = f"{part.name}: {part.images.path(i)}"
@@ -98,15 +99,16 @@ def _masks_of_other_sizes(part: ObjectSource) -> list[Problem]:
 
 def _keypoints(part: ObjectSource, *, train: bool) -> list[Finding]:
     """Return the number of labelled keypoints of each kind, and what training or scoring them needs besides."""
-    if part.skeleton is None:
+    skeleton = part.target.skeleton
+    if skeleton is None:
         return []
-    counts = part.labelled_keypoints
+    counts = part.target.labelled_keypoints
     if not counts.any():
-        return [Finding("warning", f"{part.name}: no object has a labelled keypoint of {some(part.skeleton.names, 5)}")]
-    listed = some([f"{name} {n:,}" for name, n in zip(part.skeleton.names, counts.tolist(), strict=True)], 20)
+        return [Finding("warning", f"{part.name}: no object has a labelled keypoint of {some(skeleton.names, 5)}")]
+    listed = some([f"{name} {n:,}" for name, n in zip(skeleton.names, counts.tolist(), strict=True)], 20)
     found = [Finding("note", f"{part.name}: objects with each keypoint labelled: {listed}")]
     try:
-        _ = part.skeleton.mirrored() if train else part.skeleton.with_sigmas()
+        _ = skeleton.mirrored() if train else skeleton.with_sigmas()
     except UsageError as error:
         found.append(Finding("note", f"{part.name}: for keypoints=true, {error.message}. {error.remedy}"))
     return found

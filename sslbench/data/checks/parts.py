@@ -75,7 +75,7 @@ class CheckedParts:
         objects = self.opened.objects
         if objects is None:
             return None
-        return [image.boxes for image in (objects.train if part == "train" else objects.test).objects]
+        return [image.boxes for image in (objects.train if part == "train" else objects.test).target.objects]
 
     def with_near(self, more: Sequence[Finding], near: Iterable[Pair]) -> "CheckedParts":
         """Return the result with the findings about near duplicates added."""
@@ -132,9 +132,9 @@ def check_parts(
     both, objects = opened.data, opened.objects
     if objects is not None:
         findings = check_objects(objects.train, objects.test, copies=copies)
-        turned = (unknown_orientation(p.name, p.images, sized=p.sized) for p in (objects.train, objects.test))
+        turned = (unknown_orientation(p.name, p.images, sized=p.target.sized) for p in (objects.train, objects.test))
         findings += [Finding("warning", note) for note in turned if note is not None]
-        tallies = [part.counts().tolist() for part in (objects.train, objects.test)]
+        tallies = [part.target.counts().tolist() for part in (objects.train, objects.test)]
     else:
         unlabelled = not (both.train.target.labelled or both.test.target.labelled)
         findings = check(both.train, both.test, labels=not unlabelled, copies=copies)

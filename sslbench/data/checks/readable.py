@@ -84,7 +84,7 @@ def of_other_size(source: ObjectSource, rows: IntArray) -> list[Problem]:
 
 def narrow(source: ObjectSource, longest: int) -> npt.NDArray[np.int64]:
     """Return the images of which nothing is left when the longer side is reduced to `longest` pixels."""
-    shorter, longer = source.sizes.min(axis=1), source.sizes.max(axis=1)
+    shorter, longer = source.target.sizes.min(axis=1), source.target.sizes.max(axis=1)
     return np.flatnonzero(2 * shorter * longest < longer)  # less than half a pixel; 0, 0 is an unknown size
 
 

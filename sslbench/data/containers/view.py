@@ -24,18 +24,18 @@ from sslbench import paths, targets
 from sslbench.data.cache.index import SETTLED_NS, container_stamp
 from sslbench.data.containers.listed import check_some
 from sslbench.data.images import Files
-from sslbench.data.objects.rows import ObjectRows, write_objects
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
-from sslbench.data.text_rows import TextRows, write_texts
 from sslbench.errors import DataError
 from sslbench.metrics.detection.keypoints import Skeleton
 from sslbench.metrics.detection.matches import Federated, Frequency
+from sslbench.targets.objects import Boxes, ObjectRows, write_objects
+from sslbench.text_rows import TextRows, write_texts
 
 LARGE = 16 << 20
 """Smallest manifest that is cached, in bytes; parsing a smaller one takes less than a second."""
 
-S = TypeVar("S", Source, ObjectSource)
+S = TypeVar("S", bound=Source)
 _VERSION = 6
 _META = "meta.json"
 _OBJECTS = "objects"
@@ -93,16 +93,16 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _can_be_kept(source: Source | ObjectSource) -> bool:
+def _can_be_kept(source: Source) -> bool:
     return isinstance(source.images, Files)
 
 
-def _check(spec: str, source: Source | ObjectSource) -> None:
+def _check(spec: str, source: Source) -> None:
     if isinstance(source.images, Files):
         check_some(spec, source.images.paths, Path(source.images.root), f"They were there when {spec} was read before.")
 
 
-def _save(folder: Path, sources: Mapping[str, Source | ObjectSource]) -> None:
+def _save(folder: Path, sources: Mapping[str, Source]) -> None:
     """Write the sources atomically: into a temporary folder, then rename it; several processes may do so at once."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def _save(folder: Path, sources: Mapping[str, Source | ObjectSource]) -> None:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _save_split(folder: Path, split: str, source: Source | ObjectSource) -> dict[str, Any]:
+def _save_split(folder: Path, split: str, source: Source) -> dict[str, Any]:
     files = source.images
     if not isinstance(files, Files):
         raise TypeError(type(files))
@@ -153,25 +153,26 @@ def _save_split(folder: Path, split: str, source: Source | ObjectSource) -> dict
     }
 
 
-def _save_content(folder: Path, source: Source | ObjectSource) -> dict[str, Any]:
+def _save_content(folder: Path, source: Source) -> dict[str, Any]:
     """Write the labels or the objects, and return their classes."""
-    if isinstance(source, Source):
-        np.save(folder / "labels.npy", source.target.values)
-        return {"labels": source.target.name, "classes": source.target.classes}
+    boxes = source.target
+    if not isinstance(boxes, Boxes):
+        np.save(folder / "labels.npy", boxes.values)
+        return {"labels": boxes.name, "classes": boxes.classes}
     (folder / _OBJECTS).mkdir()
-    write_objects(source.objects, folder / _OBJECTS)
-    np.save(folder / "sizes.npy", source.sizes)
-    np.save(folder / "numbers.npy", np.array(source.numbers, dtype=np.int64))
-    federated = source.federated
+    write_objects(boxes.objects, folder / _OBJECTS)
+    np.save(folder / "sizes.npy", boxes.sizes)
+    np.save(folder / "numbers.npy", np.array(boxes.numbers, dtype=np.int64))
+    federated = boxes.federated
     if federated is not None:
         np.save(folder / "negative.npy", federated.negative)
         np.save(folder / "not_exhaustive.npy", federated.not_exhaustive)
     frequencies = None if federated is None else federated.frequencies
-    skeleton = None if source.skeleton is None else dataclasses.asdict(source.skeleton)
+    skeleton = None if boxes.skeleton is None else dataclasses.asdict(boxes.skeleton)
     return {
-        "classes": source.classes,
-        "class_numbers": source.class_numbers,
-        "texts": [source.image_texts, source.class_texts],
+        "classes": boxes.classes,
+        "class_numbers": boxes.class_numbers,
+        "texts": [boxes.image_texts, boxes.class_texts],
         "sized": source.sized,
         "frequencies": frequencies,
         "skeleton": skeleton,
@@ -193,7 +194,7 @@ def _load(folder: Path) -> Any:
         return None
 
 
-def _load_split(folder: Path, part: dict[str, Any]) -> Source | ObjectSource:
+def _load_split(folder: Path, part: dict[str, Any]) -> Source:
     attributes = {
         name: tuple(texts[i] for i in np.load(folder / f"attribute{k}.npy", allow_pickle=False).tolist())
         for k, (name, texts) in enumerate(part["attributes"].items())
@@ -210,7 +211,7 @@ def _load_split(folder: Path, part: dict[str, Any]) -> Source | ObjectSource:
         values = np.load(folder / "labels.npy", mmap_mode="r", allow_pickle=False)
         target = targets.kinds()[part["labels"]].from_values(tuple(part["classes"]), values)
         return Source(target=target, **common)
-    return ObjectSource(
+    boxes = Boxes(
         objects=ObjectRows(str(folder / _OBJECTS)),
         sizes=np.load(folder / "sizes.npy", allow_pickle=False),
         numbers=tuple(np.load(folder / "numbers.npy", allow_pickle=False).tolist()),
@@ -221,8 +222,8 @@ def _load_split(folder: Path, part: dict[str, Any]) -> Source | ObjectSource:
         sized=part["sized"],
         federated=None if part["frequencies"] is None else _load_federated(folder, part["frequencies"]),
         skeleton=None if part["skeleton"] is None else Skeleton.of_record(part["skeleton"]),
-        **common,
     )
+    return ObjectSource(target=boxes, **common)
 
 
 def _load_federated(folder: Path, frequencies: list[Frequency]) -> Federated:

@@ -11,7 +11,6 @@ from sslbench.data.containers.members import is_image, safe_name
 from sslbench.data.formats.coco.asset_images import AssetImages
 from sslbench.data.images import Files
 from sslbench.data.joined import located, sources_of
-from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.paths import not_written
@@ -54,7 +53,7 @@ class Extractor:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise UsageError(f"{target} exists already and is not empty", "Give another folder.")
 
-    def file(self, source: Source | ObjectSource, split: str, index: int) -> str:
+    def file(self, source: Source, split: str, index: int) -> str:
         """Return the path of an image's file in the manifest, extracting it if necessary.
 
         Raises:

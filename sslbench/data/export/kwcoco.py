@@ -22,7 +22,6 @@ from sslbench.data.formats.coco.asset_images import AssetImages
 from sslbench.data.formats.coco.columns import CHANNELS_KEY, GROUPED_KEY, ID_KEY, INFO_TYPE, VALUES_KEY
 from sslbench.data.formats.coco.objects import NEGATIVE, PARTLY
 from sslbench.data.formats.coco.videos import FRAME, VIDEO
-from sslbench.data.objects.types import Objects, ObjectSource
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.detection.keypoints import Skeleton, labelled
@@ -30,6 +29,7 @@ from sslbench.paths import FULL, not_written
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.numbers import Numbers
+from sslbench.targets.objects import Boxes, Objects
 from sslbench.targets.target import Target
 
 Row = dict[str, Any]
@@ -51,7 +51,7 @@ class ExportSummary:
 
 
 def write_kwcoco(
-    sources: Mapping[str, Source] | Mapping[str, ObjectSource],
+    sources: Mapping[str, Source],
     out: Path,
     *,
     extract: Path | None = None,
@@ -82,33 +82,33 @@ def write_kwcoco(
     return ExportSummary(n, len(content["annotations"]), places.written)
 
 
-def _content(sources: Mapping[str, Source] | Mapping[str, ObjectSource], places: Extractor) -> dict[str, Any]:
+def _content(sources: Mapping[str, Source], places: Extractor) -> dict[str, Any]:
     numbers = _category_numbers(sources)
-    skeleton = next((s.skeleton for s in sources.values() if isinstance(s, ObjectSource)), None)
+    skeleton = next((s.target.skeleton for s in sources.values() if isinstance(s.target, Boxes)), None)
     of_skeleton = _skeleton(skeleton)
     images: list[Row] = []
     annotations: list[Row] = []
     videos: dict[str, int] = {}
     frequencies: dict[str, Row] = {}
     for split, source in sources.items():
-        if isinstance(source, ObjectSource) and source.federated is not None:
-            pairs = zip(source.classes, source.federated.frequencies, strict=True)
+        target = source.target
+        if isinstance(target, Boxes) and target.federated is not None:
+            pairs = zip(target.classes, target.federated.frequencies, strict=True)
             frequencies |= {name: {"frequency": frequency} for name, frequency in pairs if frequency}
         for i, sample in enumerate(source.ids):
             row: Row = {"id": len(images) + 1, **_files(source, split, i, places), ID_KEY: sample}
             if split != "all":
                 row["split"] = split
-            if isinstance(source, ObjectSource):
-                height, width = (int(side) for side in source.sizes[i])
-                row |= {"height": height, "width": width} if height else {}
-                row |= {key: column[i] for key, column in source.attributes.items() if column[i] and key not in row}
-                row |= {key: [numbers[name] for name in names] for key, names in _looked_for(source, i).items()}
-                found = _boxes(source.objects[i], source.classes)
+            if isinstance(target, Boxes) and target.sizes[i].all():
+                row |= dict(zip(("height", "width"), target.sizes[i].tolist(), strict=True))
+            row |= {key: column[i] for key, column in source.attributes.items() if column[i] and key not in row}
+            if isinstance(target, Boxes):
+                row |= {key: [numbers[name] for name in names] for key, names in _looked_for(target, i).items()}
+                found = _boxes(target.objects[i], target.classes)
             else:
-                row |= {key: column[i] for key, column in source.attributes.items() if column[i] and key not in row}
-                if isinstance(source.target, Numbers):
-                    row[VALUES_KEY] = source.target.values[i].tolist()
-                found = _labels(source.target, i)
+                if isinstance(target, Numbers):
+                    row[VALUES_KEY] = target.values[i].tolist()
+                found = _labels(target, i)
             if row.get(VIDEO) and (source.grouped_by == VIDEO or FRAME in source.attributes):
                 row["video_id"] = videos.setdefault(row[VIDEO], len(videos) + 1)
                 row[FRAME] = _frame_number(row.get(FRAME), len(images))
@@ -128,15 +128,15 @@ def _content(sources: Mapping[str, Source] | Mapping[str, ObjectSource], places:
     }
 
 
-def _looked_for(source: ObjectSource, index: int) -> dict[str, list[str]]:
+def _looked_for(boxes: Boxes, index: int) -> dict[str, list[str]]:
     """Return LVIS's keys of an image: the classes that are absent, and those of which not all objects are labelled."""
-    if source.federated is None:
+    if boxes.federated is None:
         return {}
-    tables = {NEGATIVE: source.federated.negative, PARTLY: source.federated.not_exhaustive}
-    return {key: [source.classes[c] for c in pairs[pairs[:, 0] == index, 1]] for key, pairs in tables.items()}
+    tables = {NEGATIVE: boxes.federated.negative, PARTLY: boxes.federated.not_exhaustive}
+    return {key: [boxes.classes[c] for c in pairs[pairs[:, 0] == index, 1]] for key, pairs in tables.items()}
 
 
-def _files(source: Source | ObjectSource, split: str, index: int, places: Extractor) -> Row:
+def _files(source: Source, split: str, index: int, places: Extractor) -> Row:
     """Return the entries of a row for an image's file, or for its files with their channels."""
     images = source.images
     if not isinstance(images, AssetImages):
@@ -157,24 +157,20 @@ def _frame_number(text: str | None, otherwise: int) -> int:
     return int(text) if text is not None and re.fullmatch(r"-?\d+", text) else otherwise
 
 
-def _category_numbers(sources: Mapping[str, Source] | Mapping[str, ObjectSource]) -> dict[str, int]:
+def _category_numbers(sources: Mapping[str, Source]) -> dict[str, int]:
     """Return class -> number; for objects the original numbers, if the splits agree on them."""
     pairs: dict[str, int] = {}
     for source in sources.values():
-        if isinstance(source, ObjectSource):
-            pairs |= dict(zip(source.classes, source.class_numbers, strict=True))
+        if isinstance(source.target, Boxes):
+            pairs |= dict(zip(source.target.classes, source.target.class_numbers, strict=True))
     if pairs and len(set(pairs.values())) == len(pairs):
         return pairs
     names = dict.fromkeys(
         name
         for source in sources.values()
-        for name in (source.classes if isinstance(source, ObjectSource) else _class_names(source.target))
+        for name in (() if isinstance(source.target, Numbers) else source.target.classes)
     )
     return {name: i for i, name in enumerate(names, 1)}
-
-
-def _class_names(labels: Target) -> Sequence[str]:
-    return () if isinstance(labels, Numbers) else labels.classes
 
 
 def _labels(labels: Target, index: int) -> Iterator[tuple[str, Row]]:
@@ -218,7 +214,7 @@ def _keypoint_kinds(skeleton: Skeleton | None) -> dict[str, list[Row]]:
     return {"keypoint_categories": rows}
 
 
-def _info(sources: Mapping[str, Source] | Mapping[str, ObjectSource]) -> list[Row]:
+def _info(sources: Mapping[str, Source]) -> list[Row]:
     kept = {
         split: {"labels": source.target.name, "classes": list(source.target.classes)}
         for split, source in sources.items()

@@ -127,7 +127,7 @@ def _with_all_classes(found: Mapping[str, ObjectSource]) -> dict[str, ObjectSour
     """Return the splits with the classes of all, by their numbers in the manifests where these agree."""
     numbers: dict[str, int] = {}
     for part in found.values():
-        for name, number in zip(part.classes, part.class_numbers, strict=True):
+        for name, number in zip(part.target.classes, part.target.class_numbers, strict=True):
             numbers.setdefault(name, number)
     if len(set(numbers.values())) == len(numbers):
         classes = tuple(sorted(numbers, key=numbers.__getitem__))

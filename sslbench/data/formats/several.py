@@ -13,7 +13,6 @@ from sslbench.data.containers.names import split_rank
 from sslbench.data.format import Column, NoOptions, ObjectReader, SampleReader, SampleRequest, SourceFormat
 from sslbench.data.formats import yolo
 from sslbench.data.joined import join
-from sslbench.data.joined_objects import join_objects
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.open import open_data
 from sslbench.data.open import open_objects as open_boxes
@@ -23,7 +22,7 @@ from sslbench.errors import SslbenchError, UsageError
 from sslbench.names import did_you_mean, refuse_location
 
 SUFFIXES = (".yaml", ".yml")
-S = TypeVar("S", Source, ObjectSource)
+S = TypeVar("S", bound=Source)
 Opened = dict[str, dict[str, S]]
 """Name of a source -> split -> source."""
 
@@ -96,11 +95,11 @@ def open(
             together=together,
         )
 
-    return _joined(spec, parts, _each(spec, parts, opened), join)
+    return _joined(spec, parts, _each(spec, parts, opened))
 
 
 def open_objects(spec: str) -> dict[str, ObjectSource]:
-    """Return the images of several sources with their objects, splits joined by their names; see `objects.joined`.
+    """Return the images of several sources with their objects, splits joined by their names; see `joined.join`.
 
     Raises:
         UsageError: as for `open`; or a source names columns.
@@ -110,7 +109,7 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
     for name, part in parts.items():
         if part.image_column or part.label_column:
             raise UsageError(f"{spec}: {name}: columns have no effect on data with boxes")
-    return _joined(spec, parts, _each(spec, parts, lambda part: open_boxes(part.data)), join_objects)
+    return _joined(spec, parts, _each(spec, parts, lambda part: open_boxes(part.data)))
 
 
 def _listed(spec: str) -> dict[str, ListedSource]:
@@ -205,12 +204,7 @@ def _only(splits: dict[str, S], wanted: str) -> dict[str, S]:
     return {wanted: splits[wanted]}
 
 
-def _joined(
-    spec: str,
-    parts: Mapping[str, ListedSource],
-    opened: Opened[S],
-    joined: Callable[[dict[str, S], str, dict[str, float] | None], S],
-) -> dict[str, S]:
+def _joined(spec: str, parts: Mapping[str, ListedSource], opened: Opened[S]) -> dict[str, S]:
     weights = {name: part.weight for name, part in parts.items() if part.weight is not None}
     undivided = [name for name, splits in opened.items() if list(splits) == ["all"]]
     divided = [name for name in opened if name not in undivided]
@@ -225,15 +219,14 @@ def _joined(
     for split in names:
         sources = {name: splits[split] for name, splits in opened.items() if split in splits}
         shares = {name: weights.get(name, 1.0) for name in sources} if weights else None
-        whole: S = joined(sources, spec if split == "all" else f"{spec} ({split})", shares)
+        whole = join(sources, spec if split == "all" else f"{spec} ({split})", shares)
         about = ", ".join(f"{counted(len(sources[name]), 'image')} of {name}" for name in sorted(sources))
         notes: list[str] = [f"{split}: {about}"]
         if shares:
             total = sum(shares.values())
             drawn = ", ".join(f"{name} {weight / total:.1%}" for name, weight in shares.items())
             notes.append(f"pretraining draws {drawn}, by their weights; everything else uses every image once")
-        own: tuple[str, ...] = whole.notes
-        found[split] = dataclasses.replace(whole, notes=(*notes, *own))
+        found[split] = dataclasses.replace(whole, notes=(*notes, *whole.notes))
     return found
 
 

@@ -25,7 +25,7 @@ from sslbench.data.formats.coco.masks import open_maps
 from sslbench.data.images import Arrays
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.foreground import map_readers
-from sslbench.data.objects.types import Objects, ObjectSource
+from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.textures import (
     CLASSES,
@@ -43,6 +43,7 @@ from sslbench.errors import UsageError
 from sslbench.metrics.detection import masks as rle
 from sslbench.targets.classes import Classes
 from sslbench.targets.label_maps import Foreground
+from sslbench.targets.objects import Boxes, Objects
 from sslbench.targets.pixel_values import Boundaries
 from sslbench.targets.videos import Ids, Tracks
 
@@ -105,12 +106,14 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
         sources[split] = ObjectSource(
             name,
             numbered_ids(n),
+            Boxes(
+                CLASSES,
+                tuple(_object(drawn, i) for i in range(n)),
+                sizes=np.full((n, 2), SIDE, dtype=np.int64),
+                numbers=tuple(range(1, n + 1)),
+                class_numbers=tuple(range(1, len(CLASSES) + 1)),
+            ),
             Arrays(drawn.images, name),
-            tuple(_object(drawn, i) for i in range(n)),
-            np.full((n, 2), SIDE, dtype=np.int64),
-            CLASSES,
-            tuple(range(1, n + 1)),
-            tuple(range(1, len(CLASSES) + 1)),
             (_NOTE,),
         )
     return sources

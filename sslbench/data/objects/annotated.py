@@ -11,12 +11,13 @@ from sslbench.data.images import Files
 from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.objects.boxes import BoxIssues, RawObjects, checked_objects, turned_sizes
 from sslbench.data.objects.crops import CropOptions, crops_of
-from sslbench.data.objects.types import Objects, ObjectSource
+from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.errors import UsageError
 from sslbench.metrics.detection.keypoints import Skeleton
 from sslbench.targets.none import Unlabelled
+from sslbench.targets.objects import Boxes, Objects
 from sslbench.targets.target import Target
 
 
@@ -137,16 +138,18 @@ def _source(
         name=name,
         ids=tuple(images[i].id for i in order),
         images=Files(tuple(str(images[i].path) for i in order)),
-        objects=tuple(objects[i] for i in order),
-        sizes=np.array([images[i].size for i in order], dtype=np.int64).reshape(-1, 2),
-        classes=tuple(classes),
-        numbers=tuple(range(1, len(images) + 1)),
-        class_numbers=tuple(numbers),
+        target=Boxes(
+            tuple(classes),
+            tuple(objects[i] for i in order),
+            sizes=np.array([images[i].size for i in order], dtype=np.int64).reshape(-1, 2),
+            numbers=tuple(range(1, len(images) + 1)),
+            class_numbers=tuple(numbers),
+            skeleton=skeleton,
+            sized=all(image.sized for image in images),
+        ),
         notes=notes,
         attributes={grouped_by: tuple(images[i].group for i in order)} if grouped_by else {},
         grouped_by=grouped_by,
-        skeleton=skeleton,
-        sized=all(image.sized for image in images),
     )
 
 
@@ -169,17 +172,17 @@ def as_samples(spec: str, found: Mapping[str, ObjectSource], options: CropOption
         raise UsageError(f"{spec}: classes=supercategory is an option of COCO manifests; here are none")
     if options.unit == "annotation":
         return crops_of(spec, found, options)
-    named = {split: [_present(part, objects) for objects in part.objects] for split, part in found.items()}
+    named = {split: [_present(part, objects) for objects in part.target.objects] for split, part in found.items()}
     single = all(len(there) == 1 and not ignored for rows in named.values() for there, ignored in rows)
     sources = {}
     for split, part in found.items():
         labels: Target
-        if not part.classes:
+        if not part.target.classes:
             labels = Unlabelled(len(part))
         elif single:
-            labels = single_labels([next(iter(there)) for there, _ in named[split]], part.classes)
+            labels = single_labels([next(iter(there)) for there, _ in named[split]], part.target.classes)
         else:
-            labels = multi_labels([t for t, _ in named[split]], [i for _, i in named[split]], part.classes)
+            labels = multi_labels([t for t, _ in named[split]], [i for _, i in named[split]], part.target.classes)
         sources[split] = Source(
             part.name, part.ids, labels, part.images, part.notes, part.attributes, grouped_by=part.grouped_by
         )
@@ -189,5 +192,5 @@ def as_samples(spec: str, found: Mapping[str, ObjectSource], options: CropOption
 def _present(part: ObjectSource, objects: Objects) -> tuple[set[str], set[str]]:
     """Return the classes of an image with objects that count, and those with others only."""
     counts = ~(objects.crowd | objects.difficult)
-    there = {part.classes[c] for c in objects.classes[counts].tolist()}
-    return there, {part.classes[c] for c in objects.classes.tolist()} - there
+    there = {part.target.classes[c] for c in objects.classes[counts].tolist()}
+    return there, {part.target.classes[c] for c in objects.classes.tolist()} - there

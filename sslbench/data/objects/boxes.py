@@ -12,12 +12,12 @@ from PIL import Image
 
 from sslbench.arrays import IntArray
 from sslbench.data.decode.pillow import orientation, upright_size
-from sslbench.data.objects.types import Objects
 from sslbench.data.regular import open_regular
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
 from sslbench.metrics.detection.keypoints import labelled
 from sslbench.metrics.detection.masks import Segmentation, is_empty
+from sslbench.targets.objects import Objects
 
 _ENOUGH = 8  # files that must agree before those of all images are read
 _SLACK = 1.0

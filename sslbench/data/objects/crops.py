@@ -211,7 +211,7 @@ def _crops(
     kept: list[tuple[str, int, int]] = []
     found: list[tuple[tuple[float, ...], int, int]] = []
     crowds = ignored = small = 0
-    for row, (sample, objects) in enumerate(zip(source.ids, source.objects, strict=True)):
+    for row, (sample, objects) in enumerate(zip(source.ids, source.target.objects, strict=True)):
         numbers = objects.numbers if objects.numbers is not None else np.full(len(objects), -1)
         for k, (x1, y1, x2, y2) in enumerate(objects.boxes.tolist()):
             if objects.crowd[k]:
@@ -229,14 +229,14 @@ def _crops(
     ids, rows_, ks = zip(*(kept[i] for i in order), strict=True)
     boxes, classes, numbers_ = zip(*(found[i] for i in order), strict=True)
     rows = np.array(rows_, dtype=np.int64)
-    ordered = list(dict.fromkeys(group.get(name, name) for name in source.classes))
-    names = [group.get(source.classes[c], source.classes[c]) for c in classes]
+    ordered = list(dict.fromkeys(group.get(name, name) for name in source.target.classes))
+    names = [group.get(source.target.classes[c], source.target.classes[c]) for c in classes]
     present = set(names)
     labels = single_labels(names, [name for name in ordered if name in present])
     out = ((crowds, "crowd"), (ignored, "ignored or difficult object"), (small, "smaller box"))
     left_out = [counted(n, what) for n, what in out if n]
     notes = (f"{spec}: {', '.join(left_out)} left out",) if left_out else ()
-    parts = rows, np.array(ks, dtype=np.int64), np.array(boxes, dtype=np.float32), source.sizes[rows]
+    parts = rows, np.array(ks, dtype=np.int64), np.array(boxes, dtype=np.float32), source.target.sizes[rows]
     images = Crops(source.images, *parts, options.margin, from_files=not source.sized)
     attributes = {IMAGE: source.ids} | dict(source.attributes)
     of_images = {key: tuple(column[row] for row in rows_) for key, column in attributes.items()}

@@ -361,7 +361,7 @@ def _fetch(origin: Origin, level: int) -> IO[bytes]:
 def _attempt(origin: Origin) -> IO[bytes]:
     name, size, remote = origin.url, origin.size, is_url(origin.url)
     unpack = not remote or name.partition("?")[0].lower().endswith(SHARDS)
-    open_stream = _unchanged(origin).open if remote else functools.partial(Path(name).open, "rb")
+    open_stream: Callable[[], Any] = _unchanged(origin).open if remote else functools.partial(Path(name).open, "rb")
     with contextlib.ExitStack() as stack:
         try:
             stream = stack.enter_context(contextlib.closing(open_stream()))

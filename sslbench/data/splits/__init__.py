@@ -12,7 +12,6 @@ from sslbench.data.containers.exports import NOT_READ
 from sslbench.data.groups import choose_groups, inseparable, torn_classes
 from sslbench.data.labels import NO_LABEL_COLUMN, NUMBERED_FOLDERS, among_classes, single_labels
 from sslbench.data.maps.layout import FOLDER
-from sslbench.data.objects.types import ObjectSource
 from sslbench.data.open import open_data
 from sslbench.data.source import ORIGIN, Source
 from sslbench.data.splits.stratify import choose
@@ -25,7 +24,7 @@ from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.pixel_values import ReadValues
 from sslbench.targets.target import OfClasses, SeveralImages, Target
 
-S = TypeVar("S", Source, ObjectSource)
+S = TypeVar("S", bound=Source, covariant=True)
 
 
 @dataclasses.dataclass(frozen=True)

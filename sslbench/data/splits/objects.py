@@ -2,15 +2,15 @@
 
 import dataclasses
 
+import numpy as np
+
 from sslbench.data.groups import group_numbers
 from sslbench.data.labels import multi_labels
-from sslbench.data.objects.types import Objects, ObjectSource
+from sslbench.data.objects.types import ObjectSource
 from sslbench.data.open import open_objects
-from sslbench.data.source import Source
-from sslbench.data.splits import Parts, TrainTest, holdout, nearest_class, parts_of
+from sslbench.data.splits import Parts, holdout, nearest_class, parts_of
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
-from sslbench.targets.objects import Boxes
 
 _FEWEST = 2
 
@@ -40,43 +40,17 @@ def split_objects(
             data,
             test_data,
             cut=lambda whole: _seeded(whole, seed, test_fraction),
-            lacks=lambda part: "" if part.counts().any() else "objects",
+            lacks=lambda part: "" if part.target.counts().any() else "objects",
         )
     )
-
-
-def train_test_objects(data: str, test_data: str | None = None, *, seed: int, test_fraction: float) -> TrainTest:
-    """Return the parts as samples with their objects; arguments and errors as for `split_objects`."""
-    found = split_objects(data, test_data, seed=seed, test_fraction=test_fraction)
-    train, test = (
-        Source(
-            part.name,
-            part.ids,
-            Boxes(part.classes, part),
-            part.images,
-            part.notes,
-            attributes=part.attributes,
-            grouped_by=part.grouped_by,
-        )
-        for part in (found.train, found.test)
-    )
-    return TrainTest(train, test, found.how, found.notes, seeded=found.seeded)
-
-
-def objects_of(source: Source) -> ObjectSource:
-    """Return the images of a source with their objects."""
-    objects = Boxes.of(source.target).objects
-    if not isinstance(objects, ObjectSource):
-        raise TypeError(f"{source.name} has other objects")
-    return objects
 
 
 def _seeded(source: ObjectSource, seed: int, fraction: float) -> Parts[ObjectSource]:
-    present = [{source.classes[c] for c in objects.classes} for objects in source.objects]
+    present = [{source.target.classes[c] for c in objects.classes} for objects in source.target.objects]
     least = _FEWEST / len(source) if len(source) >= 2 * _FEWEST else 0.0
     groups = group_numbers(source.attributes.get(source.grouped_by, ()))
     grouped = groups is not None
-    labels = multi_labels(present, classes=source.classes)
+    labels = multi_labels(present, classes=source.target.classes)
     fit, held = holdout(labels, max(fraction, least), seed, groups=groups)
     if min(len(fit), len(held)) < _FEWEST:
         raise DataError(
@@ -101,10 +75,10 @@ def _matched(parts: Parts[ObjectSource]) -> Parts[ObjectSource]:
                 f"{part.name} has {counted(len(part), 'image')}; detection needs two or more",
                 "Neither training nor average precision is meaningful with one image.",
             )
-        if not part.counts().any():
+        if not part.target.counts().any():
             raise DataError(f"{part.name} has no objects (crowds apart)", "Detection needs boxes in both parts.")
-    there = {name for name, n in zip(train.classes, train.counts(), strict=True) if n}
-    tested = {name for name, n in zip(test.classes, test.counts(crowds=True), strict=True) if n}
+    there = {name for name, n in zip(train.target.classes, train.target.counts(), strict=True) if n}
+    tested = {name for name, n in zip(test.target.classes, test.target.counts(crowds=True), strict=True) if n}
     unknown = sorted(tested - there)
     if unknown:
         lines = [
@@ -113,28 +87,27 @@ def _matched(parts: Parts[ObjectSource]) -> Parts[ObjectSource]:
         ]
         more = [f"... and {len(unknown) - 5} more classes of {test.name}"] if len(unknown) > 5 else []
         raise DataError("\n".join([*lines, *more]))
-    pairs = zip(train.classes, train.class_numbers, strict=True)
+    pairs = zip(train.target.classes, train.target.class_numbers, strict=True)
     names, numbers = zip(*(pair for pair in pairs if pair[0] in there), strict=True)
     absent = [name for name in names if name not in tested]
     notes = parts.notes
     if absent:
         notes = (*notes, f"{counted(len(absent), 'class')} of train without an object in test: {some(absent, 5)}")
     # Result files use the class names of test's manifest.
-    numbers_of_test = dict(zip(test.classes, test.class_numbers, strict=True))
+    numbers_of_test = dict(zip(test.target.classes, test.target.class_numbers, strict=True))
     own = tuple(numbers_of_test.get(name, number) for name, number in zip(names, numbers, strict=True))
     return dataclasses.replace(
-        parts, train=_kept(train, names, numbers), test=test.with_classes(names, own), notes=notes
+        parts,
+        train=_kept(train, names, numbers),
+        test=test.with_classes(names, own),
+        notes=notes,
     )
 
 
 def _kept(train: ObjectSource, names: tuple[str, ...], numbers: tuple[int, ...]) -> ObjectSource:
     """Return train without the crowds of classes that have no other objects."""
-    known = {i for i, name in enumerate(train.classes) if name in names}
-    objects: list[Objects] = []
-    changed = False
-    for one in train.objects:
-        rows = [i for i, c in enumerate(one.classes) if int(c) in known]
-        objects.append(one if len(rows) == len(one) else one.select(rows))
-        changed = changed or len(rows) < len(one)
-    kept = dataclasses.replace(train, objects=tuple(objects)) if changed else train
-    return kept.with_classes(names, numbers)
+    is_kept = np.array([name in names for name in train.target.classes], dtype=np.bool_)
+    if not is_kept[train.target.column("classes")].all():
+        objects = tuple(one.select(np.flatnonzero(is_kept[one.classes]).tolist()) for one in train.target.objects)
+        train = dataclasses.replace(train, target=train.target.changed(objects=objects))
+    return train.with_classes(names, numbers)

@@ -141,7 +141,7 @@ def run(
     progress: Progress | None = None,
 ) -> Detectron2Result:
     """Train and detect; every process calls this. The global random states are restored."""
-    device, classes = training.device, len(data.train.classes)
+    device, classes = training.device, len(data.train.target.classes)
     skeleton = truth_of(data.test, dataclasses.replace(recipe, masks=False)).skeleton
     configuration = configured(
         backbone, recipe, classes, given, device=device, processes=world_size(), skeleton=skeleton
@@ -212,7 +212,7 @@ def _notes(configuration: Configured, data: Parts[ObjectSource], stem: Path, tak
         *configuration.notes,
         *DIFFERENCES,
     ]
-    difficult = sum(int(objects.difficult.sum()) for objects in data.test.objects)
+    difficult = sum(int(objects.difficult.sum()) for objects in data.test.target.objects)
     if difficult:
         notes.append(f"Its COCOEvaluator ignores the flag 'difficult' and counts the {difficult} such objects of test.")
     return tuple(notes)

@@ -43,12 +43,12 @@ def registered(data: Parts[ObjectSource], cfg: Any, folder: Path, mirrored: Sequ
     parts = (train, (TEST, lambda: entries(data.test, None)))
     for name, part in parts:
         catalog.DatasetCatalog.register(name, part)
-    catalog.MetadataCatalog.get(TRAIN).set(thing_classes=list(data.train.classes))
+    catalog.MetadataCatalog.get(TRAIN).set(thing_classes=list(data.train.target.classes))
     if points:
         catalog.MetadataCatalog.get(TRAIN).set(**_skeleton(data.train, cfg, mirrored))
     catalog.MetadataCatalog.get(TEST).set(
-        thing_classes=list(data.test.classes),
-        thing_dataset_id_to_contiguous_id={number: i for i, number in enumerate(data.test.class_numbers)},
+        thing_classes=list(data.test.target.classes),
+        thing_dataset_id_to_contiguous_id={number: i for i, number in enumerate(data.test.target.class_numbers)},
         json_file=str(truth),
     )
     named = cfg.clone()
@@ -65,10 +65,10 @@ def registered(data: Parts[ObjectSource], cfg: Any, folder: Path, mirrored: Sequ
 
 def _skeleton(source: ObjectSource, cfg: Any, mirrored: Sequence[str]) -> dict[str, Any]:
     """Return Detectron2's names of keypoints, and pairs that change places in a mirrored image."""
-    if source.skeleton is None:
+    if source.target.skeleton is None:
         return {}
-    names = source.skeleton.names
-    partners = range(len(names)) if cfg.INPUT.RANDOM_FLIP == "none" else source.skeleton.mirrored(mirrored)
+    names = source.target.skeleton.names
+    partners = range(len(names)) if cfg.INPUT.RANDOM_FLIP == "none" else source.target.skeleton.mirrored(mirrored)
     pairs = [(names[a], names[b]) for a, b in enumerate(partners) if a < b]
     return {"keypoint_names": list(names), "keypoint_flip_map": pairs}
 
@@ -77,7 +77,7 @@ def _mask_form(source: ObjectSource, cfg: Any) -> str | None:
     if not cfg.MODEL.MASK_ON:
         return None
     form = str(cfg.INPUT.MASK_FORMAT)
-    all_masks = [mask for objects in source.objects for mask in objects.masks or ()]
+    all_masks = [mask for objects in source.target.objects for mask in objects.masks or ()]
     if form == "polygon" and not all(_is_polygons(mask) for mask in all_masks):
         raise UsageError(
             f"d2.INPUT.MASK_FORMAT=polygon, but {source.name} has masks that are not polygons",
@@ -95,8 +95,8 @@ def entries(source: ObjectSource, masks: str | None, *, keypoints: bool = False)
     boxes = load("structures").BoxMode.XYXY_ABS
     found = []
     for i in range(len(source)):
-        objects = source.objects[i]
-        height, width = (int(side) for side in source.sizes[i])
+        objects = source.target.objects[i]
+        height, width = (int(side) for side in source.target.sizes[i])
         rows: list[dict[str, Any]] = [
             {"bbox": box, "bbox_mode": boxes, "category_id": label, "iscrowd": int(crowd)}
             for box, label, crowd in zip(
@@ -110,7 +110,13 @@ def entries(source: ObjectSource, masks: str | None, *, keypoints: bool = False)
         if keypoints and objects.keypoints is not None:
             for row, points in zip(rows, objects.keypoints + np.array([HALF, HALF, 0]), strict=True):
                 row["keypoints"] = points.ravel().tolist()
-        entry = {"position": i, "image_id": source.numbers[i], "height": height, "width": width, "annotations": rows}
+        entry = {
+            "position": i,
+            "image_id": source.target.numbers[i],
+            "height": height,
+            "width": width,
+            "annotations": rows,
+        }
         found.append(entry)
     return found
 
@@ -188,12 +194,16 @@ def _with_workers(cfg: Any, workers: int) -> Any:
 def write_truth(source: ObjectSource, path: Path, *, masks: bool, keypoints: bool = False) -> None:
     """Write the ground truth as a COCO file with the manifest's ids; difficult objects become ordinary ones."""
     annotations: list[dict[str, Any]] = []
-    for i, number in enumerate(source.numbers):
-        objects = source.objects[i]
+    for i, number in enumerate(source.target.numbers):
+        objects = source.target.objects[i]
         shapes = source.masks_of(i) if masks else (None,) * len(objects)
         rows = zip(corner_and_size(objects.boxes).tolist(), objects.classes.tolist(), shapes, strict=True)
         for k, (box, label, shape) in enumerate(rows):
-            row = {"id": len(annotations) + 1, "image_id": int(number), "category_id": source.class_numbers[label]}
+            row = {
+                "id": len(annotations) + 1,
+                "image_id": int(number),
+                "category_id": source.target.class_numbers[label],
+            }
             row |= {"bbox": box, "area": float(objects.areas[k]), "iscrowd": int(objects.crowd[k])}
             if shape is not None:
                 row["segmentation"] = text(shape)
@@ -203,10 +213,11 @@ def write_truth(source: ObjectSource, path: Path, *, masks: bool, keypoints: boo
             annotations.append(row)
     images = [
         {"id": int(number), "height": int(height), "width": int(width)}
-        for number, (height, width) in zip(source.numbers, source.sizes, strict=True)
+        for number, (height, width) in zip(source.target.numbers, source.target.sizes, strict=True)
     ]
     categories = [
-        {"id": int(number), "name": name} for number, name in zip(source.class_numbers, source.classes, strict=True)
+        {"id": int(number), "name": name}
+        for number, name in zip(source.target.class_numbers, source.target.classes, strict=True)
     ]
     content = {"info": {}, "images": images, "annotations": annotations, "categories": categories}
     try:

@@ -27,14 +27,14 @@ def open_maps(
     if options.maps or options.classes:
         raise UsageError(f"{spec}: a manifest names its own maps and classes; the options are images= and ignore=")
     sources = open_objects(spec)
-    if not any(objects.masks for source in sources.values() for objects in source.objects):
+    if not any(objects.masks for source in sources.values() for objects in source.target.objects):
         raise DataError(f"{spec} has boxes without masks, from which no label maps can be drawn")
     return {split: _source(source, options) for split, source in sources.items()}
 
 
 def _source(source: ObjectSource, options: LabelMapOptions) -> Source:
     """Return the source of label maps: value 0 is background, 1 to C are the classes."""
-    names = (BACKGROUND, *source.classes)
+    names = (BACKGROUND, *source.target.classes)
     if len(set(names)) < len(names):
         raise DataError(
             f"{source.name} has a class called {BACKGROUND}, which is reserved for pixels without an object"
@@ -69,13 +69,13 @@ class ObjectMaps:
 
     def read(self, index: int, max_pixels: int) -> RawMap:
         """Read one map; see `Maps`."""
-        height, width = (int(side) for side in self.source.sizes[index])
+        height, width = (int(side) for side in self.source.target.sizes[index])
         check_size(width, height, self.path(index), max_pixels)
         try:
             masks = self.source.masks_of(index)
         except DataError as error:
             raise UnreadableImage(self.path(index), error.message) from error
-        objects = self.source.objects[index]
+        objects = self.source.target.objects[index]
         values = np.zeros((height, width), dtype=np.int32)
         instances = np.zeros((height, width), dtype=np.int32)
         for i in np.argsort(-rle.areas(masks), kind="stable").tolist():
@@ -87,7 +87,7 @@ class ObjectMaps:
     def digests(self) -> npt.NDArray[np.uint8]:
         """Return (N, 16) bytes of hashes of the masks, their classes and flags."""
         rows = []
-        for objects, size in zip(self.source.objects, self.source.sizes, strict=True):
+        for objects, size in zip(self.source.target.objects, self.source.target.sizes, strict=True):
             columns = [objects.classes.tolist(), objects.crowd.tolist(), objects.difficult.tolist(), size.tolist()]
             rows.append(digest(json.dumps([columns, objects.masks], default=repr).encode()))
         return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(-1, DIGEST_BYTES)

@@ -20,6 +20,7 @@ from sslbench.errors import DataError
 from sslbench.metrics.detection.keypoints import Skeleton
 from sslbench.metrics.detection.masks import first_problem
 from sslbench.metrics.detection.matches import FREQUENCIES, Federated
+from sslbench.targets.objects import Boxes
 from sslbench.targets.target import Images
 
 Row = dict[str, Any]
@@ -83,19 +84,21 @@ def object_sources(
             name=spec if splits is None else f"{spec} ({split})",
             ids=tuple(ids[i] for i in chosen),
             images=files.select(chosen),
-            objects=tuple(objects[i] for i in chosen),
-            sizes=sizes[chosen],
-            classes=tuple(str(row["name"]) for row in categories),
-            numbers=tuple(images[i]["id"] for i in chosen),
-            class_numbers=tuple(row["id"] for row in categories),
+            target=Boxes(
+                tuple(str(row["name"]) for row in categories),
+                tuple(objects[i] for i in chosen),
+                sizes=sizes[chosen],
+                numbers=tuple(images[i]["id"] for i in chosen),
+                class_numbers=tuple(row["id"] for row in categories),
+                federated=None if federated is None else federated.select(chosen, len(ids)),
+                skeleton=skeleton,
+                sized=all(sized[i] for i in chosen),
+                image_texts={ids[i]: image_texts[images[i]["id"]] for i in chosen} if image_texts else {},
+                class_texts={str(row["name"]): class_texts[row["id"]] for row in categories} if class_texts else {},
+            ),
             notes=notes,
             attributes={key: tuple(column[i] for i in chosen) for key, column in columns.attributes.items()},
             grouped_by=columns.grouped_by,
-            federated=None if federated is None else federated.select(chosen, len(ids)),
-            skeleton=skeleton,
-            sized=all(sized[i] for i in chosen),
-            image_texts={ids[i]: image_texts[images[i]["id"]] for i in chosen} if image_texts else {},
-            class_texts={str(row["name"]): class_texts[row["id"]] for row in categories} if class_texts else {},
         )
     return sources
 

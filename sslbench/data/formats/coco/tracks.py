@@ -12,11 +12,12 @@ import numpy as np
 from sslbench.arrays import IntArray
 from sslbench.data.formats.coco.columns import Rows
 from sslbench.data.formats.coco.videos import FRAME, VIDEO
-from sslbench.data.objects.types import Objects, ObjectSource
+from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.tracks import videos_source
 from sslbench.errors import DataError
 from sslbench.metrics.detection import masks as rle
+from sslbench.targets.objects import Objects
 from sslbench.targets.videos import Ids
 
 
@@ -47,7 +48,7 @@ class TrackMasks:
         """
         row = self._row(row)
         masks = self.source.masks_of(row)
-        height, width = (int(side) for side in self.source.sizes[row])
+        height, width = (int(side) for side in self.source.target.sizes[row])
         ids = np.zeros((height, width), dtype=np.int32)
         for i in np.argsort(-rle.areas(masks), kind="stable").tolist():
             ids[rle.decode(masks[i])] = self.numbers[row][i]
@@ -62,7 +63,7 @@ class TrackMasks:
         """Return a hash of masks and numbers."""
         digest = hashlib.sha256()
         for row in range(len(self.numbers)) if self.chosen is None else self.chosen:
-            objects, numbers = self.source.objects[row], self.numbers[row]
+            objects, numbers = self.source.target.objects[row], self.numbers[row]
             digest.update(json.dumps([objects.masks, numbers.tolist()], default=repr).encode())
         return digest.hexdigest()
 
@@ -93,7 +94,7 @@ def _videos(source: ObjectSource, tracks: Mapping[Any, Any]) -> Source:
     names = source.attributes.get(VIDEO, ("",) * len(source))
     if "" in names:
         raise DataError(f"{source.name}: {source.ids[names.index('')]} belongs to no video (video_id)")
-    untracked = sum(tracks.get(number) is None for objects in source.objects for number in _annotations(objects))
+    untracked = sum(tracks.get(number) is None for objects in source.target.objects for number in _annotations(objects))
     if untracked:
         raise DataError(f"{source.name}: {untracked:,} annotations have no track_id, so objects cannot be followed")
     indices = source.attributes.get(FRAME, ("",) * len(source))
@@ -105,7 +106,9 @@ def _videos(source: ObjectSource, tracks: Mapping[Any, Any]) -> Source:
     for rows in videos.values():
         known: dict[Any, int] = {}
         for row in rows:  # objects of the first frame come first
-            own = [known.setdefault(tracks[number], len(known) + 1) for number in _annotations(source.objects[row])]
+            own = [
+                known.setdefault(tracks[number], len(known) + 1) for number in _annotations(source.target.objects[row])
+            ]
             numbers[row] = np.array(own, dtype=np.int64)
     return videos_source(source.name, videos, source.images, TrackMasks(source, tuple(numbers)), source.notes)
 
