@@ -195,7 +195,7 @@ def _kinds(folder: Path) -> str:
     return ", ".join(f"{n:,} {suffix}" for suffix, n in suffixes.most_common(3))
 
 
-def open_boxes_as_data(spec: str) -> dict[str, Source]:
+def open_boxes_as_data(spec: str) -> dict[str, ObjectSource]:
     """Open images with boxes as sources; images without an object are left out. See `open_objects`.
 
     Regions with many objects (COCO's iscrowd) are no objects.
@@ -204,7 +204,7 @@ def open_boxes_as_data(spec: str) -> dict[str, Source]:
         DataError: no image has an object.
     """
     found = open_objects(spec)
-    sources: dict[str, Source] = {}
+    sources: dict[str, ObjectSource] = {}
     for split, part in found.items():
         kept = [i for i in range(len(part)) if len(part.target.boxes_of(i))]
         notes = list(part.notes)
@@ -242,7 +242,7 @@ def open_as(spec: str, *kinds: type[Target]) -> dict[str, Source]:
     'map'
     """
     if Boxes in kinds:
-        return open_boxes_as_data(spec)
+        return dict(open_boxes_as_data(spec))
     formats = all_formats()
     readers = [found.readers[kind] for found in formats for kind in kinds if kind in found.readers]
     location = Location(spec, {}) if any(reader.unresolved(spec) for reader in readers) else locate(spec)

@@ -87,8 +87,8 @@ def test_every_face_of_the_images_says_the_same():
             label = maps[split].target.maps.read_map(i).semantic
             name = source.target.classes[source.target.values[i]]
             assert set(np.unique(label)) == {0, maps[split].target.classes.index(name)}
-            (mask,) = boxes[split].target.objects.bitmaps_of(i, *label.shape)
-            left, upper, right, lower = boxes[split].target.objects.boxes_of(i)[0].astype(int)
+            (mask,) = boxes[split].bitmaps_of(i, *label.shape)
+            left, upper, right, lower = boxes[split].target.boxes_of(i)[0].astype(int)
             assert np.array_equal(mask, label > 0) and mask[upper:lower, left:right].sum() == mask.sum()
             assert np.array_equal(masks[split].target.maps.read_map(i).semantic == 1, mask)
 
