@@ -28,6 +28,12 @@ _ROTNET_POOLS = {
 _SQUARE = (256, 256)
 
 
+_USUAL = Preprocessing(origin="VISSL linear benchmark")
+_SQUASHED_227 = Preprocessing(_SQUARE, (227, 227), origin="VISSL linear benchmark")
+LAYERS = {"conv1": 2, "pool1": 3, "conv2": 6, "pool2": 7, "conv3": 10, "conv4": 13, "conv5": 16, "pool5": 17}
+_TORCHVISION_LAYERS = {"conv1": 1, "pool1": 2, "conv2": 4, "pool2": 5, "conv3": 7, "conv4": 9, "conv5": 11, "pool5": 12}
+
+
 @dataclasses.dataclass(frozen=True)
 class AlexNetSpec:
     """Architecture of one variant.
@@ -37,8 +43,6 @@ class AlexNetSpec:
         groups: of the second, fourth and fifth convolution (2 on the two GPUs of 2012).
         norms: true if each convolution has a BatchNorm.
         local_norm: true if the first two layers have a local response normalisation, before or after pooling.
-        stride: of the first convolution.
-        padding: of the first convolution.
         inputs: input of the first convolution: 'rgb', 'lightness' (one channel) or 'sobel' (two edge maps).
         preprocessing: transform of VISSL's linear benchmark.
         pools: layer -> the pool of VISSL's linear benchmark.
@@ -53,10 +57,6 @@ class AlexNetSpec:
     padding: int = 0
     inputs: str = "rgb"
     pools: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-
-_USUAL = Preprocessing(origin="VISSL linear benchmark")
-_SQUASHED_227 = Preprocessing(_SQUARE, (227, 227), origin="VISSL linear benchmark")
 
 
 SPECS: Mapping[str, AlexNetSpec] = {
@@ -89,10 +89,6 @@ SPECS: Mapping[str, AlexNetSpec] = {
     "alexnet_deepcluster_rgb": AlexNetSpec(_USUAL, padding=2, pools=_STANDARD_POOLS),
     "alexnet_rotnet": AlexNetSpec(_USUAL, widths=(64, 192, 384, 256, 256), padding=2, pools=_ROTNET_POOLS),
 }
-
-
-LAYERS = {"conv1": 2, "pool1": 3, "conv2": 6, "pool2": 7, "conv3": 10, "conv4": 13, "conv5": 16, "pool5": 17}
-_TORCHVISION_LAYERS = {"conv1": 1, "pool1": 2, "conv2": 4, "pool2": 5, "conv3": 7, "conv4": 9, "conv5": 11, "pool5": 12}
 
 
 class Sobel(nn.Module):

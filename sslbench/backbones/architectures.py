@@ -1,12 +1,12 @@
-"""Names of ResNets, torchvision's and wider: any depth with four stages, any width, ResNeXt and wide variants.
+"""Names of backbones, without torch and timm, which take seconds to import, so that a typo is told at once.
 
-A name says everything: `resnet50`, `resnext101_32x8d`, `wide_resnet50_2`, and each of them with all channels multiplied
-(`resnet50w2` is VISSL's RN50-w2, `resnet18w0.25` a quarter of the width). Depths that have no number of their own are
-written with their blocks: `resnet_bottleneck_2-2-2-2`. `_cifar` at the end stands for the stem that small images get
-(`resnet18_cifar`, `resnet18w0.25_cifar`). Options follow commas: `,in_chans=13` for images of 13 channels,
-`,last_stride=1` (`,third_stride=1`) for a last (third) stage that keeps its input's size, `,output_stride=8` (or 16)
-for last stages that keep it and are dilated, `,stride_in_1x1=true` for strides in the first convolution of a bottleneck
-block in place of the second, `,zero_init_residual=true` for random weights whose residual branches begin at zero.
+The name of a ResNet says everything: `resnet50`, `resnext101_32x8d`, `wide_resnet50_2`, and each of them with all
+channels multiplied (`resnet50w2` is VISSL's RN50-w2, `resnet18w0.25` a quarter of the width). Depths that have no
+number are written with their blocks: `resnet_bottleneck_2-2-2-2`. `_cifar` at the end stands for the stem of small
+images (`resnet18w0.25_cifar`). Options follow commas: `,in_chans=13` for images of 13 channels, `,last_stride=1`
+(`,third_stride=1`) for a last (third) stage that keeps its input's size, `,output_stride=8` (or 16) for last stages
+that keep it and are dilated, `,stride_in_1x1=true` for strides in the first convolution of a bottleneck block in place
+of the second, `,zero_init_residual=true` for random weights whose residual branches begin at zero.
 """
 
 import dataclasses
@@ -42,6 +42,23 @@ _ZERO_INIT = ",zero_init_residual=true"
 Stem = Literal["imagenet", "cifar"]
 
 
+_OPTIONS = {
+    "in_chans": r"[1-9]\d*",
+    "last_stride": "1|2",
+    "third_stride": "1|2",
+    "output_stride": "8|16|32",
+    "stride_in_1x1": "true|True|false|False",
+    "zero_init_residual": "true|True|false|False",
+}
+ALEXNETS = (
+    *("alexnet_bvlc", "alexnet_jigsaw", "alexnet_colorization", "alexnet_deepcluster", "alexnet_deepcluster_rgb"),
+    *("alexnet_rotnet", "alexnet"),
+)
+VJEPA2_NAMES = ("vjepa2_large", "vjepa2_huge", "vjepa2_giant")
+_REGISTERED = re.compile(r"^@register_model\s+def (\w+)\(", re.MULTILINE)
+_QUOTED = re.compile(r"""["'](\w+)["']""")
+
+
 @dataclasses.dataclass(frozen=True)
 class ResNetSpec:
     """Architecture of a ResNet.
@@ -54,7 +71,6 @@ class ResNetSpec:
         width_per_group: channels of each group in the first stage at width 64 (4 in ResNeXt-50 32x4d).
         stem: 'imagenet' (7x7 convolution of stride 2, max-pooling) or 'cifar' (3x3 of stride 1, no pooling: Chen et al.
             2020, SimCLR, appendix B.9).
-        channels: of the images.
         last_stride: of the last stage: 2, or 1 as colorization networks have it (Goyal et al. 2019).
         third_stride: of the third stage: 2, or 1 as the contrastive random walk has it (Jabri et al. 2020).
         output_stride: pixels for each cell of the last map, at most: a stage that would exceed it has stride 1, and the
@@ -169,16 +185,6 @@ def parse(name: str) -> ResNetSpec | None:
     )
 
 
-_OPTIONS = {
-    "in_chans": r"[1-9]\d*",
-    "last_stride": "1|2",
-    "third_stride": "1|2",
-    "output_stride": "8|16|32",
-    "stride_in_1x1": "true|True|false|False",
-    "zero_init_residual": "true|True|false|False",
-}
-
-
 def _options(text: str) -> dict[str, str] | None:
     """',in_chans=4' as {'in_chans': '4'}; None where a ResNet has no such option or value, or it stands there twice."""
     options: dict[str, str] = {}
@@ -204,15 +210,6 @@ def with_strides(name: str, *, last: int, in_1x1: bool) -> str:
     changed: dict[str, Any] = {"last_stride": last, "stride_in_1x1": in_1x1 and spec.block == "bottleneck"}
     stated = _options("".join(name.partition(",")[1:])) or {}
     return dataclasses.replace(spec, **{key: value for key, value in changed.items() if key not in stated}).name
-
-
-ALEXNETS = (
-    *("alexnet_bvlc", "alexnet_jigsaw", "alexnet_colorization", "alexnet_deepcluster", "alexnet_deepcluster_rgb"),
-    *("alexnet_rotnet", "alexnet"),
-)
-VJEPA2_NAMES = ("vjepa2_large", "vjepa2_huge", "vjepa2_giant")
-_REGISTERED = re.compile(r"^@register_model\s+def (\w+)\(", re.MULTILINE)
-_QUOTED = re.compile(r"""["'](\w+)["']""")
 
 
 def no_backbone(name: str) -> UsageError:

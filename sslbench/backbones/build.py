@@ -1,4 +1,4 @@
-"""Backbones with random weights by name: ResNets, AlexNets, timm models, a user's own module, raw pixels."""
+"""Backbones with random weights by name; families of architectures are the files of `backbones.families`."""
 
 import contextlib
 import dataclasses
@@ -21,14 +21,9 @@ from sslbench.weights.reading.model_config import ModelConfig
 _PACKAGE = "sslbench.backbones.families"
 
 
-def _accept(name: str, where: str) -> None:
-    """Accept any name read from a file."""
-
-
-def _recognise_none(
-    shapes: Mapping[str, tuple[int, ...]], format: str, weights: str, config: ModelConfig
-) -> str | None:
-    return None
+_MUCH_LARGER = 8
+# Numbers in a network of usual size, which any machine can hold.
+_ALWAYS_BUILT = 50_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +41,8 @@ class Family:
 
     takes: Callable[[str], bool]
     build: Callable[[str], Backbone]
-    check_recorded: Callable[[str, str], None] = _accept
-    recognise: Callable[[Mapping[str, tuple[int, ...]], str, str, ModelConfig], str | None] = _recognise_none
+    check_recorded: Callable[[str, str], None] = lambda name, where: None
+    recognise: Callable[[Mapping[str, tuple[int, ...]], str, str, ModelConfig], str | None] = lambda *_: None
     last_resort: bool = False
 
 
@@ -68,11 +63,6 @@ def family_of(name: str) -> Family:
         if family.takes(name):
             return family
     raise no_backbone(name)
-
-
-_MUCH_LARGER = 8
-_ALWAYS_BUILT = 50_000_000
-"""Numbers in a network of usual size, which any machine can hold."""
 
 
 def build(name: str, *, seed: int = 0) -> Backbone:

@@ -54,9 +54,7 @@ class ClassifierInfo:
 
     Attributes:
         layer: text of the backbone's layer whose pooled features it takes, such as 'res5avg' or 'blocks.11:mean'.
-        norm: normalisation of the features.
         labels: kind of the labels: single (scores are logits of a softmax), multi (of sigmoids) or value (numbers).
-        classes: names of the C outputs.
     """
 
     layer: str
@@ -71,7 +69,6 @@ class Classifier:
 
     Attributes:
         head: in evaluation mode, without gradients.
-        layer: of the backbone.
         info: facts that its tensors do not show.
     """
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 _NORM = "norm"
 _FACETS: Sequence[Facet] = ("query", "key", "value")
+# Copies of a network built for one size that are kept.
 _MOST_SIZES = 4
-"""Copies of a network built for one size that are kept."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,9 +91,7 @@ class DenseEncoder:
     Position embeddings are resampled as the network's authors do (`vit.positions`), anew for every size.
 
     Attributes:
-        inputs: the maps that it gives.
         multiple: rows and columns of images must be multiples of this: the side of a patch, 1 for convolutions.
-        device: of the forward pass.
         widths: name of an input -> C.
         strides: name of an input -> rows of pixels for each row of its map.
     """
@@ -113,7 +111,8 @@ class DenseEncoder:
         self.inputs, self.device, self._dtype = tuple(inputs), torch.device(device), DTYPES[precision]
         self._name = backbone.name
         self._layers = list({layer.text: layer for each in inputs for layer in each.layers}.values())
-        self.multiple = _patch(backbone.module)
+        size = getattr(getattr(backbone.module, "patch_embed", None), "patch_size", 1)  # 1 without patches
+        self.multiple = int(size[0]) if isinstance(size, Sequence) else int(size)
         side = max(self.multiple, round(96 / self.multiple) * self.multiple)
         probe = torch.zeros(1, backbone.preprocessing.channels, side, side)
         if is_timm_vit(backbone.module) or _fixed_size(backbone.module):
@@ -242,12 +241,6 @@ def _fixed_size(module: nn.Module) -> bool:
     """Return whether a network of timm is built for one size and can be built for another."""
     embed = getattr(module, "patch_embed", None)
     return bool(getattr(embed, "strict_img_size", False)) and hasattr(module, "set_input_size")
-
-
-def _patch(module: nn.Module) -> int:
-    """Return the side of a patch; 1 for networks without."""
-    size = getattr(getattr(module, "patch_embed", None), "patch_size", 1)
-    return int(size[0]) if isinstance(size, Sequence) else int(size)
 
 
 def number_of_blocks(backbone: Backbone) -> int:

@@ -32,23 +32,17 @@ class Description:
     """Description of a weights file. Fields after `problem` are empty if the format is not recognised.
 
     Attributes:
-        container: kind of file.
         size: of the file in bytes.
-        sha256: of the file.
         stubbed: classes that a pickle names and that were not loaded.
         suspicious: functions that a pickle names without calling them.
         beside: numbers and text at the top of the file, for instance the epoch.
         where: dotted path of the tensors in the file; '' is the file itself.
         tensors: name in the file -> shape of every tensor there.
         problem: reason why the format is not recognised or the weights do not load; '' otherwise.
-        format: name of the format.
-        title: full name of the format.
         network: copy of the backbone that is taken of several in the file ('query', 'teacher'); '' if there is one.
         other_networks: the others, by what --format FORMAT:NETWORK takes.
         elsewhere: networks in other places of the file, by what --format takes.
-        why: evidence for the format.
         prefix: common beginning of the backbone's keys.
-        backbone: name for `--backbone` that builds the architecture.
         architecture: property -> value: depth, width, patch, ...
         parameters: numbers in the backbone's parameters.
         dtypes: dtype -> tensors of the backbone.
@@ -60,10 +54,8 @@ class Description:
         space: of the images that the network was trained on: 'RGB', 'BGR' (which is turned to RGB on loading),
             'lightness'; '' for other numbers of channels.
         strides: of a ResNet, in words; '' for others.
-        preprocessing: of the images that the backbone is evaluated with.
         report: result of loading, in one line.
         layers: names for --layers; the first is the default.
-        tensors_sha256: of the loaded backbone.
     """
 
     container: str
@@ -126,7 +118,18 @@ def describe(file: WeightsFile, *, backbone: str | None = None, format: str | No
         loaded = load_file(file, backbone=backbone, format=format)
     except (WeightsError, BackboneError) as error:
         return dataclasses.replace(known, problem=str(error))
-    known = _with_backbone(known, loaded)
+    default = loaded.default_layer
+    known = dataclasses.replace(
+        known,
+        backbone=loaded.name,
+        parameters=sum(parameter.numel() for parameter in loaded.module.parameters()),
+        space=_space(known, loaded.preprocessing),
+        strides=_strides(loaded.name),
+        preprocessing=loaded.preprocessing,
+        report=loaded.report.line() if loaded.report else "",
+        layers=(default, *(layer for layer in loaded.aliases if layer != default)),
+        tensors_sha256=loaded.weights_sha256,
+    )
     if backbone is None:
         known = dataclasses.replace(known, architecture=_architecture(found))
     try:
@@ -162,21 +165,6 @@ def _with_format(known: Description, found: Recognised, table: FormatTable, file
 _BUFFERS = (OPTIONAL_LEAF, "running_mean", "running_var")
 
 
-def _with_backbone(known: Description, loaded: Backbone) -> Description:
-    default = loaded.default_layer
-    return dataclasses.replace(
-        known,
-        backbone=loaded.name,
-        parameters=sum(parameter.numel() for parameter in loaded.module.parameters()),
-        space=_space(known, loaded.preprocessing),
-        strides=_strides(loaded.name),
-        preprocessing=loaded.preprocessing,
-        report=loaded.report.line() if loaded.report else "",
-        layers=(default, *(layer for layer in loaded.aliases if layer != default)),
-        tensors_sha256=loaded.weights_sha256,
-    )
-
-
 def _with_heads(known: Description, file: WeightsFile, loaded: Backbone) -> Description:
     """Add the layers of the file's heads, and its classifier."""
     kinds = {
@@ -210,7 +198,8 @@ def _why(found: Recognised, table: FormatTable) -> str:
     fits = f"each of the {len(found.keys)} keys" + (f" behind '{found.wrapper}'" if found.wrapper else "")
     fits += " matches one rule, head or declared drop of its table"
     for way in table.file.detect:
-        shown = [_example(text, found.keys) for text in way.present]
+        patterns = [rules.parse_pattern(text) for text in way.present]
+        shown = [next((key for key in found.keys if pattern.match(key) is not None), "") for pattern in patterns]
         if shown and all(shown):
             return f"{fits}; typical is '{found.wrapper}{found.originals.get(shown[0], shown[0])}'"
     return fits + (f"; all begin with '{found.prefix}'" if found.prefix else "")
@@ -221,11 +210,6 @@ def _beside(file: WeightsFile) -> dict[str, Any]:
     noted = file.content.get(NOTE)
     entries = {**file.content, **file.metadata, **(noted if isinstance(noted, Mapping) else {})}
     return {key: value for key, value in entries.items() if isinstance(value, str | int | float)}
-
-
-def _example(text: str, tensors: Mapping[str, Tensor]) -> str:
-    pattern = rules.parse_pattern(text)
-    return next((key for key in tensors if pattern.match(key) is not None), "")
 
 
 def _space(known: Description, preprocessing: Preprocessing) -> str:

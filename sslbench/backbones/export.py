@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.classifier import Classifier
-from sslbench.backbones.layers import Layer, forward_layers
+from sslbench.backbones.layers import Layer, difference, forward_layers
 from sslbench.errors import BackboneError, UsageError
 from sslbench.preprocessing import Preprocessing
 from sslbench.weights.format_name import check_export
@@ -24,6 +24,14 @@ from sslbench.weights.save import new_file
 log = logging.getLogger("sslbench")
 
 _LARGEST = 1.9e9
+
+
+INPUT = "images"
+# Largest accepted difference of an output, relative to the largest output; float32 rounding gives about 1e-6.
+LARGEST_DIFFERENCE = 1e-3
+# Numbers of images on which the exported network is compared.
+_BATCHES = (1, 2, 5)
+_Run = Callable[[Tensor], Tensor]
 
 
 def need_onnx(purpose: str, otherwise: str) -> None:
@@ -86,13 +94,6 @@ def cause_of(error: BaseException) -> str:
         error = error.__cause__
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines() or ["no message"]
     return f"{type(error).__name__}: {lines[0][:300]}"
-
-
-INPUT = "images"
-LARGEST_DIFFERENCE = 1e-3
-"""Largest accepted difference of an output, relative to the largest output; float32 rounding gives about 1e-6."""
-_BATCHES = (1, 2, 5)
-"""Numbers of images on which the exported network is compared."""
 
 
 class ExportedNetwork(nn.Module):
@@ -164,7 +165,7 @@ def export(
             run = write(network, examples[1], temporary, output, facts)
         except Exception as error:  # torch raises errors of many kinds for networks that it cannot trace
             raise BackboneError(f"{backbone.name} cannot be exported: {cause_of(error)}") from error
-        difference = max(_difference(run(images), own) for images, own in zip(examples, wanted, strict=True))
+        difference = max(difference(run(images), own) for images, own in zip(examples, wanted, strict=True))
         if not difference <= LARGEST_DIFFERENCE:
             raise BackboneError(
                 f"{backbone.name}: the outputs of the exported network differ by {difference:.1e} of the largest; "
@@ -182,16 +183,6 @@ def image_shape(preprocessing: Preprocessing) -> tuple[int, int, int]:
     size = preprocessing.crop or preprocessing.resize or 224
     height, width = size if isinstance(size, tuple) else (size, size)
     return preprocessing.channels, height, width
-
-
-def _difference(got: Tensor, wanted: Tensor) -> float:
-    if got.shape != wanted.shape:
-        return float("inf")
-    scale = wanted.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
-    return float((got - wanted).abs().max() / scale)
-
-
-_Run = Callable[[Tensor], Tensor]
 
 
 def _write_pt2(network: nn.Module, images: Tensor, path: Path, output: str, facts: Mapping[str, str]) -> _Run:

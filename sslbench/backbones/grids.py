@@ -17,8 +17,8 @@ from sslbench.backbones.layer_spec import SIZED_BY_THE_IMAGE, Pool
 from sslbench.backbones.layers import Layer, hooked, map_of, resolve_layers, run, single_layers
 from sslbench.errors import BackboneError, UsageError
 
+# Names of the last layer with a grid, of timm's models, ResNets and AlexNets.
 _LAST_MAPS = ("last", "res5", "conv5")
-"""Names of the last layer with a grid, of timm's models, ResNets and AlexNets."""
 _KINDS = SIZED_BY_THE_IMAGE
 
 

@@ -31,8 +31,8 @@ from sslbench.errors import BackboneError, DataError, UsageError
 
 log = logging.getLogger("sslbench")
 
+# Number of images that decide the ranges.
 CALIBRATION_IMAGES = 128
-"""Number of images that decide the ranges."""
 
 _INPUT = "images"
 _CHUNK = 8  # images per pass of the calibration

@@ -1,4 +1,4 @@
-"""Layers as written, `LAYER[:POOL]`, without torch; `layers` finds them in a backbone."""
+"""Layers and pools as written, `LAYER[:POOL]`, without torch; `layers` and `pools` compute them."""
 
 import dataclasses
 import re
@@ -28,15 +28,21 @@ _ARGUMENTS = {
     "grid+cls+flip": (2, 2),
 }
 GEM_POWER = 3.0  # Radenovic et al. 2018, initial value
+# Argument of `gem` in place of a number: the power that was learnt with the network.
 FILE_POWER = "file"
-"""Argument of `gem` in place of a number: the power that was learnt with the network."""
 _POWERED = ("gem", "cls+gem")
 RMAC_LEVELS = 3.0  # Tolias et al. 2016
 _MOST_LEVELS = 8
 _DEFAULTS = {"gem": (GEM_POWER,), "cls+gem": (GEM_POWER,), "rmac": (RMAC_LEVELS,), "regions": (RMAC_LEVELS,)}
+# Pools whose arguments may be left out where `grids` finds the size of the map.
 SIZED_BY_THE_IMAGE = ("grid", "grid+cls", "grid+flip", "grid+cls+flip")
-"""Pools whose arguments may be left out where `grids` finds the size of the map."""
 MOST_REGIONS = 7  # along the longer side of the first level, as in the code of R-MAC's authors
+
+
+# Beginning of the features of several layers, one after the other.
+JOIN = "concat("
+# Output of a block, or one of the three parts of what its attention computes from a token.
+Facet = Literal["token", "query", "key", "value"]
 
 
 def most_regions(levels: int) -> int:
@@ -116,17 +122,12 @@ def parse_pool(text: str) -> Pool:
     return Pool(name, numbers or _DEFAULTS.get(name, ()))
 
 
-JOIN = "concat("
-"""Beginning of the features of several layers, one after the other."""
-
-
 @dataclasses.dataclass(frozen=True)
 class LayerSpec:
     """Layer as written, whose pool exists; a backbone may still lack the layer.
 
     Attributes:
         name: text before the colon, `fc@input`.
-        path: the same without `@input`.
         pool: None where none is written.
         parts: layers that `concat(A,B)` joins; the other attributes are then empty.
     """
@@ -176,7 +177,3 @@ def parse_layer(text: str) -> LayerSpec:
     if at and side != "input":
         raise UsageError(f"layer '{text}': only '@input' may follow a module's path", f"Write {path}@input or {path}.")
     return LayerSpec(name, path, parse_pool(pool) if pool else None)
-
-
-Facet = Literal["token", "query", "key", "value"]
-"""Output of a block, or one of the three parts of what its attention computes from a token."""

@@ -111,7 +111,12 @@ def _resolve(backbone: Backbone, spec: str) -> Layer:
     if pool is not None and pool.name == "vissl":
         pool = _vissl_pool(backbone, name)
     elif pool is not None and pool.needs_file_power:
-        pool = _with_file_power(backbone, pool, spec)
+        if backbone.gem_power is None:
+            raise BackboneError(
+                f"layer '{spec}': the weights have no learnt power of GeM",
+                "Give a number: gem(3). Files of cirtorch have a learnt one.",
+            )
+        pool = dataclasses.replace(pool, arguments=(backbone.gem_power,))
     text = f"{name}:{pool}" if pool else name
     return Layer(text, target, "input" if at else "output", pool)
 
@@ -149,16 +154,6 @@ def _vissl_pool(backbone: Backbone, name: str) -> Pool | None:
     return parse_pool(text) if text else None
 
 
-def _with_file_power(backbone: Backbone, pool: Pool, spec: str) -> Pool:
-    """Return a GeM pool with the power that was learnt with the network."""
-    if backbone.gem_power is None:
-        raise BackboneError(
-            f"layer '{spec}': the weights have no learnt power of GeM",
-            "Give a number: gem(3). Files of cirtorch have a learnt one.",
-        )
-    return dataclasses.replace(pool, arguments=(backbone.gem_power,))
-
-
 def forward_layers(module: nn.Module, images: Tensor, layers: Sequence[Layer]) -> dict[str, Tensor]:
     """Compute the features of all layers in one forward pass.
 
@@ -184,6 +179,14 @@ def forward_layers(module: nn.Module, images: Tensor, layers: Sequence[Layer]) -
 def _joined(parts: Sequence[Tensor], regions: int) -> Tensor:
     """Return the features of several layers (B, R * C_i) one after the other within each region, (B, R * sum C_i)."""
     return torch.cat([part.reshape(len(part), regions, -1) for part in parts], dim=2).flatten(1)
+
+
+def difference(got: Tensor, wanted: Tensor) -> float:
+    """Return the largest difference as a fraction of the largest value; infinite for other shapes."""
+    if got.shape != wanted.shape:
+        return float("inf")
+    scale = wanted.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
+    return float((got - wanted).abs().max() / scale)
 
 
 def run(module: nn.Module, images: Tensor) -> None:

@@ -37,10 +37,15 @@ from sslbench.weights.formats.tables import load_table
 from sslbench.weights.heads import load_heads
 from sslbench.weights.reading import files
 
+# Side of the crop that `Input.resize` belongs to.
 _CROP = 224
-"""Side of the crop that `Input.resize` belongs to."""
+# Side of the crop below which a network is one for small images, which formats say nothing about.
 _SMALLEST = 64
-"""Side of the crop below which a network is one for small images, which formats say nothing about."""
+
+
+Shapes = dict[str, tuple[int, ...]]
+log = logging.getLogger("sslbench")
+ASSUMED_CIFAR = "a 3x3 stem is assumed to be CIFAR's: stride 1, no max-pooling (neither is visible in the tensors)"
 
 
 def trained_on(backbone: Backbone, found: Recognised, *, named: bool) -> tuple[Preprocessing, str]:
@@ -104,12 +109,6 @@ def _with_size(own: Preprocessing, said: InputImages, crop: tuple[int, int] | No
     return dataclasses.replace(
         own, resize=resize, squash=None, crop=crop, interpolation=said.interpolation or own.interpolation
     )
-
-
-Shapes = dict[str, tuple[int, ...]]
-log = logging.getLogger("sslbench")
-
-ASSUMED_CIFAR = "a 3x3 stem is assumed to be CIFAR's: stride 1, no max-pooling (neither is visible in the tensors)"
 
 
 def load_backbone(  # noqa: PLR0913  the options of the command
@@ -219,7 +218,7 @@ def load_file(
     )
     notes = [recognised.note] if recognised.note else []
     notes += _shown_beside(recognised, weights, built) if backbone is not None else []
-    if backbone is None and recognised.backbone is None and _is_cifar(built):
+    if backbone is None and recognised.backbone is None and (spec := parse(built.name)) and spec.stem == "cifar":
         notes.append(ASSUMED_CIFAR)
     report = dataclasses.replace(
         report, casts=(*report.casts, *frames, *mapped, *rotary, *resized), note="; ".join(notes)
@@ -351,11 +350,6 @@ def mapped_stem(
     built = build(name)
     canonical, mapped, _ = fit_stem(recognised.canonical, built, stem, what=weights)
     return dataclasses.replace(recognised, canonical=canonical, changes=mapped), built.name
-
-
-def _is_cifar(built: Backbone) -> bool:
-    spec = parse(built.name)
-    return spec is not None and spec.stem == "cifar"
 
 
 def _without(report: LoadReport, built: Backbone, random: tuple[str, ...]) -> LoadReport:

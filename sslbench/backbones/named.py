@@ -32,7 +32,6 @@ class FetchedWeights:
     """Local file of weights that were given by name.
 
     Attributes:
-        path: of the file.
         source: address of the file, with the Hub's commit.
         backbone: architecture that the name determines; None where it is read from the file.
     """
@@ -253,7 +252,10 @@ def _placed_or_fetched(repo: str, revision: str, name: str) -> Path | None:
         return None  # the weights were put there by hand, for want of a network
     path = _hub_file(repo, revision, name, by_hand)
     if path is not None:
-        _check_blob(path)
+        # The name of a large file's blob in the Hub's cache is its hash.
+        blob = path.resolve()
+        if _SHA256.fullmatch(blob.name):
+            _verify(FetchedWeights(blob, str(path)), blob.name)
     return path
 
 
@@ -322,13 +324,6 @@ def _hub_file(repo: str, revision: str, name: str, by_hand: Path) -> Path | None
         raise offline from error
     finally:
         hub_log.setLevel(before)
-
-
-def _check_blob(path: Path) -> None:
-    """Compare a file of the Hub's cache with its hash, which is the name of its blob (of large files)."""
-    blob = path.resolve()
-    if _SHA256.fullmatch(blob.name):
-        _verify(FetchedWeights(blob, str(path)), blob.name)
 
 
 def _commit(path: Path, revision: str) -> str:

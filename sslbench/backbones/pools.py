@@ -17,6 +17,12 @@ from sslbench.errors import BackboneError
 OVERLAP = 0.4  # of neighbouring regions of the first level, as in the paper
 
 
+_MAP_POOLS = (
+    "avg, max, gem(p), rmac(levels), regions(levels), flatten, avg(kernel,stride), adaptive(h,w), adaptive-max(h,w), "
+    "grid(h,w)"
+)
+
+
 def region_grid(height: int, width: int, levels: int = 3) -> list[tuple[int, int, int]]:
     """Return the squares of all levels as (x, y, size), in cells of a feature map.
 
@@ -64,12 +70,6 @@ def aggregated(maps: Tensor, levels: int = 3) -> Tensor:
     """Return R-MAC without whitening, (B, C): the regions' maxima of unit length, summed, of unit length again."""
     normalise = torch.nn.functional.normalize
     return normalise(normalise(region_maxima(maps, levels), dim=2).sum(dim=1), dim=1)
-
-
-_MAP_POOLS = (
-    "avg, max, gem(p), rmac(levels), regions(levels), flatten, avg(kernel,stride), adaptive(h,w), adaptive-max(h,w), "
-    "grid(h,w)"
-)
 
 
 @dataclasses.dataclass(frozen=True)

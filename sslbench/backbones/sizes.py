@@ -1,4 +1,4 @@
-"""Image sizes that a backbone takes, and the length of its vectors."""
+"""Image sizes that a backbone takes: position embeddings for another size, and the length of its vectors."""
 
 import dataclasses
 import sys
@@ -16,6 +16,9 @@ from sslbench.weights.fill import MASKED_BIASES, PERIODS, fill, with_masked_bias
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
+
+
+_BIASES = ("attn.q_bias", "attn.k_bias", "attn.v_bias")
 
 
 def is_timm_vit(module: nn.Module) -> "TypeGuard[VisionTransformer]":
@@ -78,7 +81,13 @@ def resampled_positions(positions: Tensor, module: nn.Module, side: int, grid: t
     -> (1, prefix + rows * columns, D).
     """
     if _is_dino(module):
-        return _resampled_as_dino(positions, side, grid, prefix)
+        # As `interpolate_pos_encoding` of DINO and DINOv2: the scale factor reaches 0.1 patches too far, and bicubic
+        # interpolation is computed with the factor.
+        tokens, patches = positions[:, :prefix], positions[:, prefix:]
+        maps = patches.reshape(1, side, side, -1).permute(0, 3, 1, 2)
+        scale = ((grid[0] + 0.1) / side, (grid[1] + 0.1) / side)
+        maps = nn.functional.interpolate(maps, scale_factor=scale, mode="bicubic", antialias=False)
+        return torch.cat([tokens, maps.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)
     from timm.layers.pos_embed import resample_abs_pos_embed
 
     resampled: Tensor = resample_abs_pos_embed(
@@ -97,18 +106,6 @@ def _is_dino(module: nn.Module) -> bool:
     known = getattr(module, "pretrained_cfg", None) or {}
     registers = isinstance(getattr(module, "reg_token", None), Tensor)
     return not registers and ("dinov2" in str(known.get("architecture")) or known.get("tag") == "dino")
-
-
-def _resampled_as_dino(positions: Tensor, side: int, grid: tuple[int, int], prefix: int) -> Tensor:
-    """Return (1, prefix + grid, D) as `interpolate_pos_encoding` of DINO and DINOv2 has it.
-
-    The scale factor reaches 0.1 patches too far, and bicubic interpolation is computed with the factor.
-    """
-    tokens, patches = positions[:, :prefix], positions[:, prefix:]
-    maps = patches.reshape(1, side, side, -1).permute(0, 3, 1, 2)
-    scale = ((grid[0] + 0.1) / side, (grid[1] + 0.1) / side)
-    maps = nn.functional.interpolate(maps, scale_factor=scale, mode="bicubic", antialias=False)
-    return torch.cat([tokens, maps.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)
 
 
 def _grid(module: nn.Module) -> tuple[int, int] | None:
@@ -156,7 +153,13 @@ def accept_sizes(backbone: nn.Module, sizes: tuple[int, ...], *, name: str, chan
     if is_timm_vit(backbone) and has_patch_embed(backbone):
         built = backbone.patch_embed.img_size
         if built is not None and any((size, size) != tuple(built) for size in sizes):
-            _interpolate_positions(backbone)
+            from timm.layers.format import Format
+
+            # As timm's constructor does for dynamic_img_size=True.
+            backbone.dynamic_img_size = True  # type: ignore[misc]  # final for TorchScript only, unused here
+            backbone.patch_embed.strict_img_size = False
+            backbone.patch_embed.flatten = False
+            backbone.patch_embed.output_fmt = Format.NHWC
     for size in dict.fromkeys(sizes):
         try:
             feature_dim(backbone, size, channels)
@@ -167,16 +170,6 @@ def accept_sizes(backbone: nn.Module, sizes: tuple[int, ...], *, name: str, chan
                 "Choose other sizes (augment.size, augment.small_size) or a backbone that takes several: a ResNet, a "
                 "timm ViT whose patch size divides them, timm:NAME,dynamic_img_size=True where timm has that option.",
             ) from error
-
-
-def _interpolate_positions(vit: "VisionTransformer") -> None:
-    """Set up a vision transformer as timm's constructor does for dynamic_img_size=True."""
-    from timm.layers.format import Format
-
-    vit.dynamic_img_size = True  # type: ignore[misc]  # final for TorchScript only, unused here
-    vit.patch_embed.strict_img_size = False
-    vit.patch_embed.flatten = False
-    vit.patch_embed.output_fmt = Format.NHWC
 
 
 def feature_dim(backbone: nn.Module, size: int, channels: int = 3) -> int:
@@ -193,9 +186,6 @@ def feature_dim(backbone: nn.Module, size: int, channels: int = 3) -> int:
         got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
         raise ValueError(f"a backbone must return one vector per image, (B, D); for 2 images it returned {got}")
     return int(output.shape[1])
-
-
-_BIASES = ("attn.q_bias", "attn.k_bias", "attn.v_bias")
 
 
 def fit_rotary(tensors: Mapping[str, Tensor], module: nn.Module) -> tuple[dict[str, Tensor], tuple[str, ...]]:

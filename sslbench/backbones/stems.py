@@ -1,4 +1,4 @@
-"""Mapping of a stem to another number of channels by the rule given as `--stem`; never done unasked."""
+"""Stems for another number of channels, by the rule given as `--stem`; never done unasked."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -117,7 +117,11 @@ def fit_stem(
         has = given.shape[1]
         if rule is None:
             if has != own.shape[1]:
-                raise _not_mapped(what, name, (has, own.shape[1]), backbone)
+                raise WeightsError(
+                    f"{what}: its stem ('{name}') takes images of {_channels(has)}, that of {backbone.name} takes "
+                    f"{_channels(own.shape[1])}",
+                    f"Name a backbone for {_channels(has)}, or give the rule that maps the stem. {REMEDY}",
+                )
             continue
         if own.shape[1] != wanted:
             raise UsageError(
@@ -175,11 +179,3 @@ def _in_words(rule: StemRule, has: int, wanted: int) -> str:
 
 def _channels(count: int) -> str:
     return f"{count} channel{'s' if count > 1 else ''}"
-
-
-def _not_mapped(what: str, name: str, channels: tuple[int, int], backbone: Backbone) -> WeightsError:
-    has, wanted = (_channels(count) for count in channels)
-    return WeightsError(
-        f"{what}: its stem ('{name}') takes images of {has}, that of {backbone.name} takes {wanted}",
-        f"Name a backbone for {has}, or give the rule that maps the stem. {REMEDY}",
-    )

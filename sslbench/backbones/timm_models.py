@@ -19,8 +19,8 @@ from sslbench.weights.formats.schema import InputImages
 
 log = logging.getLogger("sslbench")
 
+# Images that self-supervised vision transformers are trained on; timm's default belongs to its own AugReg weights.
 _VIT_INPUT = InputImages("RGB", resize=256, interpolation="bicubic")
-"""Images that self-supervised vision transformers are trained on; timm's default belongs to its own AugReg weights."""
 
 
 def is_timm_name(name: str) -> bool:
@@ -86,8 +86,8 @@ def build_timm(name: str) -> Backbone:
     )
 
 
+# Options that timm's constructors do not take: the number added to variances in all LayerNorms, or in this one.
 _EPS = {"norm_eps": "", "head_norm_eps": "head.norm"}
-"""Options that timm's constructors do not take: the number added to variances in all LayerNorms, or in this one."""
 
 
 def _set_eps(module: nn.Module, path: str, value: float, name: str) -> None:
@@ -132,7 +132,7 @@ def list_pretrained(architecture: str) -> list[str]:
     """Return the names, with tags, of timm's pretrained weights of an architecture."""
     import timm
 
-    return [known for known in timm.list_pretrained(architecture + "*") if _same(known, architecture)]
+    return [known for known in timm.list_pretrained(architecture + "*") if known.partition(".")[0] == architecture]
 
 
 # Options accepted from a weights file: sizes and switches, never paths, downloads or names of modules.
@@ -169,10 +169,6 @@ def check_recorded_options(name: str, where: str) -> None:
         numbers = value if isinstance(value, tuple) else (value,) if isinstance(value, int | float) else ()
         if len(numbers) > 4 or not all(0 <= number <= _MOST.get(key, 4096) for number in numbers):
             raise UsageError(f"{key}={value} is larger than in any network")
-
-
-def _same(full_name: str, architecture: str) -> bool:
-    return full_name.partition(".")[0] == architecture
 
 
 def _recorded_paths(module: nn.Module, key: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Recognition of published RegNets by the names and shapes of their tensors; others are named by the user."""
+"""Recognition of RegNets, ConvNeXts and Swin Transformers, as timm's models, by names and shapes of their tensors."""
 
 import math
 import re
@@ -9,6 +9,7 @@ from sslbench.errors import BackboneError
 from sslbench.weights.reading.model_config import NO_CONFIG, ModelConfig
 
 _Sizes = tuple[tuple[int, ...], tuple[int, ...], int]
+# Blocks and channels of each stage, and channels of a group -> timm's word; without squeeze-excitation.
 _X: Mapping[_Sizes, str] = {
     ((1, 1, 4, 7), (24, 56, 152, 368), 8): "002",
     ((1, 2, 7, 12), (32, 64, 160, 384), 16): "004",
@@ -24,7 +25,7 @@ _X: Mapping[_Sizes, str] = {
     ((2, 6, 13, 1), (256, 512, 896, 2048), 128): "160",
     ((2, 7, 13, 1), (336, 672, 1344, 2520), 168): "320",
 }
-"""Blocks and channels of each stage, and channels of a group -> timm's word; without squeeze-excitation."""
+# The same with squeeze-excitation.
 _Y: Mapping[_Sizes, str] = {
     ((1, 1, 4, 7), (24, 56, 152, 368), 8): "002",
     ((1, 3, 6, 6), (48, 104, 208, 440), 8): "004",
@@ -43,9 +44,51 @@ _Y: Mapping[_Sizes, str] = {
     ((2, 5, 12, 1), (328, 984, 1968, 4920), 328): "640",
     ((2, 7, 17, 1), (528, 1056, 2904, 7392), 264): "1280",
 }
-"""The same with squeeze-excitation."""
 _REGNETS = re.compile(
     r"(?:stem|s\d\.b\d+\.(?:conv[123]|downsample))\.(?:conv\.weight|bn\.\w+)|s\d\.b\d+\.se\.fc[12]\.(?:weight|bias)"
+)
+
+
+# (blocks, width) of each stage -> timm's word.
+_PUBLISHED: Mapping[tuple[tuple[int, ...], tuple[int, ...]], str] = {
+    ((2, 2, 6, 2), (40, 80, 160, 320)): "atto",
+    ((2, 2, 6, 2), (48, 96, 192, 384)): "femto",
+    ((2, 2, 6, 2), (64, 128, 256, 512)): "pico",
+    ((2, 2, 8, 2), (80, 160, 320, 640)): "nano",
+    ((3, 3, 9, 3), (96, 192, 384, 768)): "tiny",
+    ((3, 3, 27, 3), (96, 192, 384, 768)): "small",
+    ((3, 3, 27, 3), (128, 256, 512, 1024)): "base",
+    ((3, 3, 27, 3), (192, 384, 768, 1536)): "large",
+    ((3, 3, 27, 3), (256, 512, 1024, 2048)): "xlarge",
+    ((3, 3, 27, 3), (352, 704, 1408, 2816)): "huge",
+    ((3, 4, 30, 3), (384, 768, 1536, 3072)): "xxlarge",
+}
+_SECOND_ONLY, _FIRST_ONLY = ("huge",), ("xlarge", "xxlarge")
+# Sizes whose MLP consists of 1x1 convolutions in timm, and of linear layers in its authors' files.
+_CONVOLUTIONS = ("atto", "femto", "pico", "nano")
+# Widths of timm's network for its own tests, which has another activation.
+_OF_TESTS = (24, 32, 48, 64)
+# Of the norms in timm's networks.
+_EPS = 1e-6
+_CONVNEXTS = re.compile(
+    r"(?:stem\.[01]|stages\.\d+\.downsample\.[01]|head\.norm)\.(?:weight|bias)|"
+    r"stages\.\d+\.blocks\.\d+\.(?:gamma|(?:conv_dw|norm|mlp\.fc[12]|mlp\.grn)\.(?:weight|bias))"
+)
+# (width, blocks of each stage) -> timm's word.
+_PUBLISHED_SWINS: Mapping[tuple[int, tuple[int, ...]], str] = {
+    (96, (2, 2, 6, 2)): "tiny",
+    (96, (2, 2, 18, 2)): "small",
+    (128, (2, 2, 18, 2)): "base",
+    (192, (2, 2, 18, 2)): "large",
+}
+# Dimensions of a head in published networks.
+_HEAD = 32
+# Of the norms in timm's networks.
+_SWIN_EPS = 1e-5
+_SWINS = re.compile(
+    r"(?:patch_embed\.(?:proj|norm)|norm|layers\.\d+\.downsample\.(?:norm|reduction))\.(?:weight|bias)|"
+    r"layers\.\d+\.blocks\.\d+\.(?:(?:norm[12]|attn\.(?:qkv|proj)|mlp\.fc[12])\.(?:weight|bias)|"
+    r"attn\.(?:relative_position_bias_table|logit_scale|[qv]_bias|cpb_mlp\.[02]\.(?:weight|bias)))"
 )
 
 
@@ -73,33 +116,6 @@ def recognise_regnet(
     config.compare(shown, weights, name)
     config.require({"hidden_act": "relu", "downsample_in_first_stage": True})
     return name
-
-
-_PUBLISHED: Mapping[tuple[tuple[int, ...], tuple[int, ...]], str] = {
-    ((2, 2, 6, 2), (40, 80, 160, 320)): "atto",
-    ((2, 2, 6, 2), (48, 96, 192, 384)): "femto",
-    ((2, 2, 6, 2), (64, 128, 256, 512)): "pico",
-    ((2, 2, 8, 2), (80, 160, 320, 640)): "nano",
-    ((3, 3, 9, 3), (96, 192, 384, 768)): "tiny",
-    ((3, 3, 27, 3), (96, 192, 384, 768)): "small",
-    ((3, 3, 27, 3), (128, 256, 512, 1024)): "base",
-    ((3, 3, 27, 3), (192, 384, 768, 1536)): "large",
-    ((3, 3, 27, 3), (256, 512, 1024, 2048)): "xlarge",
-    ((3, 3, 27, 3), (352, 704, 1408, 2816)): "huge",
-    ((3, 4, 30, 3), (384, 768, 1536, 3072)): "xxlarge",
-}
-"""(blocks, width) of each stage -> timm's word."""
-_SECOND_ONLY, _FIRST_ONLY = ("huge",), ("xlarge", "xxlarge")
-_CONVOLUTIONS = ("atto", "femto", "pico", "nano")
-"""Sizes whose MLP consists of 1x1 convolutions in timm, and of linear layers in its authors' files."""
-_OF_TESTS = (24, 32, 48, 64)
-"""Widths of timm's network for its own tests, which has another activation."""
-_EPS = 1e-6
-"""Of the norms in timm's networks."""
-_CONVNEXTS = re.compile(
-    r"(?:stem\.[01]|stages\.\d+\.downsample\.[01]|head\.norm)\.(?:weight|bias)|"
-    r"stages\.\d+\.blocks\.\d+\.(?:gamma|(?:conv_dw|norm|mlp\.fc[12]|mlp\.grn)\.(?:weight|bias))"
-)
 
 
 def recognise_convnext(
@@ -162,24 +178,6 @@ def _told(config: ModelConfig) -> dict[str, object]:
         every = config.fields.get("model_type") == "dinov3_convnext"
         options["norm_eps" if every else "head_norm_eps"] = eps
     return options
-
-
-_PUBLISHED_SWINS: Mapping[tuple[int, tuple[int, ...]], str] = {
-    (96, (2, 2, 6, 2)): "tiny",
-    (96, (2, 2, 18, 2)): "small",
-    (128, (2, 2, 18, 2)): "base",
-    (192, (2, 2, 18, 2)): "large",
-}
-"""(width, blocks of each stage) -> timm's word."""
-_HEAD = 32
-"""Dimensions of a head in published networks."""
-_SWIN_EPS = 1e-5
-"""Of the norms in timm's networks."""
-_SWINS = re.compile(
-    r"(?:patch_embed\.(?:proj|norm)|norm|layers\.\d+\.downsample\.(?:norm|reduction))\.(?:weight|bias)|"
-    r"layers\.\d+\.blocks\.\d+\.(?:(?:norm[12]|attn\.(?:qkv|proj)|mlp\.fc[12])\.(?:weight|bias)|"
-    r"attn\.(?:relative_position_bias_table|logit_scale|[qv]_bias|cpb_mlp\.[02]\.(?:weight|bias)))"
-)
 
 
 def recognise_swin(

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from sslbench.backbones.backbone import Backbone
     from sslbench.backbones.layers import Layer
 
+# Values of a preprocessing that have no effect where the settings of a protocol say the sizes of images, unset.
 SIZES = {"resize": None, "squash": None, "crop": None, "resized_side": "shorter", "scales": (1.0,)}
-"""Values of a preprocessing that have no effect where the settings of a protocol say the sizes of images, unset."""
 
 
 class WholeImages:

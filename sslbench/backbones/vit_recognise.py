@@ -54,8 +54,8 @@ _ACTIVATIONS = {
 _MOCO_V3_SMALL_HEADS = 12
 # DINOv2 finishes its training at this size, and is evaluated at 224 (Oquab et al. 2023, section 7).
 _DINOV2_TRAINED, _DINOV2_EVALUATED = 518, 224
+# Side of the images that DINOv3 is evaluated with; its positions are computed for any size.
 _DINOV3_EVALUATED = 224
-"""Side of the images that DINOv3 is evaluated with; its positions are computed for any size."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,27 +67,19 @@ class ViT:
         family: variant: 'clip' has a norm before the blocks, 'dinov2' LayerScale, 'beit' relative positions, 'dinov3'
             and 'pe' rotary ones, 'siglip' attention pooling, 'aimv2' RMSNorm and SwiGLU.
         size: timm's word for width, blocks and MLP; '' for other networks than the published ones.
-        width: of a token.
-        depth: number of blocks.
         heads: of attention; no tensor shows them, except BEiT's. None if no configuration states them and no published
             network has this size.
-        patch: side of a patch in pixels.
         image: side in pixels of the images that the position embeddings are for.
-        evaluated: side in pixels of the images that it is evaluated with.
-        channels: of an image.
         class_token: true if it has a class token.
-        registers: number of register tokens.
         attention_pooling: true if the patches are pooled by attention.
         layer_scale: true if the branches are scaled.
         qkv_bias: true if queries, keys and values have a bias.
-        hidden: width inside the MLP.
         swiglu: true if the MLP is gated.
         activation: of the MLP, in timm's words; '' is that of the family. OpenAI's CLIP has 'quick_gelu'.
         eps: of the norms; None is that of the family.
         theta: base of the rotary periods; None is that of the family.
         no_norm: true if there is no last norm (data2vec-vision, whose patches are averaged as they are).
         pooled_norm: true if the last norm comes after averaging the patches (fine-tuned MAE).
-        notes: assumptions that no tensor shows.
     """
 
     name: str
@@ -246,6 +238,7 @@ def check_config(vit: ViT, shapes: Shapes, config: ModelConfig, weights: str) ->
     config.require(fixed)
 
 
+# Words of transformers for the networks of a family.
 _MODEL_TYPES: Mapping[Family, frozenset[str]] = {
     "vit": frozenset(("vit", "deit", "vit_mae", "vit_msn", "ijepa")),
     "distilled": frozenset(("deit",)),
@@ -256,9 +249,8 @@ _MODEL_TYPES: Mapping[Family, frozenset[str]] = {
     "aimv2": frozenset(("aimv2", "aimv2_vision_model")),
     "dinov3": frozenset(("dinov3_vit",)),
 }
-"""Words of transformers for the networks of a family."""
+# Activations of families whose networks take no other in timm; that of gates is SiLU.
 _FIXED_ACTIVATIONS: Mapping[Family, str] = {"dinov3": "gelu", "beit": "gelu", "pe": "gelu"}
-"""Activations of families whose networks take no other in timm; that of gates is SiLU."""
 
 
 def _told_heads(shapes: Shapes, config: ModelConfig) -> int | None:
@@ -365,11 +357,11 @@ def _name(vit: ViT, shapes: Shapes, tag: str) -> str:
     return f"timm:{base}" + "".join(f",{key}={value}" for key, value in options.items())
 
 
+# Of the norms in timm's networks of a family, where it is not 1e-6.
 _EPS: Mapping[Family, float] = dict.fromkeys(("clip", "aimv2", "dinov3", "pe"), 1e-5)
-"""Of the norms in timm's networks of a family, where it is not 1e-6."""
 _THETA = 100.0
+# What stands in a name for a number of heads that nobody can know.
 UNKNOWN = "NUMBER"
-"""What stands in a name for a number of heads that nobody can know."""
 
 
 def _options_of_family(vit: ViT, shapes: Shapes, says: Mapping[str, object]) -> dict[str, object]:

@@ -9,16 +9,16 @@ from torch import Tensor, nn
 
 from sslbench.errors import WeightsError
 
+# Name -> width, blocks, heads and ratio of the MLP of the published networks.
 SIZES: Mapping[str, tuple[int, int, int, float]] = {
     "vjepa2_large": (1024, 24, 16, 4.0),
     "vjepa2_huge": (1280, 32, 16, 4.0),
     "vjepa2_giant": (1408, 40, 22, 48 / 11),
 }
-"""Name -> width, blocks, heads and ratio of the MLP of the published networks."""
 _BASE = 10_000.0
 _STEM = "patch_embed.proj.weight"
+# Patches of 16 frames of 224 and of 384 pixels; V-JEPA 2 has 256 pixels, or 64 frames.
 _POSITIONS_OF_VJEPA1 = (8 * 14 * 14, 8 * 24 * 24)
-"""Patches of 16 frames of 224 and of 384 pixels; V-JEPA 2 has 256 pixels, or 64 frames."""
 
 
 class RotaryPositions(nn.Module):

@@ -1,4 +1,4 @@
-"""Features in memory or memory-mapped, with their labels."""
+"""Features in memory or memory-mapped, with their labels, and the settings of their extraction."""
 
 import dataclasses
 import tokenize
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import torch
 
 
+# Errors of numpy on a damaged .npy header, which it parses as a Python literal.
 UNREADABLE_HEADER = (ValueError, OverflowError, EOFError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError)
-"""Errors of numpy on a damaged .npy header, which it parses as a Python literal."""
 
 
 @dataclasses.dataclass(frozen=True)

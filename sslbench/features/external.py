@@ -49,11 +49,7 @@ class FeaturePair:
     Features of two networks on the same samples have equal `fingerprints` and another `features_sha256`.
 
     Attributes:
-        train: features to fit on.
-        test: features to score.
         how: origin of the two parts, in words.
-        name: name of the features, that of their file.
-        data: name of the samples, that of the file of labels.
         known_by: content of `fingerprints`: 'ids', classes and groups of the samples by their ids; 'rows', the same by
             their rows, as there are no ids; 'features', as there are no labels either.
         whole: all rows, if the parts are a seeded split of them.

@@ -1,4 +1,4 @@
-"""Files of embeddings and of their labels: NumPy (.npy, .npz), .csv, .tsv, .txt, .parquet, HDF5, torch.save."""
+"""Files of embeddings and their labels: NumPy (.npy, .npz), .csv, .tsv, .txt, .parquet, HDF5, torch.save."""
 
 import csv
 import dataclasses
@@ -32,24 +32,28 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("sslbench")
 
+# Name of a column -> a cell per row; empty cells are ''.
 Columns = Mapping[str, Sequence[Any]]
-"""Name of a column -> a cell per row; empty cells are ''."""
 
+# Columns of a table that are no features, in lower case: those of `extract -o`, pandas' index, and names of images.
 DESCRIPTIVE = (
     *("row", "id", "path", "label", "class", "target", "labels", "targets", "classes"),
     *("split", "digest", "width", "height"),
     *("", "unnamed: 0", "index", "image_id", "image", "filename", "file"),
 )
-"""Columns of a table that are no features, in lower case: those of `extract -o`, pandas' index, and names of images."""
 _TEXTS = (".csv", ".tsv", ".txt")
 _TABLES = (*_TEXTS, ".parquet")
 _HDF5 = (".h5", ".hdf5")
 _TORCH = (".pt", ".pth")
 _FEATURE_KEYS = ("features", "embeddings", "x")
+# Names of the column or array of labels, in lower case.
 LABEL_KEYS = ("label", "class", "target", "labels", "targets", "classes", "y")
-"""Names of the column or array of labels, in lower case."""
 _RENAME = "Call the arrays 'features' and 'labels'; write train and test into files of their own (--test-features)."
 _MOST_COMPRESSED = 1000  # an HDF5 array that claims to be larger than this times its file is not read
+
+
+SUFFIXES = (".parquet", ".npz", ".h5")
+_FIXED = {"id", "path", "split", "width", "height"}
 
 
 def read_features(path: Path, leave_out: Sequence[str] = ()) -> npt.NDArray[np.floating]:
@@ -345,9 +349,6 @@ def _torch_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     return found
 
 
-SUFFIXES = (".parquet", ".npz", ".h5")
-
-
 def check_path(path: Path) -> None:
     """Refuse a file of a format that is not written, or in a place where nothing can be written; make its folder."""
     if path.suffix.lower() not in SUFFIXES:
@@ -382,11 +383,7 @@ class Summary:
     """Content of a file that `write_one_file` wrote.
 
     Attributes:
-        images: number of rows.
-        dimensions: numbers per image.
-        dtype: of the features.
         splits: split -> number of images.
-        columns: names of the columns, without the features.
     """
 
     images: int
@@ -442,9 +439,6 @@ def _summary_of_hdf5(path: Path) -> Summary | None:
         )
 
 
-_FIXED = {"id", "path", "split", "width", "height"}
-
-
 def _columns(found: Mapping[str, "Extraction"]) -> dict[str, list[Any]]:
     """Return the columns that describe the images."""
     from sslbench.data.maps.types import size_and_turn
@@ -457,17 +451,19 @@ def _columns(found: Mapping[str, "Extraction"]) -> dict[str, list[Any]]:
             if sample in left_out:
                 continue
             height, width = size_and_turn(source.images, i)[0] or (0, 0)
-            row = (sample, source.images.path(i), split, width, height, _label(extraction, i))
+            row = (
+                sample,
+                source.images.path(i),
+                split,
+                width,
+                height,
+                source.target.text(i) if source.target.labelled else "",
+            )
             for cells, cell in zip(columns.values(), row, strict=True):
                 cells.append(cell)
     if not any(columns["label"]):
         del columns["label"]
     return columns
-
-
-def _label(extraction: "Extraction", index: int) -> str:
-    labels = extraction.source.target
-    return labels.text(index) if labels.labelled else ""
 
 
 def _write_parquet(path: Path, columns: Mapping[str, list[Any]], x: npt.NDArray[np.floating]) -> None:

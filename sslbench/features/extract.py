@@ -37,6 +37,12 @@ from sslbench.targets.target import SeveralImages
 log = logging.getLogger("sslbench")
 
 
+# Words for an interrupted extraction.
+KEPT = "the features extracted so far are kept; the same command continues"
+# Parameters of the backbones that are in memory together.
+TOGETHER_BYTES = 2 * 10**9
+
+
 @dataclasses.dataclass(frozen=True)
 class Extraction:
     """Features of one source, with counts of the extraction.
@@ -66,19 +72,17 @@ def store_key(backbone: Backbone, source: Source, settings: ExtractSettings) -> 
     calibration = backbone.calibration_sha256
     further = {"int8": f"{quantiser()}, ranges {calibration[:16]}"} if calibration else {}
     further |= {"process": backbone.not_kept} if backbone.not_kept else {}
+    preprocessing = backbone.preprocessing.values()
+    if own := [versioned_name(handler) for handler in handlers_of(source.images)]:
+        preprocessing |= {"the source decodes its images itself": own}
     return FeatureKey(
         weights=backbone.weights_sha256,
         backbone={**backbone.identity, "name": backbone.name, **further},
         images=source.images_fingerprint(),
-        preprocessing=_preprocessing_key(backbone, source),
+        preprocessing=preprocessing,
         precision=settings.precision,
         dtype=settings.dtype,
     )
-
-
-def _preprocessing_key(backbone: Backbone, source: Source) -> dict[str, object]:
-    own = [versioned_name(handler) for handler in handlers_of(source.images)]
-    return {**backbone.preprocessing.values(), **({"the source decodes its images itself": own} if own else {})}
 
 
 def check_shared(backbone: Backbone) -> None:
@@ -137,10 +141,6 @@ def extract(
     return Extraction(features, entry, decoded, seconds, unreadable, dict(conversions), source)
 
 
-KEPT = "the features extracted so far are kept; the same command continues"
-"""Words for an interrupted extraction."""
-
-
 def digests_of(source: Source, key: FeatureKey) -> npt.NDArray[np.uint8]:
     """Return the digests of the images, (N, 16), after a check that they match the key."""
     digests = source.images.digests()
@@ -180,10 +180,6 @@ def _as_features(entry: store.StoreEntry, layer: Layer, source: Source, unreadab
         grid=layer.grid,
         rank=readable.rank,
     )
-
-
-TOGETHER_BYTES = 2 * 10**9
-"""Parameters of the backbones that are in memory together."""
 
 
 def parameter_bytes(backbone: Backbone) -> int:

@@ -32,6 +32,14 @@ from sslbench.identity import FeatureKey
 from sslbench.runtime.device import DTYPES
 from sslbench.runtime.progress import StageProgress
 
+log = logging.getLogger("sslbench")
+# Number of hashed but unreadable images after which the disk or network is considered gone.
+MANY_UNREAD = 100
+# Bytes of features from which on their size is told before they are extracted.
+_MUCH = 10**9
+FLUSH_SECONDS = 5.0  # maximum loss of work when a run is killed
+STALL_SECONDS = 600.0  # maximum wait for other processes without any progress
+
 
 def check_first(batch: PictureBatch, backbone: Backbone) -> None:
     """Raise if no image of the first batch is readable and some have other channels than the backbone takes.
@@ -53,23 +61,6 @@ def check_first(batch: PictureBatch, backbone: Backbone) -> None:
         f"{path} has {channels} channel{'' if channels == 1 else 's'}, and {backbone.name} takes {takes}",
         remedy[0].upper() + remedy[1:] if not remedy.startswith("-") else remedy,
     )
-
-
-log = logging.getLogger("sslbench")
-
-
-MANY_UNREAD = 100
-"""Number of hashed but unreadable images after which the disk or network is considered gone."""
-
-
-_MUCH = 10**9
-"""Bytes of features from which on their size is told before they are extracted."""
-
-
-FLUSH_SECONDS = 5.0  # maximum loss of work when a run is killed
-
-
-STALL_SECONDS = 600.0  # maximum wait for other processes without any progress
 
 
 class ExtractionJob:

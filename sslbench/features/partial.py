@@ -23,11 +23,11 @@ from sslbench.errors import StoreError
 from sslbench.features.array import UNREADABLE_HEADER
 from sslbench.paths import FULL, not_written
 
+# States of a row.
 PENDING, DONE, UNREADABLE = 0, 1, 2
-"""States of a row."""
 
+# Record of a row in `.progress`: its state, and the CRC-32 of its bytes once it is done.
 RECORD = np.dtype([("state", "u1"), ("checksum", "<u4")])
-"""Record of a row in `.progress`: its state, and the CRC-32 of its bytes once it is done."""
 
 _BLOCK_BYTES = 1 << 24
 _PLAIN = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -38,9 +38,7 @@ class PartialLayer:
     """Files of a layer into which any number of processes write, each its own rows.
 
     Attributes:
-        complete: path of the complete .npy file.
         shape: (N, D).
-        dtype: dtype of the rows.
     """
 
     def __init__(

@@ -21,14 +21,14 @@ from sslbench.errors import StoreError
 from sslbench.weights.save import new_file
 
 BEAT_SECONDS = 1.0
+# Age of a heartbeat from which on its process counts as dead.
 GONE_SECONDS = 30.0
-"""Age of a heartbeat from which on its process counts as dead."""
 
+# Pause between checks after which the ages of heartbeats are unknown.
 LONG_SECONDS = 15.0
-"""Pause between checks after which the ages of heartbeats are unknown."""
 
+# Maximum wait for the first heartbeat of a process; programs load slowly over networks.
 ABSENT_SECONDS = 120.0
-"""Maximum wait for the first heartbeat of a process; programs load slowly over networks."""
 
 FAILED = "failed: "
 _DAY = 86_400.0

@@ -47,12 +47,7 @@ def streamed(
 
 
 class StreamedRows:
-    """Rows (N, D) of features in place of an array; memory is that of the rows asked for and of a batch.
-
-    Attributes:
-        shape: N and D.
-        dtype: of the rows.
-    """
+    """Rows (N, D) of features in place of an array; memory is that of the rows asked for and of a batch."""
 
     ndim = 2
 

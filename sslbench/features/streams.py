@@ -20,8 +20,8 @@ from sslbench.backbones.speed import Encoder
 from sslbench.data.loading.loader import PictureBatch
 from sslbench.runtime.resources import usable_cores
 
+# One array (B, D) per layer.
 Rows = list[npt.NDArray[np.float32]]
-"""One array (B, D) per layer."""
 
 
 def number_of_streams(device: torch.device) -> int:
@@ -36,8 +36,8 @@ def number_of_streams(device: torch.device) -> int:
     return threads if "OMP_NUM_THREADS" in os.environ else min(threads, usable_cores())
 
 
+# Encoder, and the function that computes the features of a piece by it or a twin of it.
 Work = tuple[Encoder, Callable[[Encoder, torch.Tensor], Rows]]
-"""Encoder, and the function that computes the features of a piece by it or a twin of it."""
 
 
 def encoded(

@@ -128,7 +128,9 @@ def rewrite(
     refuse_undecided(found, str(file.path))
     if found.variant and table.name != save.FORMAT:
         table = _of_variant(table, found, to)
-    found = _as_target_has_it(table, found)
+    if not table.file.class_position:  # rewritten into equivalent tensors that the target's networks can hold
+        canonical, changes = in_timms_layout(found.canonical)
+        found = dataclasses.replace(found, canonical=canonical, changes=(*found.changes, *changes))
     plan = _output_file(table, found, keep_heads=keep_heads)
     digest = tensors_sha256(found.canonical)
     note = {"converted_from": found.format, "source": file.path.name, "source_sha256": file.sha256}
@@ -137,7 +139,23 @@ def rewrite(
         note |= {"preprocessing": json.dumps(preprocessing.record())}
     with save.new_file(dst) as temporary:
         tables.write(temporary, table, plan.keys, heads_beside=plan.beside, backbone=backbone, note=note)
-        _check_back(temporary, to, plan, expected)
+        # Read back and compared bit for bit before anybody sees it.
+        wanted = dict(plan.canonical)
+        back = recognise(
+            files.read(temporary),
+            expected=expected or {name: tuple(tensor.shape) for name, tensor in wanted.items()},
+            format=to,
+        )
+        different = [
+            k for k in wanted.keys() | back.canonical.keys() if not _same(wanted.get(k), back.canonical.get(k))
+        ]
+        if different:
+            listed = ", ".join(f"'{name}'" for name in sorted(different)[:3])
+            raise WeightsError(
+                f"format {to} changes {len(different)} of the {len(wanted)} tensors in a round trip: "
+                f"{listed}; nothing was written",
+                "Correct the rules of its table.",
+            )
     source = tensors_at(file.content, found.where)
     return ConversionReport(
         source=file.path,
@@ -201,14 +219,6 @@ def _of_variant(table: FormatTable, found: Recognised, to: str) -> FormatTable:
     )
 
 
-def _as_target_has_it(table: FormatTable, found: Recognised) -> Recognised:
-    """Rewrite tensors that the target's networks cannot hold into equivalent ones."""
-    if table.file.class_position:
-        return found
-    canonical, changes = in_timms_layout(found.canonical)
-    return dataclasses.replace(found, canonical=canonical, changes=(*found.changes, *changes))
-
-
 @dataclasses.dataclass(frozen=True)
 class _OutputFile:
     """Content of the file to write.
@@ -217,7 +227,6 @@ class _OutputFile:
         canonical: canonical name -> tensor of the backbone, with the BatchNorm counters of the target.
         keys: key in the target's format -> tensor, heads included.
         beside: key -> tensor of heads stored in a dict of their own.
-        counters_dropped: number of BatchNorm counters without a name in the target.
         counters_restored: number of BatchNorm counters added as 0.
     """
 
@@ -251,32 +260,11 @@ def _output_file(table: FormatTable, found: Recognised, *, keep_heads: bool) -> 
             f"{len(found.canonical) + len(heads)} tensors: {listed}",
             "Leave --keep-heads out." if heads_only else f"'sslbench show {table.name}' lists its names.",
         )
-    restored = _lacking_counters(canonical, table)
+    norms = [name.removesuffix("running_mean") for name in canonical if name.endswith(".running_mean")]
+    lacking = [norm + OPTIONAL_LEAF for norm in norms if norm + OPTIONAL_LEAF not in canonical]
+    restored = {name: torch.tensor(0) for name in lacking if _holds(table, name)}
     canonical |= restored
     return _OutputFile(canonical, table.from_canonical({**canonical, **inside}), beside, dropped, len(restored))
-
-
-def _lacking_counters(canonical: Mapping[str, Tensor], table: FormatTable) -> dict[str, Tensor]:
-    """Return zero counters for the BatchNorms that lack one, if the target has a name for it."""
-    norms = [name.removesuffix("running_mean") for name in canonical if name.endswith(".running_mean")]
-    names = [norm + OPTIONAL_LEAF for norm in norms]
-    return {name: torch.tensor(0) for name in names if name not in canonical and _holds(table, name)}
-
-
-def _check_back(path: Path, to: str, plan: _OutputFile, expected: Shapes | None) -> None:
-    """Read the written file back and compare it bit for bit."""
-    wanted = dict(plan.canonical)
-    back = recognise(
-        files.read(path), expected=expected or {name: tuple(tensor.shape) for name, tensor in wanted.items()}, format=to
-    )
-    different = [k for k in wanted.keys() | back.canonical.keys() if not _same(wanted.get(k), back.canonical.get(k))]
-    if different:
-        listed = ", ".join(f"'{name}'" for name in sorted(different)[:3])
-        raise WeightsError(
-            f"format {to} changes {len(different)} of the {len(wanted)} tensors in a round trip: "
-            f"{listed}; nothing was written",
-            "Correct the rules of its table.",
-        )
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:

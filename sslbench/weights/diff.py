@@ -19,7 +19,6 @@ class Side:
     """Tensors of one of the two files.
 
     Attributes:
-        format: format of the file.
         tensors: canonical name -> tensor of the backbone.
         heads: name -> tensor of the heads.
     """
@@ -34,10 +33,8 @@ class Change:
     """Difference between two tensors a and b of the same name and shape.
 
     Attributes:
-        name: canonical name.
         largest: largest |a - b|; infinite if a value is infinite or NaN in only one of them.
         relative: `largest` divided by the largest |a|; 0 / 0 counts as 0.
-        dtypes: dtypes of a and b.
     """
 
     name: str
@@ -51,12 +48,9 @@ class Diff:
     """Differences between two files; BatchNorm counters do not count, since evaluation does not use them.
 
     Attributes:
-        formats: formats of the two files.
         equal: names of tensors that are equal bit for bit up to the sign of zero.
         changed: tensors of equal shape with other values or another dtype, the largest relative difference first.
         reshaped: name -> the two shapes, if they differ.
-        only_a: names in the first file only.
-        only_b: names in the second file only.
         counters: number of BatchNorm counters that differ or are in one file only.
         heads_only: 'A' or 'B' if only that file has heads, which are then not compared; else ''.
     """

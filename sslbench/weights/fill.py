@@ -1,4 +1,4 @@
-"""Strict loading of tensors into a module, all or nothing, with a report."""
+"""Strict loading of tensors into a module, all or nothing, with a report; tensors in timm's layout."""
 
 import dataclasses
 import hashlib
@@ -23,6 +23,12 @@ _RESNETS: Mapping[tuple[tuple[int, ...], bool], str] = {
     ((3, 8, 36, 3), True): "resnet152",
 }
 _LAYER_SCALE = re.compile(r"(?:^|\.)(?:ls\d\.gamma|gamma(?:_?\d)?|lambda\d|layer_scale\w*(?:\.lambda1)?)$")
+
+
+CLASS_POSITION = "position of the class token added to it, as timm has it"
+MASKED_BIASES = "biases of queries, keys and values multiplied by their masks"
+PERIODS_LEFT_OUT = "rotary periods in bfloat16 left out: timm computes them in float32"
+PERIODS = "rope.periods"
 
 
 def likely_cause(file: Shapes, backbone: Shapes, *, missing: Sequence[str], unexpected: Sequence[str]) -> str:
@@ -199,7 +205,8 @@ class LoadReport:
     def line(self) -> str:
         """Return the report as text: 'loaded 318 of 318 backbone tensors (100.0 % of parameters), format moco; ...'."""
         text = f"loaded {self.loaded} of {self.total} backbone tensors "
-        text += f"({_floor_percent(self.parameters_loaded_fraction)} % of parameters)"
+        # Rounded down, so that 100.0 means all.
+        text += f"({int(self.parameters_loaded_fraction * 1000) / 10:.1f} % of parameters)"
         text += f", format {self.format}" if self.format else ""
         text += f" ({self.network})" if self.network else ""
         text += f"; ignored: {', '.join(self.ignored)}" if self.ignored else ""
@@ -244,7 +251,8 @@ def fill(
     mismatched = tuple(n for n in targets if n in tensors and not _fits(tensors[n], targets[n]))
     matching = [name for name in targets if name in tensors and name not in set(mismatched)]
     partial = bool(missing or unexpected or mismatched)
-    if partial and not (allow_partial and _any_parameter(module, matching)):
+    parameters = {name for name, _ in module.named_parameters()}
+    if partial and not (allow_partial and parameters & set(matching)):
         raise _refusal(targets, tensors, (missing, unexpected, mismatched), what)
     _refuse_not_finite({name: tensors[name] for name in matching}, what)
     with torch.no_grad():
@@ -303,20 +311,10 @@ def _number_kind(tensor: Tensor) -> str:
     return "whole"
 
 
-def _any_parameter(module: nn.Module, names: list[str]) -> bool:
-    parameters = dict(module.named_parameters())
-    return any(name in parameters for name in names)
-
-
 def _fraction(module: nn.Module, filled: set[str]) -> float:
     sizes = {name: parameter.numel() for name, parameter in module.named_parameters(remove_duplicate=False)}
     total = sum(sizes.values())
     return sum(size for name, size in sizes.items() if name in filled) / total if total else 1.0
-
-
-def _floor_percent(fraction: float) -> str:
-    """Format a fraction as percent, rounded down, so that '100.0' means all."""
-    return f"{int(fraction * 1000) / 10:.1f}"
 
 
 def _casts(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], names: list[str]) -> tuple[str, ...]:
@@ -325,7 +323,13 @@ def _casts(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], names: 
 
 
 def _refuse_not_finite(tensors: Mapping[str, Tensor], what: str) -> None:
-    bad = [name for name, tensor in tensors.items() if tensor.is_floating_point() and not _is_finite(tensor)]
+    bad = [
+        name
+        for name, tensor in tensors.items()
+        # The sum needs no temporary and is not finite if a value is not; a finite tensor whose sum overflows is checked
+        # value by value.
+        if tensor.is_floating_point() and not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all()
+    ]
     if bad:
         kinds = " and ".join(
             kind
@@ -336,12 +340,6 @@ def _refuse_not_finite(tensors: Mapping[str, Tensor], what: str) -> None:
             f"{what}: {len(bad)} tensors have {kinds} values: {_abridged(bad)}",
             "The training diverged or the file is damaged; use an earlier checkpoint.",
         )
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    # The sum needs no temporary and is not finite if a value is not; a finite tensor whose sum overflows is checked
-    # value by value.
-    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def _refusal(
@@ -390,12 +388,6 @@ def _kind(tensor: Tensor, target: Tensor) -> str:
 def _abridged(names: Sequence[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(f"'{name}'" for name in names[:3]) + more
-
-
-CLASS_POSITION = "position of the class token added to it, as timm has it"
-MASKED_BIASES = "biases of queries, keys and values multiplied by their masks"
-PERIODS_LEFT_OUT = "rotary periods in bfloat16 left out: timm computes them in float32"
-PERIODS = "rope.periods"
 
 
 def without_class_position(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Names of formats as typed, `FORMAT[:NETWORK][:PLACE]`, without torch."""
+"""Names of formats as typed, `FORMAT[:NETWORK][:PLACE]`, and files to write, checked without torch."""
 
 import dataclasses
 from pathlib import Path
@@ -6,8 +6,12 @@ from pathlib import Path
 from sslbench import names
 from sslbench.errors import UsageError
 
+# Suffixes that may be taken for formats.
 CONTAINERS = ("safetensors", "pkl", "pth", "pickle", "torch")
-"""Suffixes that may be taken for formats."""
+
+
+# Suffixes of exported networks.
+EXPORTS = (".onnx", ".pt2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,8 +19,6 @@ class FormatName:
     """Format that exists, by its name.
 
     Attributes:
-        name: of the format.
-        path: its table.
         network: network or variant of the format, which the table may lack; None where none is named.
         place: dotted path of the dict in the file, or prefix of the keys; '' where none is named.
     """
@@ -55,10 +57,6 @@ def check_format(to: str) -> None:
             f"Name the format of the keys, such as: OUT.{to} --to torchvision.",
         )
     find_format(to)
-
-
-EXPORTS = (".onnx", ".pt2")
-"""Suffixes of exported networks."""
 
 
 def check_target(path: Path, *, overwrite: bool, remedy: str = "say that it may be overwritten") -> None:

@@ -19,8 +19,8 @@ from sslbench.weights.formats.schema import HEAD_NAMES
 from sslbench.weights.formats.tables import load_table
 from sslbench.weights.reading.files import WeightsFile
 
+# Key of the metadata of sslbench's own files with the layers of each head: {"head": "linear relu linear"}.
 METADATA = "heads"
-"""Key of the metadata of sslbench's own files with the layers of each head: {"head": "linear relu linear"}."""
 _MOST_LAYERS = 100
 _TYPES: Mapping[type[nn.Module], str] = {
     nn.Linear: "linear",

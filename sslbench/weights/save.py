@@ -15,8 +15,8 @@ from sslbench.text import without_secrets
 from sslbench.weights.format_name import check_target
 
 FORMAT = "sslbench"
+# Value of 'format' in training checkpoints; those of pretraining contain the network as sslbench's own files do.
 CHECKPOINT_FORMAT = "sslbench checkpoint"
-"""Value of 'format' in training checkpoints; those of pretraining contain the network as sslbench's own files do."""
 VERSION = 1
 
 

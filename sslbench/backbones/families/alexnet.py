@@ -1,18 +1,11 @@
 """AlexNets of self-supervised learning."""
 
-from collections.abc import Mapping
-
 from sslbench.backbones import alexnet
 from sslbench.backbones.architectures import ALEXNETS
 from sslbench.backbones.backbone import Backbone, Kind
 from sslbench.backbones.build import Family
 from sslbench.backbones.timm_models import no_such_option
 from sslbench.preprocessing import Preprocessing
-from sslbench.weights.reading.model_config import ModelConfig
-
-
-def _takes(name: str) -> bool:
-    return name.partition(",")[0] in ALEXNETS
 
 
 def _build(name: str) -> Backbone:
@@ -30,8 +23,8 @@ def _build(name: str) -> Backbone:
     )
 
 
-def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str, config: ModelConfig) -> str | None:
-    return alexnet.recognise_alexnet(shapes)
-
-
-FAMILY = Family(_takes, _build, recognise=_recognise)
+FAMILY = Family(
+    lambda name: name.partition(",")[0] in ALEXNETS,
+    _build,
+    recognise=lambda shapes, *_: alexnet.recognise_alexnet(shapes),
+)

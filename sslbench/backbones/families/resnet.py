@@ -35,8 +35,8 @@ VISSL_POOLS: dict[float, dict[str, str]] = {
     },
 }
 
+# Pools of its colorization networks where they differ.
 VISSL_LAST_STRIDE_1 = {"res5": "avg(12,2)"}
-"""Pools of its colorization networks where they differ."""
 
 _CIFAR = Preprocessing(32, (32, 32), origin="CIFAR stem: images of 32 x 32, ImageNet's mean and std")
 _MOST_BLOCKS = 1000

@@ -15,10 +15,6 @@ from sslbench.weights.reading.model_config import ModelConfig
 _RESIZED = 256 / 224
 
 
-def _takes(name: str) -> bool:
-    return name.partition(",")[0] in VJEPA2_NAMES
-
-
 def _build(name: str) -> Backbone:
     base, options = parse_options(name)
     try:
@@ -36,10 +32,6 @@ def _build(name: str) -> Backbone:
         default_layer="features",
         stems=("patch_embed.proj",),
     )
-
-
-def _check_recorded(name: str, where: str) -> None:
-    check_recorded_options(name, where)
 
 
 def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str, config: ModelConfig) -> str | None:
@@ -88,4 +80,4 @@ def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str,
     return name
 
 
-FAMILY = Family(_takes, _build, _check_recorded, _recognise)
+FAMILY = Family(lambda name: name.partition(",")[0] in VJEPA2_NAMES, _build, check_recorded_options, _recognise)

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
+# Segments that DataParallel, DeepSpeed, torch.compile, checkpointing, FSDP and Fabric put anywhere into keys.
 WRAPPERS = frozenset(
     ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_fpw_module", "_forward_module")
 )
-"""Segments that DataParallel, DeepSpeed, torch.compile, checkpointing, FSDP and Fabric put anywhere into keys."""
 
 # Copies that authors evaluate, and those that they do not: DINO's teacher, timm's average, BYOL's online network,
 # MoCo's query encoder. A target is neither: I-JEPA evaluates its own, BYOL does not.

@@ -68,11 +68,11 @@ def _closest(place: Place, tables: Sequence[FormatTable]) -> str:
     return f"; closest is {table.name}, which does not know {len(split.unknown)} of them, such as '{split.unknown[0]}'"
 
 
+# Last segment of BatchNorm counters, the only tensors that may be missing: torch < 0.4.1 and other tools omit them.
 OPTIONAL_LEAF = "num_batches_tracked"
-"""Last segment of BatchNorm counters, the only tensors that may be missing: torch < 0.4.1 and other tools omit them."""
 
+# Largest number of tensors in a file: matching more against every format takes minutes. A ViT-G has about 1,000.
 MAX_TENSORS = 10_000
-"""Largest number of tensors in a file: matching more against every format takes minutes. A ViT-G has about 1,000."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,6 @@ class Recognised:
     """Backbone recognised in a weights file, under canonical names.
 
     Attributes:
-        format: name of the format.
         canonical: canonical name -> tensor.
         heads: name without the format's prefix -> tensor of the heads.
         dropped: keys of tensors outside the backbone (momentum copies, queues).
@@ -95,14 +94,12 @@ class Recognised:
         network: selected copy of the backbone ('query', 'teacher'); '' if the format has one copy.
         other_networks: other copies in the file that the format declares.
         elsewhere: networks in other places of the file, as --format takes them: 'torchvision:target_backbone'.
-        note: note of the table for users of the weights.
         variant: variant of the format, named by the user or detected ('colorization', 'msra'); '' if none.
         choices: variant -> title of the variants that the file cannot tell apart, so that the user must choose; else
             empty.
         input: images that the network was trained on; None if the table does not define them.
         strides: strides of a ResNet; None if the table does not define them.
         changes: descriptions of later changes to `canonical`, for instance a stem mapped to other channels.
-        config: configuration beside the file.
     """
 
     format: str

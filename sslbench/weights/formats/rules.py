@@ -1,4 +1,4 @@
-"""Key patterns: full keys with named holes.
+"""Key patterns, full keys with named holes, and the operations on tensors of rename tables.
 
 `{i}` matches one dotted segment or part of it, `{rest*}` one or more, `{i+1}` a number that is one more than `{i}` on
 the other side of a rule, for formats that count from one.
@@ -23,9 +23,7 @@ class Pattern:
     """Parsed pattern, for instance `layer{i}.{j}.bn{k}.{leaf}`; it matches whole keys only.
 
     Attributes:
-        text: pattern as written.
         holes: names of the holes in order, with `*` for those that may contain dots.
-        expression: equivalent regular expression.
         counted: names of the holes whose number is one more than on the other side.
         start: literal text before the first hole; comparing it first is faster than the expression.
     """

@@ -10,8 +10,8 @@ from sslbench.names import did_you_mean
 from sslbench.weights.formats import rules
 from sslbench.weights.formats.rules import Pattern
 
+# Names of heads in the order of the forward pass: projection head or classifier, prediction head.
 HEAD_NAMES = ("head", "predictor")
-"""Names of heads in the order of the forward pass: projection head or classifier, prediction head."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +40,6 @@ class Network:
     """One of several copies of the backbone in a file; empty entries default to the table's.
 
     Attributes:
-        state_dict: dotted paths of its tensors.
-        prefix: prefixes of its keys.
         preferred: selected before the others if a file holds several, although the first network is the one written.
     """
 
@@ -58,9 +56,7 @@ class InputImages:
         space: 'RGB'; 'BGR': the file's first convolution expects blue first, and a rule flips it on loading;
             'lightness': one channel, L of CIE Lab minus 50; 'any': networks of all kinds use the format.
         mean: mean of the pixel values in [0, 1], in the order red, green, blue.
-        std: standard deviation, likewise.
         resize: shorter side in the authors' evaluation transform for a crop of 224 pixels; scaled for other sizes.
-        interpolation: interpolation of this resize.
         note: note for users if the file does not determine its input space.
     """
 
@@ -78,7 +74,6 @@ class Strides:
 
     Attributes:
         bottleneck: convolution of a bottleneck block that has stride 2: '3x3' in torchvision, '1x1' in MSRA's ResNets.
-        last: stride of the last stage.
     """
 
     bottleneck: Literal["3x3", "1x1"] = "3x3"
@@ -113,13 +108,11 @@ class Variant:
     either must be named by the user: 'FORMAT:VARIANT'.
 
     Attributes:
-        title: display name.
         channels: input channels that identify the variant; 0 if they do not.
         marker: top-level entries that identify the variant.
         input: replaces the table's `input`.
         strides: replaces the table's `strides`.
         rules: replace the table's rules with the same canonical keys.
-        note: note for users of the weights.
     """
 
     title: str
@@ -141,7 +134,6 @@ class TableFile:
     """Content of a table's YAML; model_converters/README.md explains each entry.
 
     Attributes:
-        title: display name of the format.
         source: address of the format's definition.
         note: note for users of the weights, shown in every load report.
         rules: [foreign, canonical] or [foreign, canonical, operations]; several keys on one side are concatenated.
@@ -162,7 +154,6 @@ class TableFile:
         needs_backbone: usable only if the backbone's own names are known and most of them are in the file.
         write: entries beside the state dict in written files.
         input: images that the networks were trained on.
-        strides: strides of ResNets.
         variants: networks with the same key names but other input images or strides, by name.
         class_position: the class token of models with register tokens has a position embedding; timm's have none.
     """
@@ -225,7 +216,14 @@ def parse(values: Mapping[str, Any], *, where: str) -> tuple[TableFile, tuple[Ru
     for text in (*file.heads, *file.drop, *(t for way in file.detect for t in (*way.present, *way.absent))):
         _parse_pattern(text, where)
     _check_head_layers(file, where)
-    _refuse_duplicate_keys(rules, where)
+    for side in ("foreign", "canonical"):
+        seen: dict[str, Rule] = {}
+        for rule in rules:
+            for pattern in rule.foreign if side == "foreign" else rule.canonical:
+                shape = pattern.shape()
+                if shape in seen:
+                    raise UsageError(f"{where}: two rules have the same {side} key: {seen[shape]} and {rule}")
+                seen[shape] = rule
     return file, rules
 
 
@@ -270,18 +268,6 @@ def take_variant(
         note="; ".join(text for text in (file.note, chosen.note) if text),
     )
     return changed, (*kept, *own)
-
-
-def _refuse_duplicate_keys(rules: tuple[Rule, ...], where: str) -> None:
-    """Raise UsageError if two rules have the same key on one side."""
-    for side in ("foreign", "canonical"):
-        seen: dict[str, Rule] = {}
-        for rule in rules:
-            for pattern in rule.foreign if side == "foreign" else rule.canonical:
-                shape = pattern.shape()
-                if shape in seen:
-                    raise UsageError(f"{where}: two rules have the same {side} key: {seen[shape]} and {rule}")
-                seen[shape] = rule
 
 
 def _parse_rule(parts: tuple[tuple[str, ...], ...], where: str) -> Rule:

@@ -24,12 +24,10 @@ class Match:
     """Table that accounts for every key of one dict in the file.
 
     Attributes:
-        table: the table.
         root: dict in which the table's places were looked for.
         where: the place of these, as a dotted path in the root.
         keys: tensors by the keys that the table was compared with.
         originals: such a key -> key in the file, where names of wrappers were left out; else empty.
-        split: the tensors.
         network: name of the network, if its place or its keys show it; else ''.
     """
 
@@ -87,9 +85,7 @@ class Search:
     """Search of the networks in a file.
 
     Attributes:
-        file: the file.
         expected: names and shapes of the backbone, if known.
-        tables: tables to try.
         format: format named by the user, whose table need not satisfy its `detect` entry.
         conflicts: messages of tables with contradictory rules for this file.
         damaged: networks of a known format but for some keys, by their places: place, tensors and the first such key.
@@ -226,7 +222,13 @@ class Search:
         matches.sort(key=lambda match: (match.table.is_general, match.table.name))
         for other in matches[1:]:
             if not same_tensors(matches[0].split.canonical, other.split.canonical):
-                raise _ambiguous(self.file, matches[0], other)
+                ways = " or ".join(
+                    f"{m.table.name} (at {m.where or 'the top of the file'})" for m in (matches[0], other)
+                )
+                raise WeightsError(
+                    f"{self.file.path} matches two formats that disagree: {ways}",
+                    f"Select one, such as --format {matches[0].table.name}.",
+                )
         return matches[0]
 
     def _match(self, table: FormatTable, root: Place, *, bare: bool) -> Match | None:
@@ -321,10 +323,3 @@ def _with_heads(table: FormatTable, split: Split, root: Place, expected: Shapes 
 def same_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     """Return whether two networks have the same names and values."""
     return a.keys() == b.keys() and all(a[name] is b[name] or torch.equal(a[name], b[name]) for name in a)
-
-
-def _ambiguous(file: WeightsFile, first: Match, second: Match) -> WeightsError:
-    ways = " or ".join(f"{m.table.name} (at {m.where or 'the top of the file'})" for m in (first, second))
-    return WeightsError(
-        f"{file.path} matches two formats that disagree: {ways}", f"Select one, such as --format {first.table.name}."
-    )

@@ -24,6 +24,8 @@ from sslbench.weights.formats import rules, schema
 from sslbench.weights.formats.rules import Pattern
 from sslbench.weights.formats.schema import Detect, Rule, TableFile
 
+NOTE = "sslbench"  # key of the provenance, in layouts with entries beside the state dict
+
 
 @dataclasses.dataclass(frozen=True)
 class Split:
@@ -32,9 +34,7 @@ class Split:
     Attributes:
         canonical: canonical name -> tensor of the backbone.
         heads: name without prefix -> tensor of the heads.
-        dropped: full keys that the table drops.
         heads_met: summaries of the head patterns that matched: 'fc.*'.
-        drops_met: summaries of the drop patterns that matched.
         unknown: full keys that match nothing.
         prefix: prefix of the backbone's keys.
     """
@@ -54,8 +54,6 @@ class FormatTable:
 
     Attributes:
         name: name of the format: the file name without .yaml.
-        file: content of the YAML.
-        rules: parsed rules.
         network: selected copy of the backbone; '' if the format has one copy.
         variant: variant named by the user or detected; '' if none.
     """
@@ -182,8 +180,6 @@ class _Rename:
     """One rule applied to one set of keys.
 
     Attributes:
-        rule: the rule.
-        values: text in its holes.
         parts: position among the rule's keys -> (key, tensor).
     """
 
@@ -280,9 +276,6 @@ def _detect_holds(way: Detect, keys: Mapping[str, Any]) -> bool:
         return any(pattern.match(key) is not None for key in keys)
 
     return all(some(text) for text in way.present) and not any(some(text) for text in way.absent)
-
-
-NOTE = "sslbench"  # key of the provenance, in layouts with entries beside the state dict
 
 
 def check_layout(path: Path, table: FormatTable) -> None:

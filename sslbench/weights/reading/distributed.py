@@ -1,7 +1,8 @@
-"""Reader of folders that torch.distributed.checkpoint wrote (FSDP, Lightning, Accelerate), without torch.distributed.
+"""Checkpoints in several files: folders of torch.distributed.checkpoint, and VISSL's shards and slices.
 
-`.metadata` is a pickle with the size of every tensor and the file and offset of each of its pieces; a piece is a tensor
-of torch.save.
+`.metadata` of a folder is a pickle with the size of every tensor and the file and offset of each of its pieces; a piece
+is a tensor of torch.save. VISSL's shards hold pieces of flattened parameters of fairscale's FullyShardedDataParallel
+(0.4), and the metadata to join them; neither torch.distributed nor fairscale is needed.
 """
 
 import hashlib
@@ -27,6 +28,12 @@ _SAVE_WHOLE = (
 )
 
 _Pieces = list[tuple[list[int], int, int]]  # offsets in the tensor, first byte in the file, bytes
+
+
+Read = Callable[[Path], Any]
+_WRAPPERS = frozenset({"_fsdp_wrapped_module", "_fpw_module"})  # of fairscale, in the middle of names
+_LISTS = ("shard_list", "slice_list")
+_PARTS = {"shard": "_shard", "slice": "_layers"}
 
 
 def read(folder: Path) -> tuple[dict[str, Any], str]:
@@ -150,12 +157,6 @@ def _damaged(path: Path, error: Exception) -> WeightsError:
     )
 
 
-Read = Callable[[Path], Any]
-_WRAPPERS = frozenset({"_fsdp_wrapped_module", "_fpw_module"})  # of fairscale, in the middle of names
-_LISTS = ("shard_list", "slice_list")
-_PARTS = {"shard": "_shard", "slice": "_layers"}
-
-
 def joined(path: Path, loaded: Any, read: Read) -> Any:
     """Return the checkpoint in VISSL's single-file layout; `loaded` itself if it is complete already."""
     kind = loaded.get("type") if isinstance(loaded, Mapping) else None
@@ -166,7 +167,10 @@ def joined(path: Path, loaded: Any, read: Read) -> Any:
         )
     if not isinstance(kind, str) or kind not in _LISTS:
         return loaded
-    _refuse_repeated(path, loaded)
+    # A short list could request the same large file any number of times.
+    shards = loaded.get("shards") or ()
+    if len({str(name) for name in shards}) < len(shards):
+        raise WeightsError(f"{path} lists a part of the checkpoint twice")
     try:
         trunk, heads = _join_shards(path, loaded, read) if kind == "shard_list" else _join_slices(path, loaded, read)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError) as error:
@@ -176,13 +180,6 @@ def joined(path: Path, loaded: Any, read: Read) -> Any:
             "Consolidate them with VISSL: extra_scripts/convert_sharded_checkpoint.py.",
         ) from error
     return {"type": "consolidated", "classy_state_dict": {"base_model": {"model": {"trunk": trunk, "heads": heads}}}}
-
-
-def _refuse_repeated(path: Path, loaded: Mapping[str, Any]) -> None:
-    """Refuse shards listed twice: a short list could request the same large file any number of times."""
-    shards = loaded.get("shards") or ()
-    if len({str(name) for name in shards}) < len(shards):
-        raise WeightsError(f"{path} lists a part of the checkpoint twice")
 
 
 def _part_path(path: Path, name: object) -> Path:

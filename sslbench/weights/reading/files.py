@@ -39,11 +39,9 @@ class WeightsFile:
     """Content of a weights file.
 
     Attributes:
-        path: path of the file.
         sha256: SHA-256 of the file's bytes, 64 hex digits.
         content: nested dicts of tensors (on the CPU, possibly memory-mapped: do not write to them), numbers and text;
             other objects are left out.
-        container: storage format.
         metadata: metadata of a safetensors file; else empty.
         stubbed: classes named in the file, replaced by inert objects.
         suspicious: functions named in the file but not called.

@@ -1,4 +1,4 @@
-"""Folders of the Hugging Face Hub: weights in one file or in shards with an index, and their configuration."""
+"""Folders that hold weights: models of the Hugging Face Hub, whole or in shards, and sharded checkpoints."""
 
 import json
 import math
@@ -17,14 +17,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# Files of weights that are tried in order: those without pickles first.
 WEIGHTS = ("model.safetensors", "pytorch_model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin")
-"""Files of weights that are tried in order: those without pickles first."""
+# Files that name the shard of every tensor.
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-"""Files that name the shard of every tensor."""
+# Descriptions of the network, of transformers or timm and of open_clip, and of its images, of transformers.
 CONFIGS = ("config.json", "open_clip_config.json", "preprocessor_config.json", "processor_config.json")
-"""Descriptions of the network, of transformers or timm and of open_clip, and of its images, of transformers."""
 
 _SHARD = re.compile(r"(?P<name>.+)-\d{5}-of-(?P<number>\d{5})(?P<suffix>\.safetensors|\.bin)")
+
+
+# File of everything but the shards; it is written last.
+STATE = "state.torch"
+# File of a checkpoint of torch.distributed.checkpoint that says where the tensors lie; it is written last.
+METADATA = ".metadata"
+_SHARDS = "shard-*.safetensors"  # as torch.distributed.checkpoint names the files
+_SHARDING = "DCP_SHARDING_INFO"  # key of the metadata in which torch.distributed.checkpoint writes offsets
+_ERRORS = (safetensors.SafetensorError, OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError)
 
 
 def weights_file(folder: Path) -> Path | None:
@@ -107,15 +116,6 @@ def read_config(weights: Path) -> ModelConfig:
         return NO_CONFIG  # any other file may share its folder with the configuration of another network
     network, open_clip, images, processor = (weights.with_name(name) for name in CONFIGS)
     return read_configs((network, open_clip, images, processor))
-
-
-STATE = "state.torch"
-"""File of everything but the shards; it is written last."""
-METADATA = ".metadata"
-"""File of a checkpoint of torch.distributed.checkpoint that says where the tensors lie; it is written last."""
-_SHARDS = "shard-*.safetensors"  # as torch.distributed.checkpoint names the files
-_SHARDING = "DCP_SHARDING_INFO"  # key of the metadata in which torch.distributed.checkpoint writes offsets
-_ERRORS = (safetensors.SafetensorError, OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError)
 
 
 def is_sharded(path: Path) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from sslbench.errors import BackboneError, WeightsError
 
 _LARGEST = 1 << 26
+# Names of transformers -> timm's.
 _ACTIVATIONS = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
     **dict.fromkeys(("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate", "gelu_new", "gelu_fast"), "gelu_tanh"),
@@ -17,7 +18,6 @@ _ACTIVATIONS = {
     **dict.fromkeys(("silu", "swish"), "silu"),
     **{"hardswish": "hard_swish", "linear": "identity"},
 }
-"""Names of transformers -> timm's."""
 _VIT = {"num_attention_heads": 12, "hidden_act": "gelu", "layer_norm_eps": 1e-12}
 _DINO = {**_VIT, "layer_norm_eps": 1e-6}
 _CLIP = {**_VIT, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
@@ -25,6 +25,7 @@ _SIGLIP = {**_DINO, "hidden_act": "gelu_pytorch_tanh"}
 _AIM = {"num_attention_heads": 8, "hidden_act": "silu", "rms_norm_eps": 1e-5}
 _CNN = {"hidden_act": "gelu", "layer_norm_eps": 1e-12}
 _SWIN = {"hidden_act": "gelu", "layer_norm_eps": 1e-5, "window_size": 7, "image_size": 224}
+# model_type -> fields that no tensor shows: transformers does not write fields of inner towers that are as usual.
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(("vit", "deit", "vit_mae", "ijepa", "beit", "data2vec-vision"), _VIT),
     **dict.fromkeys(("vit_msn", "dinov2", "dinov2_with_registers"), _DINO),
@@ -40,7 +41,6 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "swin": _SWIN,
     "swinv2": {**_SWIN, "pretrained_window_sizes": [0, 0, 0, 0]},
 }
-"""model_type -> fields that no tensor shows: transformers does not write fields of inner towers that are as usual."""
 _MOMENTS = ("mean", "std")
 
 
@@ -53,7 +53,6 @@ class ModelConfig:
         backbone: architecture in timm's words, in folders that timm wrote; '' in others.
         fields: of the network, by transformers' names; those of open_clip are translated.
         mean: of the pixel values in [0, 1]; empty if not stated.
-        std: likewise.
     """
 
     path: Path | None = None
@@ -246,11 +245,11 @@ def _of_open_clip(config: Mapping[str, Any], path: Path) -> ModelConfig:
 
 
 _PARTS_OF_OPEN_CLIP = ("model_cfg", "preprocess_cfg")
+# Fields of open_clip's image tower -> those of transformers, or their own where it has none.
 _WORDS_OF_OPEN_CLIP = {
     **{"width": "hidden_size", "layers": "num_hidden_layers"},
     **{key: key for key in ("patch_size", "image_size", "pool_type", "final_ln_after_pool")},
 }
-"""Fields of open_clip's image tower -> those of transformers, or their own where it has none."""
 
 
 def _plain(value: Any) -> Any:

@@ -24,8 +24,8 @@ STORAGES = {
     "QUInt4x2": torch.quint4x2, "QUInt2x4": torch.quint2x4, "ComplexFloat": torch.complex64,
     "ComplexDouble": torch.complex128, "Untyped": torch.uint8,
 }  # fmt: skip
+# Dtypes supported by all operations on weights; others (8-bit floats, quantised) are left out.
 READABLE = frozenset(dtype for name, dtype in STORAGES.items() if not name.startswith("Q"))
-"""Dtypes supported by all operations on weights; others (8-bit floats, quantised) are left out."""
 
 
 class Budget:
@@ -52,7 +52,6 @@ class PickledName:
     """Global name in a pickle and the harmless function called in its place. It has no state that a pickle could set.
 
     Attributes:
-        name: full name, with the module.
         make: function called with the arguments in the pickle.
     """
 
@@ -80,7 +79,6 @@ class InertObject(PickledObject):
     """Object of an unknown class.
 
     Attributes:
-        name: name of the class.
         mapping: items of a subclass of dict, so that tensors in it can be read; attributes of a TorchScript module
             or of the description of a distributed checkpoint; parameters, buffers and modules of a module of torch.nn.
         is_module: it is a module of torch.nn, saved whole.
@@ -111,11 +109,7 @@ class InertObject(PickledObject):
 
 
 class UnsupportedTensor(PickledObject):
-    """Tensor of an unsupported kind.
-
-    Attributes:
-        kind: sparse, quantised, ...
-    """
+    """Tensor of an unsupported kind."""
 
     __slots__ = ("kind",)
 
@@ -124,11 +118,7 @@ class UnsupportedTensor(PickledObject):
 
 
 class DtypeDescription(PickledObject):
-    """Numpy dtype of numbers, text or objects, without fields.
-
-    Attributes:
-        value: the dtype.
-    """
+    """Numpy dtype of numbers, text or objects, without fields."""
 
     __slots__ = ("value",)
 
@@ -190,8 +180,6 @@ class StorageDescription(PickledObject):
     Attributes:
         dtype: dtype of the values; None if unsupported.
         kind: name of the storage's class, for messages.
-        key: name of the storage in the file.
-        count: number of values declared in the pickle.
         first: offset of a view in the storage; else 0.
         viewed: number of values of a view; else `count`.
     """

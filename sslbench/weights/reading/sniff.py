@@ -19,8 +19,8 @@ Container = Literal[
     "sharded checkpoint", "distributed checkpoint",
 ]  # fmt: skip
 
+# Endings of the names of weights files; published ones have others too.
 SUFFIXES = (".pth", ".pt", ".th", ".torch", ".tar", ".ckpt", ".safetensors", ".bin", ".pkl", ".npy", ".npz")
-"""Endings of the names of weights files; published ones have others too."""
 
 _TAR_MEMBERS = {"storages", "tensors", "pickle"}
 # Pickles of protocols 0 and 1 start with a dict, or with a global name that is then called; later ones with \x80.
@@ -138,7 +138,14 @@ def sniff(path: Path) -> Container:
     if head[:4] == b"PK\x03\x04":
         return _sniff_zip(path)
     if tarfile.is_tarfile(path):  # first, since a tar archive may start with any bytes
-        return _sniff_tar(path)
+        try:
+            with tarfile.open(path) as archive:
+                names = archive.getnames()
+        except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+            raise WeightsError(f"{path} is a damaged tar archive: {error}", "Get the file again.") from error
+        if set(names) >= _TAR_MEMBERS:
+            return "torch tar"
+        raise WeightsError(f"{path} is a tar archive, not weights", "Unpack it and give the file inside.")
     if _LEGACY_MAGIC in head[:40]:
         return "torch legacy"
     if len(head) > 8 and head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] < 1 << 32:
@@ -165,22 +172,17 @@ def refuse_other_kind(path: Path) -> None:
         sniff(path)
 
 
-def _sniff_tar(path: Path) -> Container:
-    try:
-        with tarfile.open(path) as archive:
-            names = archive.getnames()
-    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
-        raise WeightsError(f"{path} is a damaged tar archive: {error}", "Get the file again.") from error
-    if set(names) >= _TAR_MEMBERS:
-        return "torch tar"
-    raise WeightsError(f"{path} is a tar archive, not weights", "Unpack it and give the file inside.")
-
-
 def _sniff_zip(path: Path) -> Container:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-            _refuse_bomb(path, archive)
+            # A zip bomb unpacks to far more than its size; weights hardly compress.
+            unpacked = sum(member.file_size for member in archive.infolist())
+            if unpacked > 64_000_000 + 16 * path.stat().st_size:
+                raise WeightsError(
+                    f"{path} has {path.stat().st_size:,} bytes and unpacks to {unpacked:,}, far more than weights do",
+                    "It is damaged or malicious: get it from another place.",
+                )
             damaged = damaged_member(archive)
     except _ZIP_ERRORS as error:
         reason = " ".join(str(error).split())[:200]
@@ -200,16 +202,6 @@ def _sniff_zip(path: Path) -> Container:
     if is_script:
         return "torchscript"
     return "torch zip" if is_torch else "npz"
-
-
-def _refuse_bomb(path: Path, archive: zipfile.ZipFile) -> None:
-    """Refuse a zip bomb, an archive that unpacks to far more than its size; weights hardly compress."""
-    unpacked = sum(member.file_size for member in archive.infolist())
-    if unpacked > 64_000_000 + 16 * path.stat().st_size:
-        raise WeightsError(
-            f"{path} has {path.stat().st_size:,} bytes and unpacks to {unpacked:,}, far more than weights do",
-            "It is damaged or malicious: get it from another place.",
-        )
 
 
 def damaged_member(archive: zipfile.ZipFile) -> str | None:
