@@ -1,6 +1,7 @@
-"""Array types shared by signatures."""
+"""Array types shared by signatures, and selection of rows."""
 
 import dataclasses
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -42,3 +43,26 @@ class RowSubset:
 
 Rows = Matrix | RowSubset
 """Matrix that is read in ranges of rows."""
+
+
+class OfRows:
+    """Dataclass in which the fields of `of_rows` have an entry per row: arrays, tuples, or things that select rows."""
+
+    of_rows: ClassVar[tuple[str, ...]]
+
+    def __len__(self) -> int:
+        return len(getattr(self, self.of_rows[0]))
+
+    def select(self, indices: IntArray) -> Self:
+        """Return the rows at `indices`, in that order; other fields are unchanged."""
+        rows = np.asarray(indices, dtype=np.int64)
+        fields = {name: _selected(getattr(self, name), rows) for name in self.of_rows}
+        return dataclasses.replace(self, **fields)  # type: ignore[type-var]
+
+
+def _selected(value: Any, rows: IntArray) -> Any:
+    if value is None:
+        return None
+    if hasattr(value, "select"):
+        return value.select(rows)
+    return value[rows] if isinstance(value, np.ndarray) else tuple(value[row] for row in rows.tolist())

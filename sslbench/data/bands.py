@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sslbench.arrays import OfRows
 from sslbench.data.decode.handlers import PictureDecoder, make_decoder, picture_of
 from sslbench.data.decode.picture import Decoded, OtherChannels, UnreadableImage, Wanted, as_wanted
 from sslbench.data.images import DIGEST_BYTES, UNREADABLE_DIGEST
@@ -25,9 +26,6 @@ def split_option(
 
     >>> split_option("photos/", {"channels": "4|1|2", "group": "patient"})
     ((3, 0, 1), {'group': 'patient'})
-
-    Raises:
-        UsageError: these are no numbers from 1.
     """
     if "channels" not in options:
         return (), dict(options)
@@ -48,22 +46,15 @@ def with_channels(source: Source, take: tuple[int, ...]) -> Source:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bands:
+class Bands(OfRows):
     """Images of which some channels are taken: numbers from 0."""
 
+    of_rows = ("images",)
     images: Images
     take: tuple[int, ...]
 
-    def __len__(self) -> int:
-        return len(self.images)
-
     def decoded(self, index: int, decoder: PictureDecoder) -> Decoded:
-        """Decode all channels of an image at full size and take the chosen ones.
-
-        Raises:
-            UnreadableImage: it cannot be decoded, lacks a chosen channel, or more or fewer are wanted.
-            OSError: its file cannot be read.
-        """
+        """Decode all channels of an image at full size and take the chosen ones."""
 
         def all_of(channels: int) -> Decoded:
             wanted = dataclasses.replace(decoder.wanted, channels=channels, deep=True, resize=None)
@@ -84,12 +75,7 @@ class Bands:
         return as_wanted(Decoded(image, conversions), self.path(index), decoder.wanted)
 
     def read(self, index: int) -> npt.NDArray[np.uint8]:
-        """Return the chosen channels, uint8 (H, W, channels), or uint16 if the file has samples of 16 bits.
-
-        Raises:
-            UnreadableImage: as for `decoded`.
-            OSError: the file cannot be read.
-        """
+        """Return the chosen channels, uint8 (H, W, channels), or uint16 if the file has samples of 16 bits."""
         decoder = make_decoder((), Wanted(len(self.take), deep=True), self.images)
         image = self.decoded(index, decoder).image.permute(1, 2, 0)
         if image.dtype != torch.uint8:
@@ -108,7 +94,3 @@ class Bands:
                 state = hashlib.blake2b(content.tobytes() + repr(self.take).encode(), digest_size=DIGEST_BYTES)
                 digests[row] = np.frombuffer(state.digest(), dtype=np.uint8)
         return digests
-
-    def select(self, indices: npt.NDArray[np.int64]) -> "Bands":
-        """Return the images at `indices`, in that order."""
-        return Bands(self.images.select(indices), self.take)

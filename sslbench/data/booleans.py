@@ -13,14 +13,6 @@ def boolean(value: object, where: str, key: str) -> bool:
 
     Python takes every text for true, also "0" and "false", by which a whole data set would lose its objects.
 
-    Args:
-        value: as it stands there: 0, 1, true, false or one of these as text, in any case; None: the key is absent.
-        where: file and entry, for the message.
-        key: for the message.
-
-    Raises:
-        DataError: it is anything else.
-
     >>> boolean(1, "a.json, annotation 3", "iscrowd"), boolean("0", "a.json, annotation 3", "iscrowd")
     (True, False)
     """
@@ -35,11 +27,7 @@ def boolean(value: object, where: str, key: str) -> bool:
 
 
 def marks(spec: str, annotation: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Return whether an annotation of a COCO or kwcoco manifest is a crowd, and whether it is not to be counted.
-
-    Raises:
-        DataError: `iscrowd`, `ignore` or `difficult` is no boolean.
-    """
+    """Return whether an annotation of a COCO or kwcoco manifest is a crowd, and whether it is not to be counted."""
     values = annotation.get("iscrowd"), annotation.get("ignore"), annotation.get("difficult")
     if values[0] in _USUAL and values[1] in _USUAL and values[2] in _USUAL:  # a manifest has millions of them
         return bool(values[0]), bool(values[1] or values[2])

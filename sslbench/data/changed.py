@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sslbench.arrays import IntArray
+from sslbench.arrays import IntArray, OfRows
 from sslbench.data.decode.handlers import Handler, PictureDecoder, handlers_of, picture_decoder, picture_of
 from sslbench.data.decode.picture import Decoded, UnreadableImage
 from sslbench.data.decode.transforms import resize_and_crop
@@ -49,11 +49,8 @@ def versions_of(source: Source, changes: Sequence[ImageChange], preprocessing: P
 
     Its features are those of a backbone with the preprocessing `without_geometry(preprocessing)`.
 
-    Args:
-        source: N images, whose ids the ids of the versions end in: 'fog-3/cat/17.png'.
-        changes: V changes with different names.
-        preprocessing: of the backbone; resize and crop come before the change.
-        seed: of the changes; every version of every image (by its id) has a random generator of its own.
+    The ids of the versions are those of the images behind the name of the change: 'fog-3/cat/17.png'. Every version of
+    every image (by its id) has a random generator of its own.
     """
     ordered = tuple(sorted(changes, key=lambda change: change.name))
     images = Versions(source.images, source.ids, ordered, preprocessing, seed)
@@ -218,14 +215,12 @@ def without_border(source: Source, pixels: int = 1) -> Source:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Borderless:
+class Borderless(OfRows):
     """Images without a border of some pixels."""
 
+    of_rows = ("base",)
     base: Images
     pixels: int
-
-    def __len__(self) -> int:
-        return len(self.base)
 
     @property
     def handlers(self) -> Iterable[Handler]:
@@ -238,11 +233,7 @@ class Borderless:
         return np.ascontiguousarray(picture.permute(1, 2, 0).numpy())
 
     def decoded(self, index: int, decoder: PictureDecoder) -> Decoded:
-        """Return the picture that `decoder` reads, without its border.
-
-        Raises:
-            UnreadableImage: nothing is left of it.
-        """
+        """Return the picture that `decoder` reads, without its border."""
         full = decoder.wanting(dataclasses.replace(decoder.wanted, resize=None))  # the border is in pixels of the file
         whole, n = picture_of(self.base, index, full), self.pixels
         if min(whole.image.shape[1:]) <= 2 * n:
@@ -260,7 +251,3 @@ class Borderless:
             if content.tobytes() != UNREADABLE_DIGEST:
                 found[row] = np.frombuffer(digest(content.tobytes() + b"border %d" % self.pixels), dtype=np.uint8)
         return found
-
-    def select(self, indices: IntArray) -> "Borderless":
-        """Return the images at `indices`, in that order."""
-        return Borderless(self.base.select(indices), self.pixels)

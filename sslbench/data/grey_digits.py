@@ -28,13 +28,6 @@ def draw_digits(folder: Path, seed: int) -> Path:
 
     Every image has a grey of its own for the stroke and for the paper, either of which may be the brighter one, and
     light from one side. The greys tell nothing about the class.
-
-    Args:
-        folder: of the two parts.
-        seed: of the greys, the light and the split.
-
-    Returns:
-        The folder.
     """
     if folder.exists():
         return folder

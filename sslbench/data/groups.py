@@ -62,12 +62,6 @@ def choose_groups(labels: Target, groups: IntArray, n: int, rng: np.random.Gener
     stratification of multi-label data); a group is taken if that brings the class nearer to its share of the samples.
     Of several deals the one is kept that leaves the fewest classes out of the chosen part, then the one with shares
     nearest to the wanted one. A class is never chosen with all of its groups: what is not chosen has every class.
-
-    Args:
-        labels: of the N samples.
-        groups: int64 (N,), the group of each, numbered in any way.
-        n: samples to choose.
-        rng: the only source of chance.
     """
     groups = groups_by_first_sample(groups)
     table = _GroupCounts(labels.numbered_by_samples(), groups)
@@ -142,11 +136,6 @@ def group_folds(labels: Target, groups: IntArray, number: int) -> IntArray:
 
     Classes are dealt rarest first (by groups): each of its groups, the largest first, goes to the fold that has least
     of the class so far, then least of all samples. A class with as many groups as there are folds is in every fold.
-
-    Args:
-        labels: of the N samples, single or multi.
-        groups: (N,) the group of each, numbered in any way.
-        number: folds.
     """
     groups = groups_by_first_sample(groups)
     table = _GroupCounts(labels.numbered_by_samples(), groups)
@@ -216,13 +205,7 @@ def _fill(chosen: BoolArray, free: IntArray, sizes: IntArray, share: float, rng:
 
 
 def torn_classes(source: Source, test: Source, *, grouped: bool) -> tuple[str, ...]:
-    """Return a note on the classes that a seeded split could not bring to both sides.
-
-    Args:
-        source: that was split.
-        test: its test part.
-        grouped: whole groups were kept together.
-    """
+    """Return a note on the classes that a seeded split could not bring to both sides."""
     if not isinstance(source.target, OfClasses):
         return ()
     counts = source.target.counts()

@@ -24,11 +24,7 @@ def stamp_of(stat: os.stat_result) -> Stamp:
 
 
 def check_unchanged(path: str, stat: os.stat_result, stamp: Stamp) -> None:
-    """Raise if a container of images has changed since it was opened.
-
-    Raises:
-        OSError: its size or modification time differs from the stamp.
-    """
+    """Raise if a container of images has changed since it was opened."""
     if (stat.st_size, stat.st_mtime_ns) != stamp[:2]:
         raise OSError(f"{path} has changed since it was opened")
 
@@ -71,12 +67,7 @@ class HashMemo:
         return digests
 
     def remember(self, entries: Sequence[tuple[str, Stamp, bytes]], stamped_ns: int) -> None:
-        """Store digests of files, except of those just written: they may change again within one clock tick.
-
-        Args:
-            entries: path, stamp and digest of each.
-            stamped_ns: time of the stamps, before the files were read.
-        """
+        """Store digests of files, except of those just written: they may change again within one clock tick."""
         rows = [
             # Inodes are unsigned 64-bit numbers and sqlite's are signed, hence text.
             (os.fsencode(file), stamp[0], stamp[1], stamp[2], str(stamp[3]), digest)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sslbench.arrays import FloatArray, IntArray
+from sslbench.arrays import FloatArray, IntArray, OfRows
 from sslbench.data.decode.handlers import Handler, PictureDecoder, handlers_of, picture_decoder, picture_of
 from sslbench.data.decode.picture import Decoded
 from sslbench.data.images import DIGEST_BYTES, UNREADABLE_DIGEST, digest
@@ -33,17 +33,7 @@ def pairs_source(
 
     Pairs of one source image have the same value of the attribute 'image', and stay together in comparisons.
 
-    Args:
-        name: location as the user wrote it, with the split.
-        ids: N unique ids.
-        images: all of the images.
-        pairs: N pairs of one kind.
-        classes: N names of the classes of pairs with points; () for pairs under homographies.
-        notes: of the source.
-        sized: the annotations say the size of the images, and it is theirs.
-
-    Raises:
-        DataError: no pair is given.
+    `classes` has one name per pair with points; `sized`: the annotations say the size of the images, and it is theirs.
     """
     if not pairs:
         raise DataError(f"{name} has no pair of images")
@@ -69,17 +59,7 @@ def pairs_source(
 
 
 def check_points(name: str, ids: Sequence[str], pairs: Sequence[PointPair], sizes: Sequence[tuple[int, int]]) -> None:
-    """Refuse pairs without points, without an extent of the target, or with points outside their images.
-
-    Args:
-        name: of the data.
-        ids: of the pairs.
-        pairs: N pairs.
-        sizes: height and width of each image.
-
-    Raises:
-        DataError: lists all of them.
-    """
+    """Refuse pairs without points, without an extent of the target, or with points outside their images."""
     problems = {
         "have no point that is visible in both images": list[str](),
         "have points outside the image": list[str](),
@@ -138,7 +118,7 @@ def in_pixels(homography: FloatArray, height: int, width: int) -> FloatArray:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class WarpedImages:
+class WarpedImages(OfRows):
     """Images and warped copies of them.
 
     Attributes:
@@ -148,13 +128,11 @@ class WarpedImages:
         reflected: places that no pixel is mapped to show the image mirrored at its border; otherwise they are black.
     """
 
+    of_rows = ("rows", "homographies")
     base: Images
     rows: IntArray
     homographies: FloatArray
     reflected: bool = False
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     @property
     def handlers(self) -> Iterable[Handler]:
@@ -197,19 +175,11 @@ class WarpedImages:
                 found[row] = np.frombuffer(digest(content.tobytes() + matrix.tobytes() + border), dtype=np.uint8)
         return found
 
-    def select(self, indices: IntArray) -> "WarpedImages":
-        """Return the images at `indices`, in that order."""
-        return dataclasses.replace(self, rows=self.rows[indices], homographies=self.homographies[indices])
-
 
 def homography_pairs(source: Source, name: str) -> Source:
     """Return pairs of every image with a copy of it under each of five homographies of growing strength.
 
     The homographies of an image follow from its id alone: not from other images, nor from a seed of the run.
-
-    Args:
-        source: images.
-        name: of the pairs.
     """
     per_image = 1 + len(STRENGTHS)
     matrices, pairs, ids = [], [], []

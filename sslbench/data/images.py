@@ -69,11 +69,7 @@ class _Hashed:
 
 
 def refuse_other_content(content: bytes, known: npt.NDArray[np.uint8]) -> None:
-    """Raise if the digest of a content is not the known one.
-
-    Raises:
-        OSError: the digest differs, or the file could not be read when it was hashed.
-    """
+    """Raise if the digest of a content is not the known one."""
     if known.tobytes() == UNREADABLE_DIGEST:
         raise OSError("could not be read when it was hashed, and can be now")
     if known.tobytes() != digest(content):
@@ -105,11 +101,7 @@ class Files:
         return os.path.join(self.root, self.paths[index])  # noqa: PTH118 - a Path per image is slow for a million
 
     def read(self, index: int) -> bytes:
-        """Return the bytes of one file.
-
-        Raises:
-            OSError: the file cannot be read, is not a regular file, is too large, or has changed since it was hashed.
-        """
+        """Return the bytes of one file."""
         with open_image(self._file(index)) as file:
             content = read_all(file)
             if self._hashed is not None:  # the stamp is taken last, so that it shows a change while the file was read
@@ -117,11 +109,7 @@ class Files:
             return content
 
     def open(self, index: int) -> io.FileIO:
-        """Open one file to read its beginning, which may have changed since it was hashed.
-
-        Raises:
-            OSError: the file cannot be read, is not a regular file, or is too large.
-        """
+        """Open one file to read its beginning, which may have changed since it was hashed."""
         return open_image(self._file(index))
 
     def path(self, index: int) -> str:
@@ -170,11 +158,7 @@ def _digests(
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """Return the digests of some files and the hashes of their stamps, as in `_Hashed`.
 
-    Args:
-        files: absolute paths.
-        memo: digests of earlier runs.
-        pool: threads that read.
-        before: their state when this process hashed them, so that the memo is asked for changed ones only.
+    `before` is their state when this process hashed them, so that the memo is asked for changed ones only.
     """
     # The stamp is taken before the content is read: a change in between makes the cache miss, never wrong.
     now = time.time_ns()

@@ -56,11 +56,7 @@ class Columns:
     values: tuple[str, ...] = ()
 
     def refuse(self, name: str) -> None:
-        """Refuse columns for data that have none.
-
-        Raises:
-            UsageError: a column was named.
-        """
+        """Refuse columns for data that have none."""
         for column in (self.image, self.label, *self.attributes, *self.values):
             if column is not None:
                 raise UsageError(
@@ -79,10 +75,6 @@ def sources_of(data: Any, name: str, columns: Columns | None = None) -> dict[str
 
     Returns:
         Split -> source; {"all": source} without splits. Ids are positions, those of a frame its paths.
-
-    Raises:
-        UsageError: the object is no such data.
-        DataError: an image or label cannot be used.
 
     Examples:
         >>> images = np.zeros((2, 8, 8, 3), dtype=np.uint8)
@@ -254,11 +246,7 @@ class InMemory:
         return range(len(self.known))[index] if self.rows is None else int(self.rows[index])
 
     def read(self, index: int) -> bytes | npt.NDArray[np.uint8]:
-        """Return an encoded image, or its pixels: uint8 (H, W) or (H, W, channels).
-
-        Raises:
-            DataError: it is not the image that was there at the first reading.
-        """
+        """Return an encoded image, or its pixels: uint8 (H, W) or (H, W, channels)."""
         row = self._row(index)
         pixels = _pixels(_pair(self.items[row], self.path(index))[0], self.path(index))
         if _digest(pixels) != self.known[row].tobytes():
@@ -369,13 +357,7 @@ def _channels_last(images: torch.Tensor, place: str) -> npt.NDArray[Any]:
 
 
 def _refuse_other_order(shape: tuple[int, ...], place: str, *, first: bool) -> None:
-    """Refuse images with channels where height or width should be, as far as the numbers of 1, 3 or 4 tell.
-
-    Args:
-        shape: of one image with channels, or of several.
-        place: name of the images.
-        first: the channels should be first, as in tensors; otherwise last.
-    """
+    """Refuse images with channels where height or width should be, as far as the numbers of 1, 3 or 4 tell."""
     if len(shape) not in (3, 4):
         return
     at, other = (-3, -1) if first else (-1, -3)

@@ -53,11 +53,7 @@ class JoinedImages:
         return part, row - (self._stops[part - 1] if part else 0)
 
     def read(self, index: int) -> bytes | npt.NDArray[np.uint8]:
-        """Return the encoded file or array of an image.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Return the encoded file or array of an image."""
         part, row = self.located(index)
         return self.parts[part].read(row)
 
@@ -131,19 +127,9 @@ def located(images: Images, index: int) -> tuple[Images, int]:
 def join(sources: Mapping[str, S], name: str, weights: Mapping[str, float] | None = None) -> S:
     """Concatenate several sources in the order of their names, however they are listed.
 
-    Args:
-        sources: name -> source. A name stands before the ids, with a '/' between, and is each sample's attribute
-            'origin'.
-        name: of the joined source.
-        weights: sampling frequency of each source in pretraining, relative to the others; 1 for those not named. None:
-            every image equally often.
-
-    Returns:
-        A source whose targets are matched by class name (see `join_labels`, `join_boxes`) and whose attributes are
-        those of all sources, '' where a sample's own source has none of that name.
-
-    Raises:
-        DataError: numbers to predict differ, or stand beside classes; a source has queries of its own.
+    A name stands before the ids, with a '/' between, and is each sample's attribute 'origin'. Targets are matched by
+    class name (see `join_labels`, `join_boxes`); an attribute is '' where a sample's source has none of that name. `weights` are
+    frequencies in pretraining, relative to the others, 1 for those not named; None: every image equally often.
     """
     if own := next(
         (
@@ -212,9 +198,7 @@ def join_boxes(sources: Mapping[str, Boxes]) -> tuple[Boxes, tuple[str, ...]]:
     return boxes, tuple(notes)
 
 
-def join_attributes(
-    sources: Mapping[str, Source],
-) -> tuple[dict[str, tuple[str, ...]], str]:
+def join_attributes(sources: Mapping[str, Source]) -> tuple[dict[str, tuple[str, ...]], str]:
     """Return the attributes of all samples in the order of the sources, with 'origin', and the one that groups."""
     columns = dict.fromkeys(column for source in sources.values() for column in source.attributes if column != ORIGIN)
     attributes = {column: _column(sources, column) for column in columns}
@@ -249,13 +233,6 @@ def join_labels(labels: Mapping[str, Target], name: str = "") -> tuple[Target, t
       its samples (`labels.among_classes`).
     - without labels in some sources: without labels in all, since pretraining needs none; it is noted.
     - numbers to predict: the same in all.
-
-    Args:
-        labels: name of the source -> its labels.
-        name: of the whole, for messages.
-
-    Raises:
-        DataError: numbers to predict differ, or stand beside classes.
     """
     if any(isinstance(part, Numbers) for part in labels.values()):
         return _numbers(labels, name), ()

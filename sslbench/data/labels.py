@@ -33,9 +33,7 @@ NUMBERED_FOLDERS = "the class folders are numbers"
 def single_labels(names: Sequence[str], classes: Sequence[str] | None = None) -> Classes:
     """Return labels with one class per sample.
 
-    Args:
-        names: the class name of each sample; accents as characters of their own (NFD, macOS) make no other class.
-        classes: the classes in the source's own order; by default those that occur, sorted by name.
+    Accents as characters of their own (NFD, macOS) make no other class. Classes that are not given are sorted by name.
 
     >>> labels = single_labels(["dog", "cat", "dog"])
     >>> labels.classes, labels.values
@@ -47,10 +45,7 @@ def single_labels(names: Sequence[str], classes: Sequence[str] | None = None) ->
     )
     number = {name: i for i, name in enumerate(ordered)}
     of_name = {name: number[text] for name, text in composed.items()}
-    return Classes(
-        ordered,
-        np.fromiter((of_name[name] for name in names), dtype=np.int64, count=len(names)),
-    )
+    return Classes(ordered, np.fromiter((of_name[name] for name in names), dtype=np.int64, count=len(names)))
 
 
 def multi_labels(
@@ -60,10 +55,7 @@ def multi_labels(
 ) -> MultiLabel:
     """Return labels with any number of classes per sample.
 
-    Args:
-        present: the names of the classes each sample has.
-        ignored: the names of the classes that are not to be scored for it; a class that is also present is present.
-        classes: the classes in the source's own order; by default those that occur, sorted by name.
+    A class that is both present and ignored is present. Classes that are not given are sorted by name.
     """
     hidden = ignored if ignored is not None else [()] * len(present)
     composed = {
@@ -89,9 +81,6 @@ def labels_of(values: Any, n: int, *, classes: Sequence[str] = (), name: str = "
         classes: names of the class numbers; by default the numbers themselves. Those without a sample are left out of
             labels with one class per sample.
         name: of the data, for messages.
-
-    Raises:
-        DataError: a label is missing, out of range or of another kind.
 
     >>> labels_of([2, 0, 2], 3).classes, labels_of([2, 0, 2], 3, classes=["cat", "dog", "owl"]).classes
     (('0', '2'), ('cat', 'owl'))

@@ -36,11 +36,7 @@ class Location:
 
 
 def locate(spec: str) -> Location:
-    """Resolve a data location: look up names of the catalog, split off the options, copy what a URL names.
-
-    Raises:
-        UsageError: the string is empty, or a catalog cannot be read.
-    """
+    """Resolve a data location: look up names of the catalog, split off the options, copy what a URL names."""
     if not spec:
         raise UsageError("the data location is empty", readable_formats())
     if strings.is_several(spec):
@@ -57,11 +53,7 @@ def locate(spec: str) -> Location:
 
 
 def absolute(spec: str) -> str:
-    """Return the same location, valid in every working folder: existing paths and patterns of paths become absolute.
-
-    Raises:
-        UsageError: a list of several sources is malformed.
-    """
+    """Return the same location, valid in every working folder: existing paths and patterns of paths become absolute."""
     if strings.is_several(spec):
         return strings.with_locations(spec, absolute)
     text, options = _without_options(_expand_home(spec))

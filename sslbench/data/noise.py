@@ -14,11 +14,7 @@ from sslbench.targets.target import Target
 
 
 def check_values(shares: tuple[float, ...]) -> None:
-    """Refuse shares of wrong labels that are impossible, whatever the labels, or given twice.
-
-    Raises:
-        UsageError: a share is one of these.
-    """
+    """Refuse shares of wrong labels that are impossible, whatever the labels, or given twice."""
     for share in shares:
         if not 0 < share < 1:
             raise UsageError(f"--noise {share:g}: should lie between 0 and 1", "Give shares: --noise 0.1,0.2,0.4.")
@@ -27,15 +23,7 @@ def check_values(shares: tuple[float, ...]) -> None:
 
 
 def check_shares(shares: tuple[float, ...], labels: Target) -> None:
-    """Refuse shares of wrong labels that are impossible, given twice, or too small to change a label.
-
-    Args:
-        shares: of --noise.
-        labels: of train.
-
-    Raises:
-        UsageError: a share is one of these.
-    """
+    """Refuse shares of wrong labels that are impossible, given twice, or too small to change a label."""
     check_values(shares)
     for share in shares:
         if round(share * len(labels)) < (1 if isinstance(labels, Classes) else 2):
@@ -45,12 +33,7 @@ def check_shares(shares: tuple[float, ...], labels: Target) -> None:
 
 
 def _refuse_beyond_others(share: float, numbers: IntArray) -> None:
-    """Refuse a share of samples that cannot all get the labels of others.
-
-    Args:
-        share: of wrong labels.
-        numbers: of the labels of each sample, see `_numbered`.
-    """
+    """Refuse a share of samples that cannot all get the labels of others."""
     counts, n = np.unique(numbers, return_counts=True)[1], round(share * len(numbers))
     if np.minimum(counts, n // 2).sum() < n:
         same = int(counts.max())
@@ -89,14 +72,6 @@ def noisy_labels(labels: Target, share: float, seed: int) -> Target:
     >>> noisy = noisy_labels(labels, 0.5, seed=0)
     >>> int((noisy.values != labels.values).sum()), noisy.classes
     (2, ('cat', 'dog'))
-
-    Args:
-        labels: of N samples.
-        share: share of wrong labels; round(share N) samples are chosen.
-        seed: of the choice.
-
-    Raises:
-        UsageError: too many samples have the same several labels or numbers.
     """
     generator = np.random.default_rng([seed, 0x6E6F697365])
     order, draws = generator.permutation(len(labels)), generator.random(len(labels))

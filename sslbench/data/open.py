@@ -149,8 +149,7 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
     problem = f"no boxes were found in {location.text}{_content_of(Path(location.text))}"
     _refuse_export_in(location.text, problem, sources)
     raise UsageError(
-        problem,
-        "Looked for:\n" + "\n".join(f"  {found.title}" for found in all_formats() if found.objects is not None),
+        problem, "Looked for:\n" + "\n".join(f"  {found.title}" for found in all_formats() if found.objects is not None)
     )
 
 

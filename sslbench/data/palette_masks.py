@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from sslbench.arrays import IntArray
+from sslbench.arrays import OfRows
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.images import Files
 from sslbench.data.maps.files import load
@@ -19,7 +19,7 @@ from sslbench.targets.videos import Ids
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PaletteMasks:
+class PaletteMasks(OfRows):
     """Masks in palette or grey images, one per frame; see `tracks.ObjectIds`.
 
     Attributes:
@@ -27,15 +27,12 @@ class PaletteMasks:
         classes: number of classes, and pixels with 255 have none; 0 for masks of objects, where 255 is background.
     """
 
+    of_rows = ("files",)
     files: Files
     classes: int = 0
 
     def read_ids(self, row: int) -> Ids:
-        """Return the objects or classes of a frame.
-
-        Raises:
-            DataError: the file cannot be read, has colours in place of numbers, or a number beyond the classes.
-        """
+        """Return the objects or classes of a frame."""
         path = self.files.path(row)
         try:
             ids = load(self.files, row, MAX_PIXELS).indices()
@@ -46,10 +43,6 @@ class PaletteMasks:
         elif (beyond := ids[(ids >= self.classes) & (ids != UNLABELLED)]).size:
             raise DataError(f"{path} has class {beyond.max()}; there are the classes 0 to {self.classes - 1}, and 255")
         return ids
-
-    def select(self, indices: IntArray) -> "PaletteMasks":
-        """Return the masks at `indices`, in that order."""
-        return PaletteMasks(self.files.select(indices), self.classes)
 
     def fingerprint(self) -> str:
         """Return a hash of the files."""
@@ -64,18 +57,7 @@ def frames_in(folder: Path, pattern: str) -> list[str]:
 def palette_videos(
     name: str, photos: Path, annotations: Path, names: Sequence[str], *, classes: tuple[str, ...] = ()
 ) -> Source:
-    """Return the videos PHOTOS/NAME/*.jpg with their masks ANNOTATIONS/NAME/*.png.
-
-    Args:
-        name: location as the user wrote it, with the split.
-        photos: folder of the videos' folders.
-        annotations: folder of the folders of masks.
-        names: of the videos.
-        classes: see `tracks.videos_source`.
-
-    Raises:
-        DataError: a frame has no mask or one of another size, or a video cannot be scored; all of them are listed.
-    """
+    """Return the videos PHOTOS/NAME/*.jpg with their masks ANNOTATIONS/NAME/*.png."""
     frames, videos = list[str](), dict[str, list[int]]()
     for video in names:
         own = [f"{video}/{Path(file).stem}" for file in frames_in(photos / video, "*.jpg")]

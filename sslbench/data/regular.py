@@ -34,11 +34,7 @@ def kind_of(mode: int) -> str:
 
 
 def open_regular(path: str) -> io.FileIO:
-    """Open a regular file for reading, unbuffered.
-
-    Raises:
-        OSError: the file cannot be opened, or is a named pipe, a device, a socket or a folder.
-    """
+    """Open a regular file for reading, unbuffered."""
     descriptor = os.open(path, _FLAGS)
     try:
         mode = os.fstat(descriptor).st_mode
@@ -51,11 +47,7 @@ def open_regular(path: str) -> io.FileIO:
 
 
 def open_image(path: str) -> io.FileIO:
-    """Open an image file for reading.
-
-    Raises:
-        OSError: as for `open_regular`, or the file exceeds `MAX_BYTES`.
-    """
+    """Open an image file for reading."""
     file = open_regular(path)
     size = os.fstat(file.fileno()).st_size
     if size > MAX_BYTES:
@@ -65,21 +57,13 @@ def open_image(path: str) -> io.FileIO:
 
 
 def read_image(path: str) -> bytes:
-    """Return the bytes of an image file.
-
-    Raises:
-        OSError: as for `open_image`, or the content does not fit into memory.
-    """
+    """Return the bytes of an image file."""
     with open_image(path) as file:
         return read_all(file)
 
 
 def read_all(file: io.FileIO) -> bytes:
-    """Return the bytes of an open file.
-
-    Raises:
-        OSError: the file cannot be read, or does not fit into memory.
-    """
+    """Return the bytes of an open file."""
     try:
         return file.read()
     except MemoryError as error:
@@ -88,22 +72,14 @@ def read_all(file: io.FileIO) -> bytes:
 
 
 def refuse_missing_file(path: Path) -> None:
-    """Raise for a path that is no file, and suggest what the user probably meant.
-
-    Raises:
-        UsageError: the path is no file.
-    """
+    """Raise for a path that is no file, and suggest what the user probably meant."""
     if not path.is_file():
         siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UsageError(f"there is no file {path}", did_you_mean(path.name, siblings))
 
 
 def refuse_empty_folder(spec: str) -> None:
-    """Raise for a folder in which nothing lies.
-
-    Raises:
-        UsageError: the folder is empty.
-    """
+    """Raise for a folder in which nothing lies."""
     folder = Path(spec)
     try:
         empty = folder.is_dir() and next(folder.iterdir(), None) is None
@@ -114,11 +90,7 @@ def refuse_empty_folder(spec: str) -> None:
 
 
 def refuse_missing(spec: str) -> None:
-    """Raise for a path that is no file or folder, and suggest what the user probably meant.
-
-    Raises:
-        UsageError: it does not exist, cannot be reached, or is a device, a pipe or a broken link.
-    """
+    """Raise for a path that is no file or folder, and suggest what the user probably meant."""
     path = Path(spec)
     try:
         kind = kind_of(path.stat().st_mode)

@@ -67,9 +67,6 @@ def check_order(source: Source, sampler: str, window: int) -> None:
     """Raise if the sampler's order needs more remote shards at once than the cache can hold.
 
     Other samplers than 'shards' only warn: they fetch the same shards again and again.
-
-    Raises:
-        UsageError: with sampler=shards, there are no shards, or those of one window exceed the cache.
     """
     if sampler == "shards" and window < 1:
         raise UsageError(f"shard_window={window} should be at least 1 shard")

@@ -20,9 +20,7 @@ ORIGIN = "origin"
 
 
 def ranked(
-    ids: Sequence[str],
-    target: Target,
-    digests: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.uint8]] | None = None,
+    ids: Sequence[str], target: Target, digests: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.uint8]] | None = None
 ) -> npt.NDArray[np.int64]:
     """Return the place of each sample by its file name, without folders, (N,): no name or number of a class counts.
 

@@ -110,13 +110,8 @@ class TexturedVideos:
 def draw_images(number: int, *, test: bool, seed: int = 0) -> TexturedImages:
     """Draw images with one object of random outline, place, size and class on a background of another texture.
 
-    Args:
-        number: N.
-        test: cut from the right halves of the pictures; else from the left ones.
-        seed: of all that is random; the two halves are drawn independently.
-
-    Raises:
-        UsageError: scikit-image is not installed.
+    Test images are cut from the right halves of the pictures, others from the left ones, and both are drawn
+    independently.
 
     >>> drawn = draw_images(12, test=False)
     >>> drawn.images.shape, np.bincount(drawn.classes).tolist()
@@ -143,14 +138,6 @@ def draw_videos(number: int, *, frames: int = 12, seed: int = 0) -> TexturedVide
 
     Objects move, turn and grow or shrink, their textures with them; the light changes from frame to frame, so that
     neither places nor grey values persist. All textures are of the right halves of the pictures.
-
-    Args:
-        number: V.
-        frames: T.
-        seed: of all that is random.
-
-    Raises:
-        UsageError: scikit-image is not installed.
     """
     generator = np.random.default_rng([seed, 2])
     pictures = np.empty((number, frames, SIDE, SIDE, 3), dtype=np.uint8)

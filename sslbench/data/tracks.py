@@ -26,17 +26,8 @@ def videos_source(
 ) -> Source:
     """Return the source of videos, in order of their names; the first masks are read to check them.
 
-    Args:
-        name: location as the user wrote it, with the split.
-        videos: name -> positions of its frames, in order.
-        images: all frames.
-        masks: of the same frames.
-        notes: of the source.
-        classes: names of the numbers of the masks, background first; () if these are numbers of objects.
-
-    Raises:
-        DataError: there is no video; or videos have too few frames to score one (three, of classes two), or no object
-            or part in the first frame. All of them are listed.
+    `videos` maps names to the positions of their frames. `classes` names the numbers of the masks, background first; ()
+    if these are numbers of objects.
     """
     if not videos:
         raise DataError(f"{name} has no video")
@@ -93,18 +84,8 @@ def poses_source(
 ) -> Source:
     """Return the source of videos, in order of their names.
 
-    Args:
-        name: location as the user wrote it, with the split.
-        videos: name -> positions of its frames, in order.
-        images: all frames.
-        joints: name of a video -> (T, J, 2), see `Poses`.
-        sizes: name of a video -> height and width of its frames.
-        names: of the J joints.
-        notes: of the source.
-
-    Raises:
-        DataError: there is no video; or videos have one frame, positions that are no numbers, fewer than two joints in
-            the first frame, or a frame whose joints are all at one place. All of them are listed.
+    `videos` maps names to the positions of their frames, `sizes` to height and width, `joints` to (T, J, 2), see
+    `Poses`.
     """
     if not videos:
         raise DataError(f"{name} has no video")

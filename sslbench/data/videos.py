@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import IntArray
+from sslbench.arrays import IntArray, OfRows
 from sslbench.data.images import DIGEST_BYTES, UNREADABLE_DIGEST, Files, digest
 from sslbench.data.source import Source
 from sslbench.errors import DataError
@@ -22,15 +22,7 @@ ByteArray = npt.NDArray[np.uint8]
 
 
 def frames_of(videos: Source, fewest: int = 1) -> Source:
-    """Return the frames of videos in order, unlabelled; their ids are VIDEO/0000, VIDEO/0001 and so on.
-
-    Args:
-        videos: V video files, whose ids the ids of the frames begin with.
-        fewest: smallest number of frames that a video may have.
-
-    Raises:
-        DataError: a file is no video, or has too few or too many frames.
-    """
+    """Return the frames of videos in order, unlabelled; their ids are VIDEO/0000, VIDEO/0001 and so on."""
     if not isinstance(videos.images, Files):
         raise DataError(f"{videos.name}: videos should be files in folders")
     files = videos.images
@@ -61,11 +53,7 @@ def _count(file: str) -> int:
 
 
 def decoded_frames(file: str) -> list[ByteArray]:
-    """Return the frames of a video file in order, each RGB (H, W, 3).
-
-    Raises:
-        OSError: the file cannot be opened, or ends before the number of frames that it states.
-    """
+    """Return the frames of a video file in order, each RGB (H, W, 3)."""
     capture = cv2.VideoCapture(file)
     try:
         if not capture.isOpened():
@@ -84,7 +72,7 @@ def decoded_frames(file: str) -> list[ByteArray]:
 
 
 @dataclasses.dataclass(eq=False)
-class VideoFrames:
+class VideoFrames(OfRows):
     """Frames of video files; those of the video that was decoded last are kept.
 
     Attributes:
@@ -92,19 +80,13 @@ class VideoFrames:
         places: int64 (N, 2), number of the video and of the frame in it, of each frame.
     """
 
+    of_rows = ("places",)
     videos: Files
     places: IntArray
     _last: tuple[int, list[ByteArray]] | None = dataclasses.field(default=None, init=False)
 
-    def __len__(self) -> int:
-        return len(self.places)
-
     def read(self, index: int) -> ByteArray:
-        """Return a frame, RGB (H, W, 3).
-
-        Raises:
-            OSError: its video cannot be read.
-        """
+        """Return a frame, RGB (H, W, 3)."""
         video, frame = self.places[index].tolist()
         if self._last is None or self._last[0] != video:
             self._last = video, decoded_frames(_file(self.videos, video))
@@ -123,10 +105,6 @@ class VideoFrames:
             if content != UNREADABLE_DIGEST:
                 found[row] = np.frombuffer(digest(content + f"frame {frame}".encode()), dtype=np.uint8)
         return found
-
-    def select(self, indices: IntArray) -> "VideoFrames":
-        """Return the frames at `indices`, in that order."""
-        return VideoFrames(self.videos, self.places[indices])
 
     def shards(self) -> IntArray:
         """Return the number of each frame's video, so that its frames are read together."""

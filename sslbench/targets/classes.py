@@ -67,8 +67,8 @@ class Classes(OfClasses):
     """
 
     name: ClassVar[Literal["single"]] = "single"
-    title: ClassVar[str] = "one class each"
-    metric: ClassVar[str] = "top1"
+    title = "one class each"
+    metric = "top1"
     classes: tuple[str, ...]
     values: npt.NDArray[np.int64]
     queries: Queries | None = None

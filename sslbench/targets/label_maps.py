@@ -1,7 +1,7 @@
 """Label maps: a class, or foreground and background, for every pixel."""
 
 import dataclasses
-from typing import ClassVar, Protocol, Self
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -88,10 +88,8 @@ class ReadMaps(WithoutValues):
         maps: of N images.
     """
 
+    of_rows = ("maps",)
     maps: PixelLabels
-
-    def __len__(self) -> int:
-        return len(self.maps)
 
     @property
     def sized(self) -> bool:
@@ -107,35 +105,27 @@ class ReadMaps(WithoutValues):
 class LabelMaps(ReadMaps, ClassAreas):
     """A class for every pixel, -1 where a pixel does not count."""
 
-    name: ClassVar[str] = "map"
-    title: ClassVar[str] = "a class for every pixel"
-    default: ClassVar[tuple[str, str]] = ("textures:images", "drawn textures")
-    metric: ClassVar[str] = "mIoU"
-    of_pixels: ClassVar[bool] = True
+    name = "map"
+    title = "a class for every pixel"
+    default = ("textures:images", "drawn textures")
+    metric = "mIoU"
+    of_pixels = True
     classes: tuple[str, ...]
     maps: PixelLabels
-
-    def select(self, indices: IntArray) -> Self:
-        """Return the maps of the images at `indices`."""
-        return self.changed(maps=self.maps.select(indices))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Foreground(ReadMaps):
     """Foreground (1) or background (0) for every pixel, -1 where it does not count."""
 
-    name: ClassVar[str] = "mask"
-    title: ClassVar[str] = "a mask of the foreground"
-    default: ClassVar[tuple[str, str]] = ("textures:images", "drawn textures")
-    metric: ClassVar[str] = "saliency_max_f"
-    of_pixels: ClassVar[bool] = True
-    given_columns: ClassVar[tuple[str, ...]] = discovery.SALIENCY_COLUMNS
+    name = "mask"
+    title = "a mask of the foreground"
+    default = ("textures:images", "drawn textures")
+    metric = "saliency_max_f"
+    of_pixels = True
+    given_columns = discovery.SALIENCY_COLUMNS
     classes = ("background", "foreground")
     maps: PixelLabels
-
-    def select(self, indices: IntArray) -> Self:
-        """Return the masks of the images at `indices`."""
-        return self.changed(maps=self.maps.select(indices))
 
     @classmethod
     def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:

@@ -24,8 +24,8 @@ class MultiLabel(OfClasses):
     """
 
     name: ClassVar[Literal["multi"]] = "multi"
-    title: ClassVar[str] = "several labels each"
-    metric: ClassVar[str] = "mAP"
+    title = "several labels each"
+    metric = "mAP"
     classes: tuple[str, ...]
     values: npt.NDArray[np.int8]
 

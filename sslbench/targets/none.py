@@ -1,7 +1,6 @@
 """No targets: unlabelled samples."""
 
 import dataclasses
-from typing import ClassVar
 
 from sslbench.arrays import IntArray
 from sslbench.targets.target import Rows, WithoutValues
@@ -15,9 +14,9 @@ class Unlabelled(WithoutValues):
         count: number of samples.
     """
 
-    name: ClassVar[str] = "none"
-    title: ClassVar[str] = "no labels"
-    labelled: ClassVar[bool] = False
+    name = "none"
+    title = "no labels"
+    labelled = False
     classes = ()
     count: int
 

@@ -1,12 +1,11 @@
 """Numbers to predict for every sample (regression)."""
 
 import dataclasses
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import IntArray
 from sslbench.metrics import regression
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.measure import Measure, Probabilities
@@ -23,9 +22,9 @@ class Numbers(Target):
     """
 
     name: ClassVar[Literal["value"]] = "value"
-    title: ClassVar[str] = "numbers as labels"
-    metric: ClassVar[str] = "r2"
-    of_numbers: ClassVar[bool] = True
+    title = "numbers as labels"
+    metric = "r2"
+    of_numbers = True
     classes: tuple[str, ...]
     values: npt.NDArray[np.float64]
 
@@ -33,10 +32,6 @@ class Numbers(Target):
     def from_values(cls, classes: tuple[str, ...], values: Rows) -> "Numbers":
         """Return numbers with these names."""
         return cls(classes, values)
-
-    def select(self, indices: IntArray) -> Self:
-        """Return the numbers of the samples at `indices`."""
-        return self.changed(values=self.values[indices])
 
     def text(self, index: int) -> str:
         """Return the numbers, joined by ';'."""

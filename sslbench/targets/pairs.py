@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -106,11 +106,11 @@ class Points(ImagePairs):
         values: int64 (N,), positions in `classes`.
     """
 
-    name: ClassVar[str] = "points"
-    title: ClassVar[str] = "pairs of images with corresponding points"
-    default: ClassVar[tuple[str, str]] = ("homography:pictures", "scikit-image's pictures under homographies")
-    metric: ClassVar[str] = "pck_per_image@0.1"
-    given_columns: ClassVar[tuple[str, ...]] = correspondence.POINT_COLUMNS
+    name = "points"
+    title = "pairs of images with corresponding points"
+    default = ("homography:pictures", "scikit-image's pictures under homographies")
+    metric = "pck_per_image@0.1"
+    given_columns = correspondence.POINT_COLUMNS
     classes: tuple[str, ...]
     values: npt.NDArray[np.int64]
     images: Images
@@ -135,11 +135,11 @@ class Points(ImagePairs):
 class Homographies(ImagePairs, WithoutValues):
     """Pairs of images under a homography."""
 
-    name: ClassVar[str] = "homography"
-    title: ClassVar[str] = "pairs of images under a homography"
-    default: ClassVar[tuple[str, str]] = ("homography:pictures", "scikit-image's pictures under homographies")
-    metric: ClassVar[str] = "match_recall@5px"
-    given_columns: ClassVar[tuple[str, ...]] = correspondence.MATCH_COLUMNS
+    name = "homography"
+    title = "pairs of images under a homography"
+    default = ("homography:pictures", "scikit-image's pictures under homographies")
+    metric = "match_recall@5px"
+    given_columns = correspondence.MATCH_COLUMNS
     classes = ()
     images: Images
     pairs: tuple[HomographyPair, ...]

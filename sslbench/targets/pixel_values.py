@@ -1,7 +1,7 @@
 """Numbers for every pixel: depth, surface normals, and boundaries by annotators."""
 
 import dataclasses
-from typing import ClassVar, Protocol, Self
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -48,21 +48,15 @@ class ReadValues(WithoutValues):
         pixels: of N images.
     """
 
-    of_pixels: ClassVar[bool] = True
+    of_rows = ("pixels",)
+    of_pixels = True
     classes = ()
     pixels: PixelValues
-
-    def __len__(self) -> int:
-        return len(self.pixels)
 
     @property
     def sized(self) -> bool:
         """True: files of values say the size of their images."""
         return True
-
-    def select(self, indices: IntArray) -> Self:
-        """Return the values of the images at `indices`."""
-        return self.changed(pixels=self.pixels.select(indices))
 
     def content_key(self) -> bytes:
         """Return the key of the values."""
@@ -72,11 +66,11 @@ class ReadValues(WithoutValues):
 class Depth(ReadValues):
     """A depth for every pixel, (H, W, 1), in metres as a rule."""
 
-    name: ClassVar[str] = "depth"
-    title: ClassVar[str] = "a depth for every pixel"
-    default: ClassVar[tuple[str, str]] = ("skimage:motorcycle", "a stereo picture of a motorcycle, cut into tiles")
-    metric: ClassVar[str] = "depth_rmse"
-    given_columns: ClassVar[tuple[str, ...]] = depth.COLUMNS
+    name = "depth"
+    title = "a depth for every pixel"
+    default = ("skimage:motorcycle", "a stereo picture of a motorcycle, cut into tiles")
+    metric = "depth_rmse"
+    given_columns = depth.COLUMNS
 
     @classmethod
     def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
@@ -87,11 +81,11 @@ class Depth(ReadValues):
 class Normals(ReadValues):
     """A surface normal for every pixel, (H, W, 3)."""
 
-    name: ClassVar[str] = "normals"
-    title: ClassVar[str] = "a surface normal for every pixel"
-    default: ClassVar[tuple[str, str]] = ("skimage:motorcycle", "a stereo picture of a motorcycle, cut into tiles")
-    metric: ClassVar[str] = "angle_mean"
-    given_columns: ClassVar[tuple[str, ...]] = normals.COLUMNS
+    name = "normals"
+    title = "a surface normal for every pixel"
+    default = ("skimage:motorcycle", "a stereo picture of a motorcycle, cut into tiles")
+    metric = "angle_mean"
+    given_columns = normals.COLUMNS
 
     @classmethod
     def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
@@ -102,11 +96,11 @@ class Normals(ReadValues):
 class Boundaries(ReadValues):
     """Boundaries by K annotators, (H, W, K), 0 and 1."""
 
-    name: ClassVar[str] = "boundaries"
-    title: ClassVar[str] = "boundaries by annotators"
-    default: ClassVar[tuple[str, str]] = ("textures:images", "outlines of drawn textures")
-    metric: ClassVar[str] = "boundary_ods"
-    given_columns: ClassVar[tuple[str, ...]] = contours.COLUMNS
+    name = "boundaries"
+    title = "boundaries by annotators"
+    default = ("textures:images", "outlines of drawn textures")
+    metric = "boundary_ods"
+    given_columns = contours.COLUMNS
 
     @classmethod
     def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:

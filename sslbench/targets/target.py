@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import BoolArray, IntArray
+from sslbench.arrays import BoolArray, IntArray, OfRows
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.measure import Measure, Probabilities
 from sslbench.metrics.metric import ClassFrequencies
@@ -42,7 +42,7 @@ class Images(Protocol):
 Rows = npt.NDArray[Any]
 
 
-class Target:
+class Target(OfRows):
     """Targets of N samples. A kind is a subclass with a name: a frozen dataclass that compares by identity.
 
     Attributes:
@@ -59,6 +59,7 @@ class Target:
         values: one row per sample, for metrics and files of scores; (N, 0) where the targets are files.
     """
 
+    of_rows = ("values",)
     name: ClassVar[str]
     title: ClassVar[str]
     metric: ClassVar[str] = ""
@@ -75,9 +76,6 @@ class Target:
         names = all_printable(self.classes)
         if names is not self.classes:
             object.__setattr__(self, "classes", names)
-
-    def __len__(self) -> int:
-        return len(self.values)
 
     @classmethod
     def of(cls, target: "Target") -> Self:
@@ -99,10 +97,6 @@ class Target:
     def sized(self) -> bool | None:
         """True if the targets say the size of their images, as maps do, False if not; None: they are of no places."""
         return None
-
-    def select(self, indices: IntArray) -> Self:
-        """Return the targets of the samples at `indices`, in that order; the classes are unchanged."""
-        raise NotImplementedError
 
     def changed(self, **fields: Any) -> Self:
         """Return the same targets with other values of some fields; what is not named (queries) stays."""
@@ -169,10 +163,6 @@ class OfClasses(Target):
         """Return the targets with these classes and values."""
         return cls(classes=classes, values=values)  # type: ignore[call-arg]
 
-    def select(self, indices: IntArray) -> Self:
-        """Return the classes of the samples at `indices`."""
-        return self.changed(values=self.values[indices])
-
     def counts(self) -> IntArray:
         """Return the number of samples of each class, (C,)."""
         raise NotImplementedError
@@ -216,9 +206,6 @@ class OfClasses(Target):
 
 class WithoutValues(Target):
     """Targets that are files, annotations or nothing: their values are (N, 0)."""
-
-    def __len__(self) -> int:
-        raise NotImplementedError
 
     @property
     def values(self) -> npt.NDArray[Any]:  # type: ignore[override]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,12 @@ class Placed(SeveralImages):
         """Return the positions of the images of a sample."""
         return tuple(self.places[index].tolist())
 
+    def select(self, indices: IntArray) -> Self:
+        """Return the samples at `indices`, in that order, with their images only."""
+        used, places = np.unique(self.places[indices], return_inverse=True)
+        images, places = self.images.select(used), places.reshape(-1, self.places.shape[1])
+        return self.changed(values=self.values[indices], images=images, places=places)
+
     def content_key(self) -> bytes:
         """Return the key of the images and of their places."""
         digest = hashlib.sha256(self.images.digests().tobytes())
@@ -44,21 +50,15 @@ class Triplets(Placed):
         places: (N, 3), positions of the reference, the left and the right candidate.
     """
 
-    name: ClassVar[str] = "triplets"
-    title: ClassVar[str] = "triplets of images with a choice"
-    default: ClassVar[tuple[str, str]] = ("triplets:textures:images", "triplets made of drawn textures")
-    metric: ClassVar[str] = "choice_accuracy"
-    given_columns: ClassVar[tuple[str, ...]] = ranking.CHOICE_COLUMNS
+    name = "triplets"
+    title = "triplets of images with a choice"
+    default = ("triplets:textures:images", "triplets made of drawn textures")
+    metric = "choice_accuracy"
+    given_columns = ranking.CHOICE_COLUMNS
     classes = ("left", "right")
     values: npt.NDArray[np.int64]
     images: Images
     places: IntArray
-
-    def select(self, indices: IntArray) -> Self:
-        """Return the triplets at `indices`, in that order, with their images only."""
-        used, places = np.unique(self.places[indices], return_inverse=True)
-        images = self.images.select(used)
-        return self.changed(values=self.values[indices], images=images, places=places.reshape(-1, 3))
 
     def text(self, index: int) -> str:
         """Return the choice."""

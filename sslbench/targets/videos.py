@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -97,11 +97,11 @@ class MaskedVideos(Videos):
 class Tracks(MaskedVideos):
     """Videos with masks of objects, of which those in the first frame are followed."""
 
-    name: ClassVar[str] = "tracks"
-    title: ClassVar[str] = "videos with masks of objects"
-    default: ClassVar[tuple[str, str]] = ("textures:videos", "videos of drawn textures")
-    metric: ClassVar[str] = "jf_mean"
-    given_columns: ClassVar[tuple[str, ...]] = video.TRACK_COLUMNS
+    name = "tracks"
+    title = "videos with masks of objects"
+    default = ("textures:videos", "videos of drawn textures")
+    metric = "jf_mean"
+    given_columns = video.TRACK_COLUMNS
     classes = ()
     images: Images
     masks: ObjectIds
@@ -117,10 +117,10 @@ class Tracks(MaskedVideos):
 class Parts(MaskedVideos, ClassAreas):
     """Videos with masks of classes, background first."""
 
-    name: ClassVar[str] = "parts"
-    title: ClassVar[str] = "videos with masks of classes"
-    default: ClassVar[tuple[str, str]] = ("textures:videos", "videos of drawn textures")
-    metric: ClassVar[str] = "mIoU"
+    name = "parts"
+    title = "videos with masks of classes"
+    default = ("textures:videos", "videos of drawn textures")
+    metric = "mIoU"
     classes: tuple[str, ...]
     images: Images
     masks: ObjectIds
@@ -136,10 +136,10 @@ class Poses(Videos):
         joints: of each video of T frames, (T, J, 2) x and y in pixels; (0, 0) is the centre of the first pixel.
     """
 
-    name: ClassVar[str] = "poses"
-    title: ClassVar[str] = "videos with joints of persons"
-    default: ClassVar[tuple[str, str]] = ("textures:videos", "videos of drawn textures")
-    metric: ClassVar[str] = "pose_pck@0.1"
+    name = "poses"
+    title = "videos with joints of persons"
+    default = ("textures:videos", "videos of drawn textures")
+    metric = "pose_pck@0.1"
     classes: tuple[str, ...]
     images: Images
     frames: tuple[tuple[int, ...], ...]

@@ -117,12 +117,6 @@ class CameraPairs(Placed):
         """True if the annotations say the shape of the images."""
         return self.exact
 
-    def select(self, indices: IntArray) -> Self:
-        """Return the pairs at `indices`, in that order, with their images only."""
-        used, places = np.unique(self.places[indices], return_inverse=True)
-        images = self.images.select(used)
-        return self.changed(values=self.values[indices], images=images, places=places.reshape(-1, 2))
-
     def text(self, index: int) -> str:
         """Return the numbers, joined by ';'."""
         return ";".join(repr(float(value)) for value in self.values[index])

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import OfRows
 from sslbench.data.containers.names import split_name
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.format import SourceFormat
@@ -98,17 +99,15 @@ def _object_numbers(objects: MapPixels) -> Grid:
 
 
 @dataclasses.dataclass(frozen=True)
-class FullMaps:
+class FullMaps(OfRows):
     """Maps of the full data set.
 
     Attributes:
         files: `_seg.png` files, one per image.
     """
 
+    of_rows = ("files",)
     files: Files
-
-    def __len__(self) -> int:
-        return len(self.files)
 
     def path(self, index: int) -> str:
         """Return the map's file."""
@@ -123,10 +122,6 @@ class FullMaps:
     def digests(self) -> npt.NDArray[np.uint8]:
         """Return (N, 16) bytes of the files' hashes."""
         return self.files.digests()
-
-    def select(self, indices: npt.NDArray[np.int64]) -> "FullMaps":
-        """Return the maps at `indices`, in that order."""
-        return FullMaps(self.files.select(indices))
 
 
 def _full(spec: str, root: Path, options: LabelMapOptions) -> dict[str, Source]:

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import BoolArray
+from sslbench.arrays import BoolArray, OfRows
 from sslbench.config import setting
 from sslbench.data.containers.names import split_name
 from sslbench.data.decode.picture import UnreadableImage
@@ -41,7 +41,7 @@ _MOST = 0.4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MatFiles:
+class MatFiles(OfRows):
     """Boundaries by several annotators, one .mat file per image.
 
     Attributes:
@@ -49,11 +49,9 @@ class MatFiles:
         files: one per image.
     """
 
+    of_rows = ("files",)
     name: str
     files: Files
-
-    def __len__(self) -> int:
-        return len(self.files)
 
     def path(self, index: int) -> str:
         """Return the file of an image's boundaries."""
@@ -70,17 +68,13 @@ class MatFiles:
             raise DataError(f"{self.name}: {path}: {found}", SAME_SIZE)
         return annotators.astype(np.float32)
 
-    def select(self, indices: npt.NDArray[np.int64]) -> "MatFiles":
-        """Return the files at `indices`, in that order."""
-        return dataclasses.replace(self, files=self.files.select(indices))
-
     def fingerprint(self) -> str:
         """Return a hash of the files, 32 hex digits."""
         return hashlib.sha256(b"boundaries" + self.files.digests().tobytes()).hexdigest()[:32]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MaskBoundaries:
+class MaskBoundaries(OfRows):
     """Boundaries by one annotator from masks: lines, which are thinned, or regions, of which the outline is taken.
 
     Attributes:
@@ -89,12 +83,10 @@ class MaskBoundaries:
         regions: True for regions.
     """
 
+    of_rows = ("masks",)
     name: str
     masks: PixelLabels
     regions: bool
-
-    def __len__(self) -> int:
-        return len(self.masks)
 
     def path(self, index: int) -> str:
         """Return a name of an image's boundaries."""
@@ -109,10 +101,6 @@ class MaskBoundaries:
                 "Boundaries are 255 (or 1), everything else 0.",
             )
         return (outline(mask) if self.regions else thinned(mask)).astype(np.float32)[..., None]
-
-    def select(self, indices: npt.NDArray[np.int64]) -> "MaskBoundaries":
-        """Return the boundaries at `indices`, in that order."""
-        return dataclasses.replace(self, masks=self.masks.select(indices))
 
     def fingerprint(self) -> str:
         """Return a hash of the masks and their meaning, 32 hex digits."""
@@ -159,11 +147,7 @@ def outline(mask: BoolArray) -> BoolArray:
 
 
 def decode_mat(data: bytes, path: str) -> BoolArray:
-    """Return the boundaries in a .mat file of BSDS500, (H, W, K) of K annotators.
-
-    Raises:
-        UnreadableImage: the file is damaged, or holds something else.
-    """
+    """Return the boundaries in a .mat file of BSDS500, (H, W, K) of K annotators."""
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 
@@ -217,7 +201,5 @@ def with_boundaries(source: Source, *, regions: bool) -> Source:
 
 
 FORMAT = SourceFormat(
-    __doc__,
-    readers={Boundaries: Reader(lambda spec, _: Path(spec).is_dir(), open, BoundaryOptions)},
-    last_resort=True,
+    __doc__, readers={Boundaries: Reader(lambda spec, _: Path(spec).is_dir(), open, BoundaryOptions)}, last_resort=True
 )

@@ -112,9 +112,6 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
 
     A group is a crowd, as in COCO. All maps are decoded, about 0.2 s of a core for each of 2048 x 1024 pixels: a
     manifest by `sslbench data to-kwcoco` opens at once. A split without objects, such as test, is left out.
-
-    Raises:
-        DataError: a map is missing or cannot be read, or no split has objects.
     """
     root = Path(spec)
     truth = next(name for name in _TRUTH if (root / name).is_dir())

@@ -26,10 +26,6 @@ def open(spec: str) -> dict[str, Source]:
     """Return the videos of each list in ImageSets/2017 (train, val, test-dev).
 
     A list without any masks is left out: the archives of train and val lack those of test-dev and test-challenge.
-
-    Raises:
-        DataError: a video is missing, a frame has no mask or one of another size, or a video cannot be scored; all of
-            them are listed.
     """
     root, sources = Path(spec), {}
     photos, masks = root / "JPEGImages" / "480p", root / "Annotations" / "480p"

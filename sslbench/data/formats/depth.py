@@ -85,18 +85,7 @@ def is_pair_folder(root: Path, quantity: Quantity) -> bool:
 
 
 def folder_pairs(root: Path, quantity: Quantity, images: str | None, values: str | None) -> dict[str, ValuePairs]:
-    """Return the pairs of a folder by split.
-
-    Args:
-        root: has images/ and depth/ (or normals/), or train/ and test/ with these.
-        quantity: depth or normals.
-        images: name of the folder of images; None: recognised.
-        values: name of the other.
-
-    Raises:
-        UsageError: there are no such folders.
-        DataError: no image has a file of the same name.
-    """
+    """Return the pairs of a folder by split."""
     places = _places(root, quantity, images, values)
     if not places:
         raise UsageError(
@@ -183,10 +172,6 @@ def table_pairs(
 
     Columns: image, depth or normals, perhaps split and groups. Paths are relative to the folder of the table, or to
     those given.
-
-    Raises:
-        DataError: it is damaged, or an image is listed twice.
-        UsageError: there are no such columns.
     """
     rows = _rows(path)
     columns = list(dict.fromkeys(key for row in rows for key in row))
@@ -234,17 +219,7 @@ def _rows(path: Path) -> list[Mapping[str, Any]]:
 
 
 def list_pairs(path: Path, quantity: Quantity, images: str | None, values: str | None) -> ValuePairs:
-    """Return the pairs of a list: a line has an image, its depth file and perhaps the focal length, as BTS has them.
-
-    Args:
-        path: of the list.
-        quantity: depth or normals.
-        images: folder where the paths of images begin, relative to the list; None: found beside it.
-        values: folder where the other paths begin.
-
-    Raises:
-        DataError: a line is no pair, a file does not exist, or an image is listed twice.
-    """
+    """Return the pairs of a list: a line has an image, its depth file and perhaps the focal length, as BTS has them."""
     lines = [line.split() for line in read_text(path)[0].splitlines() if line.strip()]
     if wrong := [number for number, line in enumerate(lines, 1) if len(line) not in (2, 3)]:
         raise DataError(
@@ -267,9 +242,6 @@ def listed_pairs(
     """Return pairs of paths as they are listed, in order of the images; images without a file are left out.
 
     `groups` has the group of each image.
-
-    Raises:
-        DataError: an image is listed twice, no image has a file, or a file does not exist.
     """
     known = {image: values for image, values in pairs if image and values and values != _NONE}
     images = [image for image, _ in pairs]

@@ -37,16 +37,9 @@ def recognises(spec: str) -> bool:
 def open(spec: str, *, together: bool = False) -> dict[str, Source]:
     """Return the images below a folder.
 
-    Args:
-        spec: the folder. If its sub-folders are train/, val/, test/ (or training, valid, validation, testing, in any
-            case), each becomes a split. Images anywhere below a class folder belong to that class.
-        together: all processes of a run call this now: one of each machine lists the files.
-
-    Returns:
-        Split name -> source, or {"all": source}. Ids are paths relative to the folder (to the split's, if split).
-
-    Raises:
-        DataError: there is no image, there are two folders for one split, or a folder cannot be read.
+    Sub-folders train/, val/, test/ (or training, valid, validation, testing, in any case) are splits. Images anywhere
+    below a class folder belong to that class. Ids are paths relative to the folder (to the split's, if split). With
+    `together`, all processes of a run call this now, and one of each machine lists the files.
     """
 
     def listed() -> dict[str, _Listing]:

@@ -34,11 +34,7 @@ def recognises(spec: str) -> bool:
 
 
 def open(spec: str) -> dict[str, Source]:
-    """Return the pairs of each split of the images.
-
-    Raises:
-        UsageError: there are no images, or the pictures are not installed.
-    """
+    """Return the pairs of each split of the images."""
     place = spec.removeprefix(PREFIX)
     if not place:
         raise UsageError(f"'{spec}' names no images", "Write homography:photos/, or homography:pictures.")

@@ -24,11 +24,7 @@ def recognises(spec: str) -> bool:
 
 
 def open(spec: str) -> dict[str, Source]:
-    """Return the pairs of the first image of each sequence with the others.
-
-    Raises:
-        DataError: an image is missing, or a homography is damaged.
-    """
+    """Return the pairs of the first image of each sequence with the others."""
     root = Path(spec)
     files = sorted(file for file in root.glob("*/H_1_*") if _FILE.fullmatch(file.name))
     paths: list[str] = []

@@ -38,12 +38,7 @@ def recognises(spec: str) -> bool:
 
 
 def open(spec: str) -> dict[str, Source]:
-    """Return the clips of train and test of the first split.
-
-    Raises:
-        DataError: there is no list of clips; clips have no frames, no joints or cannot be scored; all of them are
-            listed; a list or a file of joints is damaged.
-    """
+    """Return the clips of train and test of the first split."""
     root = Path(spec)
     lists = sorted((root / "splits").glob(f"*{_LIST}.txt"))
     if not lists:

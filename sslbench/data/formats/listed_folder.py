@@ -28,12 +28,7 @@ def recognises(spec: str) -> bool:
 
 
 def open(request: SampleRequest[table.TableOptions]) -> dict[str, Source]:
-    """Return the images that the list of a folder, or of each of its splits, names.
-
-    Raises:
-        DataError: a folder has two lists, or as for a table.
-        UsageError: there is no such column.
-    """
+    """Return the images that the list of a folder, or of each of its splits, names."""
     folders = _folders(Path(request.spec))
     if "all" in folders:
         return _open(folders["all"], request)

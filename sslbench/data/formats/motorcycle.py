@@ -17,7 +17,7 @@ import importlib.resources
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import FloatArray
+from sslbench.arrays import FloatArray, OfRows
 from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.images import Arrays
 from sslbench.data.maps.values import Quantity
@@ -40,7 +40,7 @@ _MOST_ERROR = 0.5
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ValueArrays:
+class ValueArrays(OfRows):
     """Depth or normals of N images in one array.
 
     Attributes:
@@ -48,11 +48,9 @@ class ValueArrays:
         name: of the data set, in messages.
     """
 
+    of_rows = ("values",)
     values: npt.NDArray[np.float32]
     name: str
-
-    def __len__(self) -> int:
-        return len(self.values)
 
     def path(self, index: int) -> str:
         """Return the data set's name and the row in the array."""
@@ -61,10 +59,6 @@ class ValueArrays:
     def read_values(self, index: int, *, size: tuple[int, int] | None = None) -> npt.NDArray[np.float32]:
         """Return the values of an image; see `PixelValues`."""
         return np.asarray(self.values[index])
-
-    def select(self, indices: npt.NDArray[np.int64]) -> "ValueArrays":
-        """Return the values at `indices`, in that order."""
-        return ValueArrays(self.values[indices], self.name)
 
     def fingerprint(self) -> str:
         """Return a hash of the values, 32 hex digits."""

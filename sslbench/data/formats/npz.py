@@ -32,17 +32,9 @@ def recognises(spec: str) -> bool:
 def open(spec: str) -> dict[str, Source]:
     """Return the images of the arrays of a file, which are kept in memory.
 
-    Args:
-        spec: a file with `SPLIT_images` and `SPLIT_labels`, `x_SPLIT` and `y_SPLIT`, or without splits `images` and
-            `labels`, `x` and `y`. Images are uint8 (N, H, W) or (N, H, W, channels); labels (N,), (N, 1), or (N, C)
-            with 1 present, 0 absent.
-
-    Returns:
-        Split name -> source, or {"all": source}. Ids are the numbers of the rows.
-
-    Raises:
-        DataError: it is damaged, or its arrays are no images and labels.
-        UsageError: it has no arrays of these names, or volumes.
+    The file has `SPLIT_images` and `SPLIT_labels`, `x_SPLIT` and `y_SPLIT`, or without splits `images` and `labels`,
+    `x` and `y`: images uint8 (N, H, W) or (N, H, W, channels); labels (N,), (N, 1), or (N, C) with 1 present, 0 absent.
+    Ids are the numbers of the rows.
     """
     try:
         with np.load(spec, allow_pickle=False) as arrays:

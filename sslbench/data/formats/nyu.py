@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import OfRows
 from sslbench.config import setting
 from sslbench.data.containers.hdf5 import open_hdf5
 from sslbench.data.decode.picture import check_size
@@ -54,11 +55,7 @@ def recognises(spec: str, _: Mapping[str, str]) -> bool:
 
 @functools.lru_cache(maxsize=2)
 def opened(path: str) -> Any:
-    """Return the open file; a worker process opens its own.
-
-    Raises:
-        DataError: the file is another one or damaged, or h5py is not installed.
-    """
+    """Return the open file; a worker process opens its own."""
     found = open_hdf5(Path(path))
     if missing := [name for name in ("images", "depths") if name not in found]:
         raise DataError(f"{path} has no '{missing[0]}'; expected nyu_depth_v2_labeled.mat")
@@ -66,7 +63,7 @@ def opened(path: str) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class MatImages:
+class MatImages(OfRows):
     """Images of the file.
 
     Attributes:
@@ -74,11 +71,9 @@ class MatImages:
         rows: positions in the file.
     """
 
+    of_rows = ("rows",)
     file: str
     rows: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def read(self, index: int) -> npt.NDArray[np.uint8]:
         """Return an image, uint8 (480, 640, 3)."""
@@ -94,13 +89,9 @@ class MatImages:
         found = b"".join(digest(self.read(i).tobytes()) for i in range(len(self)))
         return np.frombuffer(found, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
 
-    def select(self, indices: npt.NDArray[np.int64]) -> "MatImages":
-        """Return the images at `indices`, in that order."""
-        return MatImages(self.file, tuple(self.rows[i] for i in indices.tolist()))
-
 
 @dataclasses.dataclass(frozen=True)
-class MatDepths:
+class MatDepths(OfRows):
     """Depths of the file in metres, holes filled in as NYU publishes them.
 
     Attributes:
@@ -109,12 +100,10 @@ class MatDepths:
         options: range of depths.
     """
 
+    of_rows = ("rows",)
     file: str
     rows: tuple[int, ...]
     options: DepthOptions
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def path(self, index: int) -> str:
         """Return the file and the number of the depth in it."""
@@ -125,10 +114,6 @@ class MatDepths:
         stored = np.asarray(opened(self.file)["depths"][self.rows[index]], dtype=np.float32).T
         return metres(stored, self.options, self.path(index))
 
-    def select(self, indices: npt.NDArray[np.int64]) -> "MatDepths":
-        """Return the depths at `indices`, in that order."""
-        return dataclasses.replace(self, rows=tuple(self.rows[i] for i in indices.tolist()))
-
     def fingerprint(self) -> str:
         """Return a hash of the depths and their range, 32 hex digits."""
         state = hashlib.sha256(repr((self.options.min_depth, self.options.max_depth)).encode())
@@ -138,7 +123,7 @@ class MatDepths:
 
 
 @dataclasses.dataclass(frozen=True)
-class MatMaps:
+class MatMaps(OfRows):
     """Label maps of the file, grouped.
 
     Attributes:
@@ -147,12 +132,10 @@ class MatMaps:
         groups: value of each class of the file, from 0, nothing labelled.
     """
 
+    of_rows = ("rows",)
     file: str
     rows: tuple[int, ...]
     groups: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def path(self, index: int) -> str:
         """Return the file and the number of the map in it."""
@@ -175,10 +158,6 @@ class MatMaps:
         labels = opened(self.file)["labels"]
         found = b"".join(digest(np.asarray(labels[row]).tobytes() + groups) for row in self.rows)
         return np.frombuffer(found, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
-
-    def select(self, indices: npt.NDArray[np.int64]) -> "MatMaps":
-        """Return the maps at `indices`, in that order."""
-        return dataclasses.replace(self, rows=tuple(self.rows[i] for i in indices.tolist()))
 
 
 def _open_depth(spec: str, options: NyuDepthOptions) -> dict[str, Source]:

@@ -78,8 +78,7 @@ def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     root = one_year(spec, _years(spec))
     if not (root / _LISTS).is_dir():
         raise DataError(
-            f"{root} has {_MAPS}/, but not {_LISTS}/",
-            "train.txt and val.txt there list the images, one name per line.",
+            f"{root} has {_MAPS}/, but not {_LISTS}/", "train.txt and val.txt there list the images, one name per line."
         )
     images, maps = image_files(root), by_key(root / _MAPS, walk(root / _MAPS))
     named = coding_beside(root, options) or Coding(tuple(range(1, len(NAMES) + 1)), NAMES)

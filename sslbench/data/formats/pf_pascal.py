@@ -35,11 +35,7 @@ def recognises(spec: str) -> bool:
 
 
 def open(spec: str) -> dict[str, Source]:
-    """Return the pairs of each list; the classes are those of Pascal VOC.
-
-    Raises:
-        DataError: a file is missing or damaged, or points cannot be scored.
-    """
+    """Return the pairs of each list; the classes are those of Pascal VOC."""
     root = Path(spec)
     lists = {split: sorted(root.glob(pattern)) for split, pattern in _LISTS.items()}
     if several := next((files for files in lists.values() if len(files) > 1), None):

@@ -51,11 +51,7 @@ class RetrievalOptions:
     distractors: str = setting("", "folder of images that are searched too, and match no query")
 
     def refuse(self, name: str, *fields: str) -> None:
-        """Refuse options that have no effect on a set.
-
-        Raises:
-            UsageError: one of the fields is set.
-        """
+        """Refuse options that have no effect on a set."""
         usual = RetrievalOptions()
         for field in fields:
             if getattr(self, field) != getattr(usual, field):
@@ -63,11 +59,7 @@ class RetrievalOptions:
 
 
 def images_below(folder: Path) -> dict[str, Path]:
-    """Return the images below a folder by their relative path, ascending.
-
-    Raises:
-        DataError: the place is no folder.
-    """
+    """Return the images below a folder by their relative path, ascending."""
     if not folder.is_dir():
         raise DataError(f"there is no folder of images {printable(str(folder))}", "Give it as ?images=FOLDER.")
     found = {}
@@ -81,11 +73,7 @@ def images_below(folder: Path) -> dict[str, Path]:
 
 
 def matched(names: Sequence[str], folder: Path, ground_truth: str) -> list[str]:
-    """Return the relative path of each listed image: its name is the path or the file name, with or without suffix.
-
-    Raises:
-        DataError: images are missing, or a name fits several.
-    """
+    """Return the relative path of each listed image: its name is the path or the file name, with or without suffix."""
     by_name: dict[str, set[str]] = {}
     for path in images_below(folder):
         file = path.rpartition("/")[2]
@@ -116,17 +104,8 @@ def assembled(
 ) -> Source:
     """Return the source of a retrieval set.
 
-    Args:
-        name: of the location.
-        files: id -> image.
-        labels: id -> label.
-        tasks: see `Queries`; queries without positives may be among them.
-        apart: ids of queries that are not part of the database.
-        boxes: id of a query -> its box; None: all images are whole.
-        distractors: folder of further images of the database; '' for none.
-
-    Raises:
-        DataError: an image is twice among the answers to a query, or a name is not UTF-8.
+    `tasks` may have queries without positives; `apart` are ids of queries that are not part of the database; `boxes`
+    are those of queries, None: all images are whole; `distractors` is a folder of further images of the database.
     """
     for answers in tasks.values():
         for query, each in answers.items():
@@ -242,11 +221,7 @@ def _has_pairs(file: Path) -> bool:
 
 
 def open_disc(path: Path, options: RetrievalOptions) -> Source:
-    """Return DISC2021 (Douze et al. 2021): queries of the list, each with the reference that it is a copy of, if any.
-
-    Raises:
-        DataError: the list names images that are not there.
-    """
+    """Return DISC2021 (Douze et al. 2021): queries of the list, each with the reference of which it is a copy."""
     options.refuse("DISC21", "queries")
     file = _pair_lists(path)[0] if path.is_dir() else path
     folder = Path(options.images).expanduser() if options.images else file.parent

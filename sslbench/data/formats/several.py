@@ -65,22 +65,9 @@ def open(
 ) -> dict[str, Source]:
     """Return all samples of several sources, splits joined by their names; see `joined.join`.
 
-    Args:
-        spec: a YAML file with the mapping `sources`: name -> location, or name -> the keys of `ListedSource`; paths are
-            relative to the file (in one that is fetched by its URL they should be absolute, or URLs). Or the same in
-            one string, `several:NAME=LOCATION,NAME@WEIGHT=LOCATION`.
-        image_column: of every source that does not name its own.
-        label_column: likewise.
-        attribute_columns: of every source; 'origin' is there without.
-        value_columns: of every source.
-        together: see `sslbench.data.open.open_data`.
-
-    Returns:
-        Split name -> source; {"all": source} if no source has splits.
-
-    Raises:
-        UsageError: the list is wrong, a location does not exist, or some sources have splits and others have none.
-        DataError: a source cannot be used, or their labels do not fit together.
+    The location is a YAML file with the mapping `sources`: name -> location, or name -> the keys of `ListedSource`;
+    paths are relative to the file (in one that is fetched by its URL they should be absolute, or URLs). Or the same in
+    one string, `several:NAME=LOCATION,NAME@WEIGHT=LOCATION`. Columns are those of every source that names no others.
     """
     parts = _listed(spec)
     columns = tuple(column for column in attribute_columns if column != ORIGIN)
@@ -99,12 +86,7 @@ def open(
 
 
 def open_objects(spec: str) -> dict[str, ObjectSource]:
-    """Return the images of several sources with their objects, splits joined by their names; see `joined.join`.
-
-    Raises:
-        UsageError: as for `open`; or a source names columns.
-        DataError: a source cannot be used.
-    """
+    """Return the images of several sources with their objects, splits joined by their names; see `joined.join`."""
     parts = _listed(spec)
     for name, part in parts.items():
         if part.image_column or part.label_column:
@@ -186,8 +168,7 @@ def _check(spec: str, parts: Mapping[str, ListedSource]) -> None:
             raise UsageError(f"{where}: the data location is empty")
         if part.weight is not None and not (part.weight > 0 and math.isfinite(part.weight)):
             raise UsageError(
-                f"{where}: the weight {part.weight:g} should be a number above 0",
-                "Leave out the source to exclude it.",
+                f"{where}: the weight {part.weight:g} should be a number above 0", "Leave out the source to exclude it."
             )
         if _lists_several(part.data):
             raise UsageError(
@@ -247,7 +228,5 @@ def _read_request(request: SampleRequest[NoOptions]) -> dict[str, Source]:
 
 _COLUMNS: frozenset[Column] = frozenset(("image", "label", "attribute", "value"))
 FORMAT = SourceFormat(
-    __doc__,
-    SampleReader(recognises, _read_request, NoOptions, _COLUMNS),
-    ObjectReader(recognises, open_objects),
+    __doc__, SampleReader(recognises, _read_request, NoOptions, _COLUMNS), ObjectReader(recognises, open_objects)
 )

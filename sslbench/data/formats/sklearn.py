@@ -19,11 +19,7 @@ def recognises(spec: str) -> bool:
 
 
 def open(spec: str) -> dict[str, Source]:
-    """Return the digits, their grey values scaled from 0..16 to 0..255.
-
-    Raises:
-        UsageError: scikit-learn bundles no such images.
-    """
+    """Return the digits, their grey values scaled from 0..16 to 0..255."""
     name = spec.removeprefix(PREFIX)
     if name != "digits":
         raise UsageError(f"there is no data set '{spec}'", did_you_mean(name, ["digits"]))

@@ -30,11 +30,7 @@ def recognises(spec: str) -> bool:
 
 
 def open(spec: str) -> dict[str, Source]:
-    """Return the pairs of each split; their classes are the 18 categories.
-
-    Raises:
-        DataError: a file is missing or damaged, or points cannot be scored.
-    """
+    """Return the pairs of each split; their classes are the 18 categories."""
     root, sources = Path(spec), {}
     for folder, split in _SPLITS.items():
         if (names := _names(root, folder)) is not None:
@@ -83,13 +79,7 @@ def _split(name: str, root: Path, folder: str, names: list[str]) -> Source:
 
 
 def _check_sizes(name: str, folder: Path, annotated: Mapping[str, tuple[int, int]]) -> None:
-    """Refuse images of another size than that for which their points were annotated.
-
-    Args:
-        name: of the data.
-        folder: of the images.
-        annotated: path of an image in the folder -> height and width by its annotation.
-    """
+    """Refuse images of another size than that for which their points were annotated."""
     found = []
     for path, size in annotated.items():
         own = size_in_file(folder / path)

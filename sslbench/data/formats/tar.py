@@ -46,16 +46,7 @@ _BLOCK = tarfile.BLOCKSIZE
 def build(path: Path, shown: str) -> Index:
     """Index a tar file: its images and arrays, and the text of members that may hold labels.
 
-    Args:
-        path: of the file.
-        shown: its name in messages.
-
-    Returns:
-        An index whose numbers are offset and size; the text of an image is empty, that of a label is a JSON value.
-
-    Raises:
-        DataError: it is damaged or truncated, or a label cannot be read.
-        OSError: the file cannot be read.
+    Numbers of the index are offset and size; the text of an image is empty, that of a label is a JSON value.
     """
     kept: dict[str, tuple[int, int]] = {}
     left_out: dict[str, list[str]] = {}
@@ -90,9 +81,7 @@ def build(path: Path, shown: str) -> Index:
 def split_key(name: str, *, dotted: bool = False) -> tuple[str, str]:
     """Return the key of a sample and the extension.
 
-    Args:
-        name: of the member.
-        dotted: keys have dots, and end at the last one; else at the first after the last slash (webdataset's rule).
+    Dotted keys end at the last dot; others at the first one after the last slash (webdataset's rule).
     """
     folder, slash, file = name.rpartition("/")
     stem, _, extension = file.rpartition(".") if dotted else file.partition(".")
@@ -229,18 +218,9 @@ def open(spec: str) -> dict[str, Source]:
     Its label is in its part .cls, else .json (a key such as 'label'), else .txt. Without such parts the folders are the
     classes, as in an image folder.
 
-    Args:
-        spec: the file; or many: `{0000..0099}`, `{a,b}`, and `*` stand for several. One that is compressed (gzip,
-            bzip2, xz, zstd) is unpacked into the cache folder: nothing in it can be read without all before it.
-
-    Returns:
-        Split name -> source, or {"all": source}. Ids are the names of the members; if shards share names, the name of
-        the shard stands before them.
-
-    Raises:
-        DataError: a shard is missing, damaged or truncated, cannot be fetched, or does not fit into the cache; a label
-            is missing; a name occurs twice.
-        UsageError: the braces cannot be read.
+    `{0000..0099}`, `{a,b}` and `*` stand for several files. One that is compressed (gzip, bzip2, xz, zstd) is unpacked
+    into the cache folder: nothing in it can be read without all before it. Ids are the names of the members; if shards
+    share names, the name of the shard stands before them.
     """
     shards = _shards(spec)
     if (origin := shards[0].origin) is not None and remote.is_url(origin.url):

@@ -10,16 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import IntArray
+from sslbench.arrays import OfRows
 from sslbench.data.containers.names import numbered_ids
-from sslbench.data.format import (
-    NoOptions,
-    ObjectReader,
-    Reader,
-    SampleReader,
-    SourceFormat,
-    plain_reader,
-)
+from sslbench.data.format import NoOptions, ObjectReader, Reader, SampleReader, SourceFormat, plain_reader
 from sslbench.data.formats.boundaries import with_boundaries
 from sslbench.data.formats.coco.masks import open_maps
 from sslbench.data.images import Arrays
@@ -54,22 +47,19 @@ _NOTE = "Drawn textures, an example: scores are not comparable with those of a b
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DrawnIds:
+class DrawnIds(OfRows):
     """Objects of M drawn frames; see `tracks.ObjectIds`.
 
     Attributes:
         ids: int32 (M, H, W).
     """
 
+    of_rows = ("ids",)
     ids: npt.NDArray[np.int32]
 
     def read_ids(self, row: int) -> Ids:
         """Return the objects of a frame."""
         return np.asarray(self.ids[row])
-
-    def select(self, indices: IntArray) -> "DrawnIds":
-        """Return the masks at `indices`, in that order."""
-        return DrawnIds(self.ids[indices])
 
     def fingerprint(self) -> str:
         """Return a hash of the masks."""
@@ -82,14 +72,7 @@ def recognises(spec: str) -> bool:
 
 
 def open(spec: str) -> dict[str, Source]:
-    """Return the images of both splits, labelled with the class of their object.
-
-    Args:
-        spec: `textures:images`, or `textures:images-seed1` for other images of the same kind.
-
-    Raises:
-        UsageError: another name, or scikit-image is not installed.
-    """
+    """Return the images of both splits, labelled with the class of their object."""
     sources = {}
     for split, drawn in _images(spec).items():
         name, images = f"{spec} ({split})", Arrays(drawn.images, f"{spec} ({split})")
@@ -120,14 +103,7 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
 
 
 def open_videos(spec: str) -> dict[str, Source]:
-    """Return the videos with the masks of their objects, as a test part.
-
-    Args:
-        spec: `textures:videos`, or `textures:videos-seed1` for other videos of the same kind.
-
-    Raises:
-        UsageError: another name, or scikit-image is not installed.
-    """
+    """Return the videos with the masks of their objects, as a test part."""
     drawn = _videos(_seed(spec, "videos"))
     frames, name = drawn.frames.reshape(-1, *drawn.frames.shape[2:]), f"{spec} (test)"
     places = {video: range(i * _FRAMES, (i + 1) * _FRAMES) for i, video in enumerate(numbered_ids(_VIDEOS))}

@@ -63,12 +63,7 @@ def _table(spec: str) -> Path:
 
 
 def open(spec: str, options: TripletOptions) -> dict[str, Source]:
-    """Return the triplets of every split. Triplets of one reference stay together in intervals.
-
-    Raises:
-        UsageError: the table lacks a column, or an option is out of range.
-        DataError: it is damaged, a file does not exist, or no triplet is left.
-    """
+    """Return the triplets of every split. Triplets of one reference stay together in intervals."""
     if spec.startswith(PREFIX):
         return {split: made_triplets(part) for split, part in open_data(spec.removeprefix(PREFIX)).items()}
     if options.min_votes is not None and options.min_votes < 1:
@@ -88,13 +83,7 @@ def triplets_source(
 ) -> Source:
     """Return the source of triplets, in order of their ids.
 
-    Args:
-        name: location as the user wrote it, with the split.
-        ids: N unique ids: the id of the reference, a space and a number.
-        images: M images.
-        places: (N, 3), see `Triplets`.
-        choices: (N,), 0: left; 1: right.
-        notes: of the source.
+    An id is that of the reference, a space and a number; places are (N, 3), see `Triplets`; choices 0: left, 1: right.
     """
     order = np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
     return Source(
@@ -112,9 +101,6 @@ def made_triplets(source: Source, each: int = _EACH) -> Source:
     """Return triplets of labelled images: of the two candidates, one has the class of the reference.
 
     They are drawn from a fixed seed; images whose class has no other image are no references.
-
-    Raises:
-        DataError: the images have not one class each, or there are no two classes, one of them with two images.
     """
     if not isinstance(source.target, Classes):
         raise DataError(f"{source.name}: triplets are made of images with one class each")
@@ -152,12 +138,7 @@ def _names(table: TableColumns) -> dict[str, str]:
 
 
 def _source(
-    text: str,
-    split: str,
-    table: TableColumns,
-    rows: Sequence[int],
-    names: Mapping[str, str],
-    options: TripletOptions,
+    text: str, split: str, table: TableColumns, rows: Sequence[int], names: Mapping[str, str], options: TripletOptions
 ) -> Source:
     name = text if split == "all" else f"{text} ({split})"
     least = options.min_votes

@@ -30,11 +30,7 @@ def recognises(spec: str) -> bool:
 
 
 def open(spec: str) -> dict[str, Source]:
-    """Return the pairs; their classes are the subsets.
-
-    Raises:
-        DataError: a file is missing or damaged, or points cannot be scored.
-    """
+    """Return the pairs; their classes are the subsets."""
     root = Path(spec)
     folders = sorted(file.parent.relative_to(root) for file in root.glob("*/*/flow1.flo"))
     paths = [(folder / f"image{k}.png").as_posix() for folder in folders for k in (1, 2)]
@@ -72,11 +68,7 @@ def _points(file: Path, size: tuple[int, int], target: tuple[int, int]) -> tuple
 
 
 def read_flow(file: Path) -> FloatArray:
-    """Return the vectors (H, W, 2) of a Middlebury .flo file, in pixels.
-
-    Raises:
-        DataError: it is none, or is cut off.
-    """
+    """Return the vectors (H, W, 2) of a Middlebury .flo file, in pixels."""
     content = file.read_bytes() if file.is_file() else b""
     head = np.frombuffer(content[:12], dtype="<i4") if len(content) >= 12 else np.zeros(3, np.int32)
     width, height = int(head[1]), int(head[2])

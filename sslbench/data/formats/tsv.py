@@ -34,14 +34,7 @@ def open(spec: str) -> dict[str, Source]:
     Of the cells that are not the image, the first is the key and the second, if there is one, the label: a class, or
     several separated by ';'. A header is recognised by having no image.
 
-    Args:
-        spec: the file. Base64 is the usual or the URL-safe one.
-
-    Returns:
-        {"all": source}; ids are the keys.
-
-    Raises:
-        DataError: a row has another number of cells, no key or an empty label; a key occurs twice.
+    Ids are the keys. Base64 is the usual or the URL-safe one.
     """
     path = Path(spec)
     index, stamp = indexed(path, "tsv", _build)

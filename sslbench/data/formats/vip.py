@@ -27,12 +27,7 @@ def recognises(spec: str) -> bool:
 
 
 def open(spec: str) -> dict[str, Source]:
-    """Return the videos of each list in lists/ (val_videos.txt: val) whose videos have annotations.
-
-    Raises:
-        DataError: there is no such list; a video is missing, a frame has no mask or one of another size, or a video
-            cannot be scored; all of them are listed.
-    """
+    """Return the videos of each list in lists/ (val_videos.txt: val) whose videos have annotations."""
     root, sources = Path(spec), {}
     photos, masks = root / "Images", root / "Annotations" / "Category_ids"
     lists = sorted((root / "lists").glob(f"*{_LIST}.txt"))

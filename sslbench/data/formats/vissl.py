@@ -43,17 +43,9 @@ def open(spec: str) -> dict[str, Source]:
     classes per image. An image whose only label is -1 is left out. Lists are .npy (mapped into memory) or .pkl (read
     without running anything in it).
 
-    Args:
-        spec: two files; or the list of images alone; or a folder. `prefix=OLD->NEW` rewrites how paths begin;
-            `classes=FILE` names the classes, a line each (a classes.txt beside the lists is used too).
-
-    Returns:
-        {"all": source}, or for a folder split name -> source. Ids are the paths relative to the folder of the lists if
-        all lie inside, else to the folder that all images share.
-
-    Raises:
-        DataError: a list is damaged, they differ in length, a label is none of these, an image is missing or twice.
-        UsageError: the string cannot be read, a file is not there.
+    The location is two files, the list of images alone, or a folder. `prefix=OLD->NEW` rewrites how paths begin;
+    `classes=FILE` names the classes, a line each (a classes.txt beside the lists is used too). Ids are the paths
+    relative to the folder of the lists if all lie inside, else to the folder that all images share.
     """
     request = _parse(spec)
     parts = request.parts

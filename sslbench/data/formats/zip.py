@@ -34,15 +34,7 @@ def recognises(spec: str) -> bool:
 def open(spec: str) -> dict[str, Source]:
     """Return the images in an archive by the rules of image folders; one folder around all of them is ignored.
 
-    Args:
-        spec: the file.
-
-    Returns:
-        Split name -> source, or {"all": source}. Ids are paths as they would be in the unpacked folder.
-
-    Raises:
-        DataError: it is no zip file or damaged, has no image, or has a member that is encrypted, a link, too large, or
-            named so that it would lie outside.
+    Ids are paths as they would be in the unpacked folder.
     """
     path = Path(spec)
     index, stamp = indexed(path, "zip 3", _build)

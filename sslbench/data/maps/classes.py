@@ -59,13 +59,8 @@ def names_folders(options: Mapping[str, str]) -> bool:
 def coding_beside(root: Path, options: LabelMapOptions) -> Coding | None:
     """Read the classes from a file in the folder; None if there is no such file.
 
-    Args:
-        root: the folder; looked for are classes.txt, classes.json, labels.*, id2label.json and labelmap.txt.
-        options: may name another file.
-
-    Raises:
-        UsageError: the file that the options name does not exist.
-        DataError: it is damaged, or names a class or a value twice.
+    Looked for are the file that the options name, else classes.txt, classes.json, labels.*, id2label.json,
+    labelmap.txt.
     """
     names = [options.classes] if options.classes else [*_LISTS, _CVAT]
     found = next((root / name for name in names if (root / name).is_file()), None)
@@ -83,11 +78,7 @@ def coding_beside(root: Path, options: LabelMapOptions) -> Coding | None:
 
 
 def make_coding(where: object, pairs: Iterable[tuple[int, str]], *, colours: bool = False) -> Coding:
-    """Return the coding of pairs of value and name.
-
-    Raises:
-        DataError: a value or a name occurs twice, or there is none.
-    """
+    """Return the coding of pairs of value and name."""
     rows = [(value, printable(name)) for value, name in pairs]
     values, names = [value for value, _ in rows], [name for _, name in rows]
     refuse_twice(where, values, "value")
@@ -98,11 +89,7 @@ def make_coding(where: object, pairs: Iterable[tuple[int, str]], *, colours: boo
 
 
 def refuse_twice(where: object, column: Sequence[object], what: str) -> None:
-    """Refuse values that occur twice.
-
-    Raises:
-        DataError: something does.
-    """
+    """Refuse values that occur twice."""
     twice = sorted(str(x) for x, n in Counter(column).items() if n > 1)
     if twice:
         raise DataError(f"{where}: the same {what} occurs twice: {some(twice)}")
@@ -164,14 +151,7 @@ def _is_value(value: Any, most: int = 2**24 - 1) -> bool:
 def with_ignored(spec: str, coding: Coding, ignore: str | int | None) -> Coding:
     """Add the user's ignored values and classes to a coding.
 
-    Args:
-        spec: for messages.
-        coding: so far.
-        ignore: values or names, with commas, beside those that do not count anyway; None leaves all as it is, 'none'
-            makes a class of every value.
-
-    Raises:
-        UsageError: a name is no class.
+    They are values or names, with commas, beside those that do not count anyway; 'none' makes a class of every value.
     """
     if ignore is None:
         return coding
@@ -199,9 +179,6 @@ def coding_of_values(spec: str, files: Files) -> tuple[Coding, tuple[str, ...]]:
     """Return a coding with the values that occur in maps as classes, and notes; every map is read.
 
     255 does not count, unless nothing but 0 and 255 occurs: then it is the foreground.
-
-    Raises:
-        DataError: no map can be read, or there are more values than classes can be.
     """
     _log.info("%s: no file names the classes, so the values of %s are read", spec, counted(len(files), "map"))
     with ThreadPoolExecutor(_THREADS) as pool:

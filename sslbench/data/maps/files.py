@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, PngImagePlugin, PpmImagePlugin, TiffImagePlugin, UnidentifiedImageError
 
+from sslbench.arrays import OfRows
 from sslbench.data.decode.picture import UPRIGHT, UnreadableImage, check_size, declared_too_large
 from sslbench.data.decode.pillow import orientation, strict_and_silent
 from sslbench.data.images import DIGEST_BYTES, Files, digest
@@ -48,21 +49,13 @@ class MapPixels:
         return rgb.ndim == 3 and not ((rgb[..., 0] == rgb[..., 1]).all() and (rgb[..., 0] == rgb[..., 2]).all())
 
     def indices(self) -> Grid:
-        """Return the values, (H, W). Grey stored as red, green and blue counts as one value.
-
-        Raises:
-            UnreadableImage: there are colours.
-        """
+        """Return the values, (H, W). Grey stored as red, green and blue counts as one value."""
         if self.coloured:
             raise UnreadableImage(self.path, "a colour image, but every pixel should hold one number, its class")
         return (self.array if self.array.ndim == 2 else self.array[..., 0]).astype(np.int32)
 
     def colours(self) -> Grid:
-        """Return the colours, (H, W), red + 256 green + 65536 blue, of palettes and of grey values too.
-
-        Raises:
-            UnreadableImage: grey values of more than 8 bits, or an index beyond the palette.
-        """
+        """Return the colours, (H, W), red + 256 green + 65536 blue, of palettes and of grey values too."""
         rgb = self.array
         if self.palette is not None:
             if rgb.size and int(rgb.max()) >= len(self.palette):
@@ -77,11 +70,7 @@ class MapPixels:
 
 
 def load(files: Files, index: int, max_pixels: int) -> MapPixels:
-    """Read and decode one file of maps.
-
-    Raises:
-        UnreadableImage: it cannot be read, is no complete picture, has lost its values (JPEG) or is too large.
-    """
+    """Read and decode one file of maps."""
     path = files.path(index)
     try:
         data = files.read(index)
@@ -118,9 +107,6 @@ def refuse_turned(image: Image.Image, path: str) -> None:
     """Refuse a loaded file of maps with an EXIF orientation of its own, unless it swaps sides, so that the size tells.
 
     Programs copy the tag from the image, whether they turn the pixels or not.
-
-    Raises:
-        UnreadableImage: it has one.
     """
     turn = orientation(image)
     if turn in UPRIGHT and (not UPRIGHT[turn][0] or image.width == image.height):
@@ -161,12 +147,7 @@ def white_of(image: Image.Image, data: bytes) -> int:
 
 
 def stored(image: Image.Image, white: int) -> npt.NDArray[Any]:
-    """Return the values of a loaded picture of Pillow as its file holds them, (H, W) or (H, W, channels).
-
-    Args:
-        image: of any mode.
-        white: from `white_of`.
-    """
+    """Return the values of a loaded picture of Pillow as its file holds them, (H, W) or (H, W, channels)."""
     if image.mode == "1":
         return np.asarray(image).astype(np.uint8)
     array = np.asarray(image)
@@ -207,7 +188,7 @@ def _palette(image: Image.Image) -> npt.NDArray[np.uint8] | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class ValueMaps:
+class ValueMaps(OfRows):
     """Label maps with the class as the pixel's value, one file each.
 
     Attributes:
@@ -217,13 +198,11 @@ class ValueMaps:
         numbers: (H, W) numbers of the instances, 0 for none, of such a file.
     """
 
+    of_rows = ("files", "objects")
     files: Files
     colours: bool = False
     objects: Files | None = None
     numbers: Callable[[MapPixels], Grid] = MapPixels.indices
-
-    def __len__(self) -> int:
-        return len(self.files)
 
     def path(self, index: int) -> str:
         """Return the map's file."""
@@ -244,11 +223,6 @@ class ValueMaps:
     def digests(self) -> npt.NDArray[np.uint8]:
         """Return (N, 16) bytes of the files' hashes."""
         return joined_digests(self.files, self.objects)
-
-    def select(self, indices: npt.NDArray[np.int64]) -> "ValueMaps":
-        """Return the maps at `indices`, in that order."""
-        objects = None if self.objects is None else self.objects.select(indices)
-        return dataclasses.replace(self, files=self.files.select(indices), objects=objects)
 
 
 def joined_digests(files: Files, others: Files | None) -> npt.NDArray[np.uint8]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from sslbench.arrays import OfRows
 from sslbench.data.format import Reader
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.files import ValueMaps
@@ -25,7 +25,7 @@ O = TypeVar("O")  # noqa: E741 - dataclass of options
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BinaryMasks:
+class BinaryMasks(OfRows):
     """Masks with one grey value per pixel: 0 and 1, or black to white with soft edges, which are cut at one half.
 
     Attributes:
@@ -34,12 +34,10 @@ class BinaryMasks:
         maps: of the same length.
     """
 
+    of_rows = ("maps", "images")
     name: str
     images: Images
     maps: Maps
-
-    def __len__(self) -> int:
-        return len(self.maps)
 
     def read_map(self, index: int, *, size: tuple[int, int] | None = None) -> LabelMap:
         """Return the mask of an image, 1 for foreground; see `PixelLabels`."""
@@ -56,17 +54,13 @@ class BinaryMasks:
             )
         return LabelMap((values > (0 if largest <= 1 else white / 2)).astype(np.int32), None)
 
-    def select(self, indices: npt.NDArray[np.int64]) -> "BinaryMasks":
-        """Return the masks at `indices`, in that order."""
-        return dataclasses.replace(self, images=self.images.select(indices), maps=self.maps.select(indices))
-
     def fingerprint(self) -> str:
         """Return a hash of the masks, 32 hex digits."""
         return hashlib.sha256(b"masks" + self.maps.digests().tobytes()).hexdigest()[:32]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ForegroundOfClasses:
+class ForegroundOfClasses(OfRows):
     """Label maps, of which every class but the background is foreground. Ignored pixels stay so.
 
     Attributes:
@@ -74,20 +68,14 @@ class ForegroundOfClasses:
         background: number of the background.
     """
 
+    of_rows = ("maps",)
     maps: PixelLabels
     background: int
-
-    def __len__(self) -> int:
-        return len(self.maps)
 
     def read_map(self, index: int, *, size: tuple[int, int] | None = None) -> LabelMap:
         """Return the mask of an image, 1 for foreground; see `PixelLabels`."""
         semantic = self.maps.read_map(index, size=size).semantic
         return LabelMap(np.where(semantic == IGNORED, IGNORED, semantic != self.background).astype(np.int32), None)
-
-    def select(self, indices: npt.NDArray[np.int64]) -> "ForegroundOfClasses":
-        """Return the masks at `indices`, in that order."""
-        return dataclasses.replace(self, maps=self.maps.select(indices))
 
     def fingerprint(self) -> str:
         """Return a hash of maps, classes and background, 32 hex digits."""
@@ -95,16 +83,7 @@ class ForegroundOfClasses:
 
 
 def binary_masks(spec: str, options: LabelMapOptions) -> dict[str, Source]:
-    """Open a folder of images and one of masks with the same names, as ECSSD, DUTS and DUT-OMRON are laid out.
-
-    Args:
-        spec: the folder.
-        options: names of the two folders in it, where they are not recognised.
-
-    Raises:
-        UsageError: there are no such folders.
-        DataError: no image has a mask.
-    """
+    """Open a folder of images and one of masks with the same names, as ECSSD, DUTS and DUT-OMRON are laid out."""
     places = named_places(spec, Path(spec), options) or find_places(Path(spec))
     found = {}
     for split, pairs in paired(places).items():
@@ -136,11 +115,7 @@ def map_readers(
 
 
 def foreground_of(maps: Mapping[str, Source]) -> dict[str, Source]:
-    """Return label maps with a class called background as masks of everything else.
-
-    Raises:
-        DataError: there is no such class.
-    """
+    """Return label maps with a class called background as masks of everything else."""
     found = {}
     for split, part in maps.items():
         names = [name.casefold() for name in part.target.classes]

@@ -44,11 +44,7 @@ class Pairs:
 
 
 def walk(folder: Path) -> list[str]:
-    """List the image files below a folder, relative to it and sorted; hidden ones are skipped.
-
-    Raises:
-        DataError: a folder cannot be read.
-    """
+    """List the image files below a folder, relative to it and sorted; hidden ones are skipped."""
     found: list[str] = []
     waiting = [""]  # an explicit stack, so that folders may be nested to any depth
     try:
@@ -70,14 +66,7 @@ def walk(folder: Path) -> list[str]:
 def by_key(folder: Path, paths: Iterable[str], ending: str = "", *, skip: int = 0) -> dict[str, str]:
     """Return key -> path; the key is the path without suffix and ending, files with other endings are skipped.
 
-    Args:
-        folder: for messages.
-        paths: relative to it.
-        ending: of the stems, '_mask'.
-        skip: so many folders at the front of a path are no part of the key.
-
-    Raises:
-        DataError: two files have the same key, such as a.jpg and a.png.
+    So many folders as `skip` says at the front of a path are no part of the key.
     """
     found: dict[str, str] = {}
     for path in paths:
@@ -92,17 +81,7 @@ def by_key(folder: Path, paths: Iterable[str], ending: str = "", *, skip: int = 
 
 
 def pair(images: Mapping[str, str], maps: Mapping[str, str], image_root: Path, map_root: Path) -> Pairs:
-    """Pair images and maps of the same key.
-
-    Args:
-        images: key -> path relative to the folder of images.
-        maps: key -> path relative to the folder of maps.
-        image_root: the folder of images.
-        map_root: the folder of maps.
-
-    Raises:
-        DataError: no image has a map.
-    """
+    """Pair images and maps of the same key."""
     both = sorted((key for key in images if key in maps), key=lambda key: printable(images[key]))
     if not both:
         raise DataError(
@@ -202,11 +181,7 @@ def find_places(root: Path) -> list[Place]:
 
 
 def named_places(spec: str, root: Path, options: LabelMapOptions) -> list[Place]:
-    """Return the folders of images and maps that the options name; empty if they name none.
-
-    Raises:
-        UsageError: a folder does not exist, or only that of the images is named.
-    """
+    """Return the folders of images and maps that the options name; empty if they name none."""
     if options.images is None and options.maps is None:
         return []
     if options.maps is None:
@@ -234,11 +209,7 @@ def _named(root: Path, folders: list[str]) -> tuple[Path, Path] | None:
 
 
 def paired(places: list[Place]) -> dict[str, Pairs]:
-    """Split -> pairs.
-
-    Raises:
-        DataError: no image has a map, two files have one name, or two folders are one split.
-    """
+    """Split -> pairs."""
     found: dict[str, Pairs] = {}
     for place in places:
         for split, pairs in _paired(place).items():

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from sslbench.arrays import OfRows
 from sslbench.data.decode.picture import UPRIGHT
 from sslbench.data.decode.pillow import orientation, stored_size, strict_and_silent, upright_size
 from sslbench.data.images import Files
@@ -68,11 +69,7 @@ def _marked(png: IO[bytes]) -> bool:
 def unknown_orientation(name: str, images: Images, *, sized: bool) -> str | None:
     """Return a note on images that EXIF turns while their annotations may be for the stored pixels; None without any.
 
-    Args:
-        name: of the source.
-        images: of it; the heads of their files are read.
-        sized: the annotations say the size of their image, which tells a turn by 90 degrees of an image that is not
-            square.
+    `sized` annotations say the size of their image, which tells a turn by 90 degrees of an image that is not square.
     """
     while hasattr(images, "images"):  # crops, or channels, of others
         images = images.images
@@ -92,13 +89,10 @@ def unknown_orientation(name: str, images: Images, *, sized: bool) -> str | None
 def size_difference(found: Sequence[int], size: Sequence[int] | None, what: str = "the map") -> str | None:
     """Return the difference between the size of an annotation and that of its image; None if they are equal.
 
+    Sizes are height and width, of the upright image; None if it is not known.
+
     >>> size_difference((4, 6), (6, 4), "the depth")
     'the depth is 6 x 4 pixels, but its image 4 x 6: it was probably drawn on the image before its EXIF rotation'
-
-    Args:
-        found: height and width of the annotation.
-        size: those of the upright image; None if they are not known.
-        what: the annotation.
     """
     height, width = found
     if size is None or tuple(size) == (height, width):
@@ -213,7 +207,7 @@ class Coding:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class CodedMaps:
+class CodedMaps(OfRows):
     """Label maps of N images whose values stand for classes; the content of a target `LabelMaps`.
 
     Attributes:
@@ -226,6 +220,7 @@ class CodedMaps:
         without_image: maps that were left out since they have no image.
     """
 
+    of_rows = ("ids", "images", "maps")
     name: str
     ids: tuple[str, ...]
     images: Images
@@ -238,30 +233,15 @@ class CodedMaps:
         if not len(self.ids) == len(self.images) == len(self.maps):
             raise ValueError(f"{self.name}: {len(self.ids)} ids, {len(self.images)} images, {len(self.maps)} maps")
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the C classes."""
         return self.coding.classes
 
-    def select(self, indices: npt.NDArray[np.int64]) -> "CodedMaps":
-        """Return the maps of the images at `indices`, in that order."""
-        ids = tuple(self.ids[i] for i in indices)
-        return dataclasses.replace(self, ids=ids, images=self.images.select(indices), maps=self.maps.select(indices))
-
     def read_map(self, index: int, *, size: tuple[int, int] | None = None, max_pixels: int = MAX_PIXELS) -> LabelMap:
         """Read the label map of one image.
 
-        Args:
-            index: of the image.
-            size: height and width of the upright image, if it is decoded already; else its file's head is read.
-            max_pixels: larger maps are refused before they are decoded.
-
-        Raises:
-            UnreadableImage: there is no complete map.
-            DataError: it is of another size than the image, has a value that is no class, or contradicts its manifest.
+        `size` is that of the upright image, if it is decoded already; else its file's head is read.
         """
         raw, path = self.maps.read(index, max_pixels), self.maps.path(index)
         if raw.broken:
@@ -310,11 +290,7 @@ def source_of_maps(
 
 
 def coded(source: Source) -> CodedMaps:
-    """Return the maps of a source as their files hold them.
-
-    Raises:
-        TypeError: its maps have no values that stand for classes.
-    """
+    """Return the maps of a source as their files hold them."""
     maps = LabelMaps.of(source.target).maps
     if not isinstance(maps, CodedMaps):
         raise TypeError(f"{source.name} has other maps")

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
+from sslbench.arrays import OfRows
 from sslbench.config import setting
 from sslbench.data.decode.picture import UnreadableImage, check_size
 from sslbench.data.decode.pillow import strict_and_silent
@@ -31,13 +32,7 @@ _EXR = b"\x76\x2f\x31\x01"
 def decode_values(data: bytes, path: str, max_pixels: int = MAX_PIXELS) -> npt.NDArray[Any]:
     """Return the numbers of a file, (H, W) or (H, W, 3), in their own type.
 
-    Args:
-        data: the file; its content decides, not its name.
-        path: its name in messages.
-        max_pixels: larger ones are refused before they are decoded.
-
-    Raises:
-        UnreadableImage: it is of another kind, damaged, too large, or has another number of values per pixel.
+    The content of the file decides, not its name.
     """
     if not data:
         raise UnreadableImage(path, "empty file")
@@ -160,7 +155,7 @@ class NormalOptions:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ValueFiles:
+class ValueFiles(OfRows):
     """Depth or normals of N images, one file each.
 
     Attributes:
@@ -170,13 +165,11 @@ class ValueFiles:
         options: scale and range of depths.
     """
 
+    of_rows = ("files",)
     name: str
     files: Files
     quantity: Quantity
     options: DepthOptions = DepthOptions()
-
-    def __len__(self) -> int:
-        return len(self.files)
 
     def path(self, index: int) -> str:
         """Return the file of an image's values."""
@@ -195,10 +188,6 @@ class ValueFiles:
             return unit_normals(stored, path)
         return metres(stored, self.options, f"{self.name}: {path}")
 
-    def select(self, indices: npt.NDArray[np.int64]) -> "ValueFiles":
-        """Return the values at `indices`, in that order."""
-        return dataclasses.replace(self, files=self.files.select(indices))
-
     def fingerprint(self) -> str:
         """Return a hash of the files and of their scale and range, 32 hex digits."""
         scaled = (self.options.depth_scale, self.options.min_depth, self.options.max_depth)
@@ -211,9 +200,6 @@ def metres(stored: npt.NDArray[np.number], options: DepthOptions, where: str) ->
     """Return the depth (H, W, 1) in metres of the stored numbers (H, W); NaN outside the range of the options.
 
     Zero, NaN and infinity are unknown.
-
-    Raises:
-        DataError: a negative depth, three numbers per pixel, or whole numbers without a scale.
 
     >>> millimetres = np.array([[1500, 0]], dtype=np.uint16)
     >>> metres(millimetres, DepthOptions(depth_scale=1000), "a.png")[..., 0].tolist()
@@ -253,9 +239,6 @@ def unit_normals(stored: npt.NDArray[np.number], path: str) -> npt.NDArray[np.fl
 
     Whole numbers are (n + 1) / 2 of the largest number of their type, as in pictures of normals; vectors of zeros are
     unknown, and in pictures those shorter than one half.
-
-    Raises:
-        UnreadableImage: one number per pixel.
 
     >>> unit_normals(np.array([[[128, 128, 255], [0, 0, 0]]], dtype=np.uint8), "a.png").round(2).tolist()
     [[[0.0, 0.0, 1.0], [nan, nan, nan]]]

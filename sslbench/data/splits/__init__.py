@@ -75,10 +75,6 @@ def train_test(
         label_column: as in `open_data`.
         attribute_columns: as in `open_data`, of the location of the test part.
         value_columns: as in `open_data`.
-
-    Raises:
-        UsageError: a location does not exist or has no suitable split, or the fraction is not in (0, 1).
-        DataError: a location cannot be used, or is too small to split.
     """
     further: dict[str, Any] = {"attribute_columns": attribute_columns}
     columns: dict[str, Any] = {"image_column": image_column, "label_column": label_column}
@@ -117,12 +113,7 @@ def parts_of(
 ) -> Parts[S]:
     """Return the parts of one location, or of two; errors as for `train_test`.
 
-    Args:
-        opener: function from a location to its splits.
-        data: location with the train part.
-        test_data: location with the test part.
-        cut: function that splits data without parts of their own.
-        lacks: function that names what a part lacks to be scored; '' where it lacks nothing.
+    `cut` splits data without parts of their own; `lacks` names what a part lacks to be scored, '' for nothing.
     """
     sources = opener(data)
     if test_data is not None:
@@ -152,20 +143,12 @@ def parts_of(
 
 
 def choose_train(spec: str, sources: Mapping[str, S]) -> S:
-    """Return the split to fit on, where another location has the test part: train, or all.
-
-    Raises:
-        UsageError: there are other splits only.
-    """
+    """Return the split to fit on, where another location has the test part: train, or all."""
     return _part(spec, sources, ("train", "all"))
 
 
 def choose_test(spec: str, sources: Mapping[str, S]) -> S:
-    """Return the split to score on, where another location has the train part: test, else val, else all.
-
-    Raises:
-        UsageError: there are other splits only.
-    """
+    """Return the split to score on, where another location has the train part: test, else val, else all."""
     return _part(spec, sources, ("test", "val", "all"))
 
 
@@ -246,9 +229,6 @@ def holdout(
     Returns:
         (fit, held out), int64 positions, each ascending.
 
-    Raises:
-        UsageError: the fraction is not between 0 and 1.
-
     Examples:
         >>> from sslbench.data.labels import single_labels
         >>> fit, held = holdout(single_labels(["cat"] * 8 + ["dog"] * 4), 0.25, seed=0)
@@ -267,11 +247,7 @@ def holdout(
 
 
 def limit(source: Source, n: int, seed: int) -> Source:
-    """Return `n` samples, stratified by class, in order; the source itself if it has no more than `n`.
-
-    Raises:
-        UsageError: n is below one.
-    """
+    """Return `n` samples, stratified by class, in order; the source itself if it has no more than `n`."""
     if n < 1:
         raise UsageError(f"the limit must be at least 1 image, not {n}")
     if n >= len(source):
@@ -288,13 +264,7 @@ def match_classes(train: Source, test: Source, *, subset: bool = False) -> tuple
     Classes without a test sample become a note of `test`. A multi-label class that test does not list is ignored there,
     as in joined sources (`labels.among_classes`).
 
-    Args:
-        train: to fit on.
-        test: to score on.
-        subset: test keeps only the classes that it has samples of, in train's order; no other class is predicted.
-
-    Raises:
-        DataError: a part has no labels, the label kinds differ, or test has a class that train lacks.
+    With `subset`, test keeps only the classes that it has samples of, in train's order; no other class is predicted.
     """
     problems = label_problems(train, test)
     if problems:
@@ -328,9 +298,6 @@ def unite_classes(train: Source, test: Source) -> tuple[Source, Source]:
     """Return both sources with the classes of both, those of train first; for protocols that learn no classes.
 
     Train may be unlabelled (images that only whitening learns from): its images get a class of their own.
-
-    Raises:
-        DataError: test has no labels, or the parts do not have one class per sample each.
     """
     if not train.target.labelled:
         train = dataclasses.replace(train, target=single_labels(["unlabelled"] * len(train)))
@@ -345,11 +312,7 @@ def unite_classes(train: Source, test: Source) -> tuple[Source, Source]:
 
 
 def name_numbered(train: Source, test: Source) -> Source:
-    """Return a test source whose classes are numbers (as ImageNetV2's folders are) with train's sorted class names.
-
-    Raises:
-        DataError: a class of test is no number, or exceeds the number of train's classes.
-    """
+    """Return a test source whose classes are numbers (as ImageNetV2's folders are) with train's sorted class names."""
     ordered = sorted(train.target.classes)
     if odd := _misnumbered(train, test):
         raise DataError(

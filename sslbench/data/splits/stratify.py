@@ -14,12 +14,9 @@ _ATTEMPTS = 10
 def choose(labels: Target, n: int, rng: np.random.Generator, *, both_sides: bool) -> BoolArray:
     """Return the mask of the chosen samples: (N,) bool.
 
-    Args:
-        labels: of the N samples.
-        n: number to choose; with `both_sides` the result may differ from it.
-        rng: source of the random numbers.
-        both_sides: a class with at least two samples has one chosen and one not, and the only sample of a class is not
-            chosen; otherwise exactly `n` are chosen, at least one per class if `n` allows.
+    With `both_sides`, a class with at least two samples has one chosen and one not, and the only sample of a class is
+    not chosen; the number may then differ from `n`. Otherwise exactly `n` are chosen, at least one per class if `n`
+    allows.
     """
     labels = labels.numbered_by_samples()
     if isinstance(labels, Classes):

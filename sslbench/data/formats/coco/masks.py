@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import OfRows
 from sslbench.data.decode.picture import UnreadableImage, check_size
 from sslbench.data.images import DIGEST_BYTES, digest
 from sslbench.data.maps.classes import LabelMapOptions, with_ignored
@@ -48,7 +49,7 @@ def _source(source: ObjectSource, options: LabelMapOptions) -> Source:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ObjectMaps:
+class ObjectMaps(OfRows):
     """Label maps drawn on reading.
 
     Large objects are drawn first, so that small ones stay visible where they overlap. Crowds are drawn as their class
@@ -58,10 +59,8 @@ class ObjectMaps:
         source: images with masks.
     """
 
+    of_rows = ("source",)
     source: ObjectSource
-
-    def __len__(self) -> int:
-        return len(self.source)
 
     def path(self, index: int) -> str:
         """Return a name for the map: 'the masks of a.jpg'."""
@@ -91,7 +90,3 @@ class ObjectMaps:
             columns = [objects.classes.tolist(), objects.crowd.tolist(), objects.difficult.tolist(), size.tolist()]
             rows.append(digest(json.dumps([columns, objects.masks], default=repr).encode()))
         return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
-
-    def select(self, indices: npt.NDArray[np.int64]) -> "ObjectMaps":
-        """Return the maps at `indices`, in that order."""
-        return ObjectMaps(self.source.select(indices))

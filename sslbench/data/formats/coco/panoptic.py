@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import OfRows
 from sslbench.data.booleans import boolean
 from sslbench.data.containers.listed import find_listed, folders_beside, plain_path
 from sslbench.data.containers.members import safe_name
@@ -193,7 +194,7 @@ def _check_unique(file: Path, names: list[str], numbers: list[int | str], images
 
 
 @dataclasses.dataclass(frozen=True)
-class PanopticMaps:
+class PanopticMaps(OfRows):
     """Label maps made of segments.
 
     Attributes:
@@ -202,12 +203,10 @@ class PanopticMaps:
         things: categories whose segments are instances.
     """
 
+    of_rows = ("files", "segments")
     files: Files
     segments: tuple[tuple[Segment, ...], ...]
     things: frozenset[int]
-
-    def __len__(self) -> int:
-        return len(self.files)
 
     def path(self, index: int) -> str:
         """Return the PNG of a map."""
@@ -240,10 +239,6 @@ class PanopticMaps:
             digest(row.tobytes() + repr((s, things)).encode()) for row, s in zip(images, self.segments, strict=True)
         ]
         return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
-
-    def select(self, indices: npt.NDArray[np.int64]) -> "PanopticMaps":
-        """Return the maps at `indices`, in that order."""
-        return PanopticMaps(self.files.select(indices), tuple(self.segments[i] for i in indices), self.things)
 
 
 def _broken(segments: tuple[Segment, ...], there: dict[int, int]) -> tuple[str, ...]:

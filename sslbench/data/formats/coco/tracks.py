@@ -41,11 +41,7 @@ class TrackMasks:
         return index if self.chosen is None else self.chosen[index]
 
     def read_ids(self, row: int) -> Ids:
-        """Return the objects of a frame.
-
-        Raises:
-            DataError: an object has no mask, or one of another size than the frame.
-        """
+        """Return the objects of a frame."""
         row = self._row(row)
         masks = self.source.masks_of(row)
         height, width = (int(side) for side in self.source.target.sizes[row])
@@ -77,15 +73,7 @@ def has_tracks(file: Path) -> bool:
 
 
 def video_sources(sources: Mapping[str, ObjectSource], rows: Rows) -> dict[str, Source]:
-    """Return the videos of every split.
-
-    Args:
-        sources: split -> frames with masks.
-        rows: of the manifest, with the track ids.
-
-    Raises:
-        DataError: frames without a video, annotations without track id, or videos that cannot be scored.
-    """
+    """Return the videos of every split."""
     tracks = {row["id"]: row.get("track_id") for row in rows["annotations"]}
     return {split: _videos(source, tracks) for split, source in sources.items()}
 

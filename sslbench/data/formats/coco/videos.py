@@ -20,11 +20,7 @@ class Videos:
         self._names: dict[int | str, str] = {}
 
     def table(self, rows: object) -> None:
-        """Take the list 'videos'.
-
-        Raises:
-            DataError: it is something else.
-        """
+        """Take the list 'videos'."""
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise DataError(f"{self.spec}: 'videos' is not a list of mappings")
         for row in rows:
@@ -45,14 +41,7 @@ class Videos:
         self._n += 1
 
     def attributes(self, without: Collection[str] = ()) -> dict[str, list[str]]:
-        """Return 'video' and 'frame_index' -> one text per image, '' without a video; columns of only '' are dropped.
-
-        Args:
-            without: keys that the images have themselves.
-
-        Raises:
-            DataError: an image is from a video that is not listed.
-        """
+        """Return 'video' and 'frame_index' -> one text per image; columns without any are dropped."""
         used = {number for number, _ in self._of_images.values()}
         if used - set(self._names):
             unknown = sorted(used - set(self._names), key=str)

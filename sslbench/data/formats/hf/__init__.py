@@ -100,11 +100,7 @@ def _arrow_table(path: str) -> Any:
 
 
 def open_row_file(path: Path) -> RowFile:
-    """Open a file and check that it is readable.
-
-    Raises:
-        DataError: it is damaged, or pyarrow is not there.
-    """
+    """Open a file and check that it is readable."""
     try:
         import pyarrow
     except ImportError as error:
@@ -182,11 +178,7 @@ class ColumnImages:
         return len(self.places)
 
     def read(self, index: int) -> bytes:
-        """Return the encoded image of a row; of a row with only a path, that file.
-
-        Raises:
-            OSError: they cannot be read.
-        """
+        """Return the encoded image of a row; of a row with only a path, that file."""
         content, file = self._cell(index)
         if content is not None:
             return content
@@ -285,22 +277,11 @@ def open(
 ) -> dict[str, Source]:
     """Return the images of a data set in Parquet or Arrow files; nothing is downloaded unless requested.
 
-    Args:
-        spec: a folder, a Parquet file, or the name of a data set in the local cache of the hub, with a configuration
-            or revision if there are several: hf:owner/name, hf:owner/name/configuration, hf:owner/name@revision.
-            hf:owner/name?download=1 fetches it.
-        image_column: the column with the images; by default the one that is declared as Image, or holds bytes.
-        label_column: the column with the labels; by default recognised by its name. Class numbers are named as the
-            data set declares.
-        download: fetch the data set from the hub if it is not in the local cache.
-
-    Returns:
-        Split name -> source, or {"all": source}. Ids are the paths that the images carry, if every one has its own;
-        else the split and the number of the row.
-
-    Raises:
-        DataError: it is not there, a file is damaged, no column holds images, or pyarrow is needed.
-        UsageError: there is no such column.
+    The location is a folder, a Parquet file, or the name of a data set in the local cache of the hub, with a
+    configuration or revision if there are several: hf:owner/name, hf:owner/name/configuration, hf:owner/name@revision.
+    By default the image column is the one that is declared as Image, or holds bytes, and the label column is recognised
+    by its name. Ids are the paths that the images carry, if every one has its own; else the split and the number of the
+    row.
     """
     if download:
         spec = f"{spec}?download=1"

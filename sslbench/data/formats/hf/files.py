@@ -16,12 +16,7 @@ _DOWNLOAD = "?download=1"
 
 
 def find_files(spec: str, location: str) -> dict[str, list[Path]]:
-    """Split -> its files in order. 'all' if nothing says what the split is.
-
-    Raises:
-        DataError: there is no such data set here, it has no Parquet or Arrow files, or several configurations.
-        UsageError: the location is neither a path nor a name.
-    """
+    """Split -> its files in order. 'all' if nothing says what the split is."""
     path = Path(location).expanduser()
     if location and path.is_file():
         return {"all": [path]}

@@ -107,10 +107,6 @@ def open(
     Returns:
         Split name -> source, or {"all": source}. Ids are the paths relative to the folder in which the images are
         found.
-
-    Raises:
-        DataError: no header, no rows, an empty label, an image that is listed twice or missing.
-        UsageError: there is no such column.
     """
     if value_columns and label_column is not None:
         raise UsageError("--label-col names classes and --value-col numbers: give only one")
@@ -139,22 +135,7 @@ def read_columns(
     blank: str = "",
     option: str = "",
 ) -> dict[str, Source]:
-    """Return the images that the columns of a table list.
-
-    Args:
-        table: its columns.
-        folders: bases of relative paths, see `find_listed`.
-        image_column: as for `open`.
-        label_column: as for `open`.
-        attribute_columns: as for `open`.
-        value_columns: as for `open`.
-        blank: as for `open`.
-        option: way to name the folder of the images, for messages.
-
-    Raises:
-        DataError: as for `open`.
-        UsageError: there is no such column.
-    """
+    """Return the images that the columns of a table list."""
     spec = table.name
     image = _find(table, image_column, IMAGE_COLUMNS, "image")
     guessed = image is None
@@ -262,12 +243,7 @@ def _attribute(table: TableColumns, name: str) -> list[str]:
 
 
 def read_cells(path: Path) -> TableColumns:
-    """Read the cells of a table: .csv, .tsv, .parquet, .json, .jsonl or .txt.
-
-    Raises:
-        DataError: it cannot be read, has no rows, a column twice, or a row with more or fewer cells than the header.
-        UsageError: its first line is no header.
-    """
+    """Read the cells of a table: .csv, .tsv, .parquet, .json, .jsonl or .txt."""
     readers = {".parquet": _read_parquet, ".json": read_json, ".txt": read_lines}
     readers |= dict.fromkeys((".jsonl", ".ndjson"), read_json_lines)
     table = readers.get(path.suffix.lower(), _read_text)(path)

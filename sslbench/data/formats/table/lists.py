@@ -23,11 +23,7 @@ class TableColumns:
 
 
 def read_lines(path: Path) -> TableColumns:
-    """Read a .txt: a path per line; or a path, white space (or a comma), and a label without white space.
-
-    Raises:
-        DataError: it cannot be read, or only some lines have a label.
-    """
+    """Read a .txt: a path per line; or a path, white space (or a comma), and a label without white space."""
     text, notes = read_text(path)
     lines = [(i, line.strip()) for i, line in enumerate(text.splitlines(), 1)]
     rows = [(i, *_path_and_label(line)) for i, line in lines if line]
@@ -55,11 +51,7 @@ def _path_and_label(line: str) -> tuple[str, str | None]:
 
 
 def read_json(path: Path) -> TableColumns:
-    """Read a .json: a list of records, a mapping from image to label, or a record per line.
-
-    Raises:
-        DataError: it cannot be read, or is neither.
-    """
+    """Read a .json: a list of records, a mapping from image to label, or a record per line."""
     text, _ = read_text(path)
     try:
         content = json.loads(text, object_pairs_hook=_without_twins)
@@ -75,11 +67,7 @@ def read_json(path: Path) -> TableColumns:
 
 
 def read_json_lines(path: Path) -> TableColumns:
-    """Read a .jsonl: a record per line, or as for a .json.
-
-    Raises:
-        DataError: it cannot be read, or a line is no record.
-    """
+    """Read a .jsonl: a record per line, or as for a .json."""
     text, _ = read_text(path)
     return read_json(path) if text.lstrip().startswith("[") else _lines_of_json(path, text)
 

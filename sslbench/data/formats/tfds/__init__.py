@@ -41,18 +41,10 @@ def recognises(spec: str) -> bool:
 def open(spec: str) -> dict[str, Source]:
     """Return the images of a data set that TFDS has prepared; nothing is downloaded.
 
-    Args:
-        spec: the folder with dataset_info.json, one above it, or the name below $TFDS_DATA_DIR (~/tensorflow_datasets).
-            Behind it one split: [train]; its first part: [train:20%], [train:100]; or a part as TFDS writes it:
-            [train[100:200]], [train[20%:]], [train[-50:]]. Parts are counted in the order of the records.
-
-    Returns:
-        Split name -> source, of the one that is named or of all. Ids are the file names that the data set keeps; if it
-        keeps none, the split and the number of the record.
-
-    Raises:
-        DataError: it is not there, its files are damaged, missing or of another format; array_record is needed.
-        UsageError: there is no such split, the part cannot be read.
+    The location is the folder with dataset_info.json, one above it, or the name below $TFDS_DATA_DIR
+    (~/tensorflow_datasets). Behind it may stand one split: [train]; its first part: [train:20%], [train:100]; or a part
+    as TFDS writes it: [train[100:200]], [train[20%:]], [train[-50:]]. Parts are counted in the order of the records.
+    Ids are the file names that the data set keeps; if it keeps none, the split and the number of the record.
     """
     location, _, wanted = spec.removeprefix(PREFIX).partition("[")
     if wanted and not wanted.endswith("]"):

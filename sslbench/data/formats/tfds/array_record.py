@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import OfRows
 from sslbench.data.cache.digests import cached_digests
 from sslbench.data.cache.index import Index
 from sslbench.data.formats.tfds.tfrecord import AGAIN, Keys, entry, index_of
@@ -20,11 +21,7 @@ _CHUNK = 256
 
 
 def build_array_record(path: Path, keys: Keys) -> Index:
-    """Index an ArrayRecord file: numbers are offset and size of the image in its record, texts labels as JSON.
-
-    Raises:
-        DataError: it is damaged, a record is no example with an image, or the package array_record is not there.
-    """
+    """Index an ArrayRecord file: numbers are offset and size of the image in its record, texts labels as JSON."""
     reader = _reader(path)
     try:
         count = reader.num_records()
@@ -74,7 +71,7 @@ class _Readers:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ArrayRecords:
+class ArrayRecords(OfRows):
     """Encoded images in records of ArrayRecord files.
 
     Attributes:
@@ -83,20 +80,14 @@ class ArrayRecords:
         places: int64 (N, 4): container, record, offset in the record, size.
     """
 
+    of_rows = ("places",)
     containers: tuple[str, ...]
     stamps: tuple[Stamp, ...]
     places: npt.NDArray[np.int64]
     _readers: _Readers = dataclasses.field(default_factory=_Readers, repr=False)
 
-    def __len__(self) -> int:
-        return len(self.places)
-
     def read(self, index: int) -> bytes:
-        """Return the bytes of one image.
-
-        Raises:
-            OSError: the record cannot be read or has changed.
-        """
+        """Return the bytes of one image."""
         container, record, offset, size = self.places[index].tolist()
         path = self.containers[container]
         try:
@@ -127,7 +118,3 @@ class ArrayRecords:
 
     def _key(self, index: int) -> str:
         return f"{os.path.abspath(self.containers[self.places[index, 0]])}\0{self.places[index, 1:].tolist()}"  # noqa: PTH100
-
-    def select(self, indices: npt.NDArray[np.int64]) -> "ArrayRecords":
-        """Return the images at `indices`, in that order."""
-        return dataclasses.replace(self, places=self.places[np.asarray(indices, dtype=np.int64)])

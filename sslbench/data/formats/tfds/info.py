@@ -65,12 +65,7 @@ class Info:
 
 
 def find_folder(location: str) -> Path:
-    """Return the folder with dataset_info.json: the location itself, the newest version below it, or a name's.
-
-    Raises:
-        DataError: there is none, or several configurations.
-        UsageError: the location is empty.
-    """
+    """Return the folder with dataset_info.json: the location itself, the newest version below it, or a name's."""
     if not location:
         raise UsageError("'tfds:' names no data set", "Write tfds:FOLDER or tfds:NAME.")
     given = Path(location).expanduser()
@@ -103,11 +98,7 @@ def _version(name: str) -> tuple[int, ...]:
 
 
 def read_info(folder: Path) -> Info:
-    """Read dataset_info.json and features.json.
-
-    Raises:
-        DataError: they are damaged, or describe nothing that can be read as images.
-    """
+    """Read dataset_info.json and features.json."""
     info, features = (_json(folder / name) for name in ("dataset_info.json", "features.json"))
     form = str(info.get("fileFormat") or "tfrecord").lower()
     if form not in FORMATS:

@@ -30,11 +30,7 @@ class Feature:
 
 
 def parse(record: bytes) -> dict[str, Feature]:
-    """Parse the features of an example; lists of floats are returned empty.
-
-    Raises:
-        ValueError: the record is no such message.
-    """
+    """Parse the features of an example; lists of floats are returned empty."""
     features: dict[str, Feature] = {}
     for _, start, stop in _messages(record, 0, len(record)):
         for _, entry_start, entry_stop in _messages(record, start, stop):
@@ -136,9 +132,6 @@ def build_tfrecord(path: Path, keys: Keys) -> Index:
     A record is its length (8 bytes), a masked CRC-32C of that, the data, and one of these
     (https://www.tensorflow.org/tutorials/load_data/tfrecord). The sum of the length is checked; that of the data is
     not, which would take longer than reading them.
-
-    Raises:
-        DataError: it is damaged or truncated, or a record is no example with an image.
     """
     entries = [entry(path, i, record, keys, start) for i, (start, record) in enumerate(_records(path))]
     return index_of(entries)
@@ -154,11 +147,7 @@ def index_of(entries: list[_Entry]) -> Index:
 
 
 def entry(path: Path, number: int, record: bytes, keys: Keys, at: int) -> _Entry:
-    """Return offset and size of the image, file name and label of the record at offset `at`.
-
-    Raises:
-        DataError: the record is no example, or has not one image.
-    """
+    """Return offset and size of the image, file name and label of the record at offset `at`."""
     try:
         features = parse(record)
         images = features.get(keys.image, Feature()).texts

@@ -44,10 +44,6 @@ def open(spec: str) -> dict[str, Source]:
         {"train": source, "test": source} by the official splits; {"all": source} where there are none; with "val" where
         that is the public part (CLEVR, Imagenette) or is not used (PCAM). The unlabelled and extra images of STL10 and
         SVHN are left alone.
-
-    Raises:
-        DataError: the files are not there or are damaged.
-        UsageError: torchvision has no such data set.
     """
     name, _, folder = spec.removeprefix(PREFIX).partition("@")
     if name not in all_sets():

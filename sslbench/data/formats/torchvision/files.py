@@ -48,16 +48,7 @@ class FileSet:
 
 
 def open_files(spec: str, name: str, root: Path) -> dict[str, Source]:
-    """Return the splits of a data set of `FILE_SETS`.
-
-    Args:
-        spec: its location, for messages.
-        name: the key.
-        root: the data folder.
-
-    Raises:
-        DataError: files are missing or damaged; it names the folder they are expected in and the official page.
-    """
+    """Return the splits of a data set of `FILE_SETS`."""
     kind = FILE_SETS[name]
     base = root / kind.folder
     try:
@@ -275,10 +266,7 @@ FILE_SETS: dict[str, FileSet] = {
     ),
     "OxfordIIITPet": FileSet("oxford-iiit-pet", f"{_OXFORD}/pets", _pets),
     "RenderedSST2": FileSet(
-        "rendered-sst2",
-        "https://github.com/openai/CLIP/blob/main/data/rendered-sst2.md",
-        _rendered_sst2,
-        note=_VAL_TOO,
+        "rendered-sst2", "https://github.com/openai/CLIP/blob/main/data/rendered-sst2.md", _rendered_sst2, note=_VAL_TOO
     ),
     "SUN397": FileSet(
         "SUN397",

@@ -29,17 +29,9 @@ def recognises(spec: str) -> bool:
 def open(spec: str, *, options: CropOptions = WHOLE_IMAGES) -> dict[str, Source]:
     """Return the images of one year, with every class as present, absent, or to be ignored (difficult objects only).
 
-    Args:
-        spec: the year's folder, or one that holds a single year.
-        options: crops of the boxes in Annotations/ in place of images.
-
-    Returns:
-        {"train": trainval, "test": test} if both have labels, which is how VOC is scored; else those of train, val and
-        test that there are. Ids are the names of the image files.
-
-    Raises:
-        DataError: several years, lists that are missing, damaged or do not agree, an image that is missing.
-        UsageError: supercategories are asked for, and VOC has none.
+    The location is the year's folder, or one that holds a single year. Train is trainval if test has labels too, which
+    is how VOC is scored; else the parts are those of train, val and test that there are. Ids are the names of the
+    files.
     """
     year = one_year(spec, find_years(Path(spec), MAIN_LISTS))
     if options.classes == "supercategory":
@@ -82,13 +74,7 @@ def _classes(year: Path, split: str) -> set[str]:
 
 
 def _source(
-    spec: str,
-    year: Path,
-    name: str,
-    split: str,
-    classes: Sequence[str],
-    files: dict[str, str],
-    notes: tuple[str, ...],
+    spec: str, year: Path, name: str, split: str, classes: Sequence[str], files: dict[str, str], notes: tuple[str, ...]
 ) -> Source:
     first = year / MAIN_LISTS / f"{classes[0]}_{split}.txt"
     rows = _read(first)
