@@ -209,9 +209,9 @@ def _warp(image: ByteImage, matrix: npt.NDArray[Any]) -> ByteImage:
     return np.asarray(warped, dtype=np.uint8)
 
 
-def without_border(source: Source, pixels: int = 1) -> Source:
-    """Return a source whose pictures lack their outermost pixels."""
-    return dataclasses.replace(source, images=Borderless(source.images, pixels))
+def without_border(source: Source) -> Source:
+    """Return a source whose pictures lack their outermost pixels: ObjectNet has a red border of one pixel."""
+    return dataclasses.replace(source, images=Borderless(source.images, 1))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

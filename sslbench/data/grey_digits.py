@@ -16,10 +16,10 @@ SIDE = 16
 TRAIN = 1438
 """Number of training images; the other 359 are for test."""
 _GREYS = (20, 235)
+# Smallest difference between the greys of stroke and paper
 _LEAST_CONTRAST = 100
-"""Smallest difference between the greys of stroke and paper."""
+# Largest difference between the middle and the edge of the paper, in grey values
 _SHADE = 20
-"""Largest difference between the middle and the edge of the paper, in grey values."""
 _NOISE = 3
 
 

@@ -12,8 +12,8 @@ from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.target import OfClasses, SeveralImages, Target
 
 _ATTEMPTS = 10
+# Mean deviation of the classes' shares from the target at which the search ends
 _CLOSE = 0.02
-"""Mean deviation of the classes' shares from the target at which the search ends."""
 
 
 def source_groups(source: Source) -> IntArray | None:

@@ -31,10 +31,6 @@ def digest(content: bytes | memoryview) -> bytes:
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
-def _new_digest() -> "hashlib.blake2b":
-    return hashlib.blake2b(digest_size=DIGEST_BYTES)
-
-
 EMPTY_DIGEST = digest(b"")
 """Digest of an empty file."""
 
@@ -190,7 +186,7 @@ def _hash_file(file: str) -> bytes | None:
     """Return the digest of a file, read in blocks; None if it cannot be read."""
     try:
         with open_image(file) as opened:
-            return hashlib.file_digest(opened, _new_digest).digest()
+            return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES)).digest()
     except OSError:
         return None
 

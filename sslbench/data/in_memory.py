@@ -111,7 +111,8 @@ def _of_images(data: Any, name: str) -> Source:
     if isinstance(data, tuple) and len(data) == 2:
         images, labels = data
         found = _images(images, name)
-        _refuse_other_length(name, len(found), labels)
+        if hasattr(labels, "__len__") and len(labels) != len(found):
+            raise DataError(f"{name}: {len(found):,} images and {len(labels):,} labels")
         return Source(name, numbered_ids(len(found)), labels_of(labels, len(found), name=name), found)
     if isinstance(data, tuple) and data and (isinstance(data[0], list) or getattr(data[0], "ndim", 0) >= 4):
         raise UsageError(
@@ -125,11 +126,6 @@ def _of_images(data: Any, name: str) -> Source:
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         return _of_pairs(data, name)
     raise UsageError(f"{name}: these are no images", SUPPORTED)
-
-
-def _refuse_other_length(name: str, images: int, labels: Any) -> None:
-    if hasattr(labels, "__len__") and len(labels) != images:
-        raise DataError(f"{name}: {images:,} images and {len(labels):,} labels")
 
 
 def _dataset_of(loader: Any, name: str) -> Any:

@@ -91,12 +91,8 @@ def _without_options(spec: str) -> tuple[str, dict[str, str]]:
         return spec, {}
     pairs = [part.partition("=") for part in match["options"].split("&")]
     options = {key: value for key, _, value in pairs}
-    if spec.startswith(("http://", "https://")) and not set(options) <= _known_options():
+    readers = [found.samples.options for found in all_formats() if found.samples is not None]
+    known = {field.name for kind in (*readers, TileOptions) for field in dataclasses.fields(kind)}
+    if spec.startswith(("http://", "https://")) and not set(options) <= known:
         return spec, {}  # a query for the server
     return match["location"], options
-
-
-def _known_options() -> set[str]:
-    """Return the names of all options of all formats."""
-    kinds = [found.samples.options for found in all_formats() if found.samples is not None]
-    return {field.name for kind in (*kinds, TileOptions) for field in dataclasses.fields(kind)}

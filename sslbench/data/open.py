@@ -24,7 +24,6 @@ from sslbench.data.format import (
     O,
     SampleReader,
     SampleRequest,
-    SourceFormat,
     all_formats,
     builtin_format,
     readable_formats,
@@ -368,26 +367,19 @@ def _recognised_by(spec: str) -> SampleReader[Any] | None:
 
 def _reader_of_scheme(spec: str, scheme: str, rest: str) -> tuple[SampleReader[Any], str]:
     """Return the built-in reader of `scheme:rest` and the whole text, or the user's reader and the rest."""
-    schemes = {name: reader for name in list_names("source") if (reader := _reader_with_scheme(name)) is not None}
+    readers = {name: builtin_format(name).samples for name in list_names("source")}
+    schemes = {name: reader for name, reader in readers.items() if reader and reader.recognises(f"{name}:")}
     if scheme in schemes:
         return schemes[scheme], spec
     if rest.startswith("//"):
         raise UsageError(f"{spec} is not the URL of a file", readable_formats())
     if "." in scheme:
-        return _samples_of(user_format(scheme), scheme), rest
+        users = user_format(scheme).samples
+        if users is None:
+            raise UsageError(f"'{scheme}' does not read images with labels")
+        return users, rest
     reader = _recognised_by(spec)
     if reader is None:
         names = [f"{name}:" for name in schemes]
         raise UsageError(f"'{spec}' is neither a path nor a data set", did_you_mean(f"{scheme}:", names))
     return reader, spec
-
-
-def _reader_with_scheme(name: str) -> SampleReader[Any] | None:
-    reader = builtin_format(name).samples
-    return reader if reader is not None and reader.recognises(f"{name}:") else None
-
-
-def _samples_of(found: SourceFormat, name: str) -> SampleReader[Any]:
-    if found.samples is None:
-        raise UsageError(f"'{name}' does not read images with labels")
-    return found.samples

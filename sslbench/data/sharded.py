@@ -15,8 +15,8 @@ from sslbench.targets.target import Images
 WINDOW = 4
 """Default number of shards that sampler=shards mixes."""
 
+# Smallest number of shards of which a process gets whole ones, so that its share is at most a third too large
 _SHARDS_EACH = 3
-"""Smallest number of shards of which a process gets whole ones, so that its share is at most a third too large."""
 
 _log = logging.getLogger("sslbench")
 

@@ -26,10 +26,10 @@ IMAGES, VIDEOS = f"{PREFIX}images", f"{PREFIX}videos"
 SIDE = 128
 """Height and width of images and frames in pixels."""
 _SKIMAGE, _SKLEARN = ("skimage", "data"), ("sklearn", "datasets/images")
+# Standard deviation of the Gaussian of local mean and contrast, in pixels
 _LOCAL = 12.0
-"""Standard deviation of the Gaussian of local mean and contrast, in pixels."""
+# Grey values below which contrast is noise and is not raised
 _LEAST_CONTRAST = 3.0
-"""Grey values below which contrast is noise and is not raised."""
 _CORNERS = 64
 _SUBPIXELS = 4
 

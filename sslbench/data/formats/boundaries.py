@@ -34,10 +34,10 @@ from sslbench.targets.label_maps import Foreground, PixelLabels
 from sslbench.targets.pixel_values import Boundaries
 
 _ANNOTATED = "groundTruth"
+# Folders of boundary maps beside images/
 _MAPS = ("boundaries", "edges", "edge_maps")
-"""Folders of boundary maps beside images/."""
+# Largest share of boundary pixels in a map; a mask of regions has more
 _MOST = 0.4
-"""Largest share of boundary pixels in a map; a mask of regions has more."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

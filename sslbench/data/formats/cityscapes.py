@@ -63,23 +63,15 @@ def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     if not there:
         raise DataError(f"{root / truth} holds neither *_labelIds.png nor *_labelTrainIds.png")
     numbering, ending, notes = there[0], f"_{truth}_{there[0]}", list[str]()
-    coding = with_ignored(spec, _by_id() if numbering == "labelIds" else _by_train_id(), options.ignore)
+    coding = Coding(tuple(range(len(SCORED))), tuple(SCORED.values()), (255,))
     if numbering == "labelIds":
+        coding = Coding(tuple(SCORED), tuple(SCORED.values()), tuple(i for i in range(IDS) if i not in SCORED))
         notes.append(f"{spec}: the 19 classes that the benchmark scores; pixels of the other 15 do not count")
-    sources = {}
+    coding, sources = with_ignored(spec, coding, options.ignore), {}
     for split, pairs in _pairs(root, truth, files, ending).items():
         maps = ValueMaps(pairs.maps, objects=_instances(pairs.maps, numbering), numbers=_numbers)
         sources[split] = source_of(spec, split, pairs, maps, coding, notes)
     return sources
-
-
-def _by_id() -> Coding:
-    others = tuple(number for number in range(IDS) if number not in SCORED)
-    return Coding(tuple(SCORED), tuple(SCORED.values()), others)
-
-
-def _by_train_id() -> Coding:
-    return Coding(tuple(range(len(SCORED))), tuple(SCORED.values()), (255,))
 
 
 def _pairs(root: Path, truth: str, files: list[str], ending: str) -> dict[str, Pairs]:

@@ -20,8 +20,8 @@ _MAPS = ("stuffthingmaps_trainval2017", "annotations")
 _TRAIN_IDS = "_labelTrainIds"
 _LISTS = ("classes.txt", "classes.json")
 _UNLABELLED = 255
+# Ids of street sign, hat, shoe, eye glasses, plate, mirror, window, desk, door, blender and hair brush
 _UNUSED = (12, 26, 29, 30, 45, 66, 68, 69, 71, 83, 91)
-"""Ids of street sign, hat, shoe, eye glasses, plate, mirror, window, desk, door, blender and hair brush."""
 
 NAMES = (
     *("person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light"),

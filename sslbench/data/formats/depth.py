@@ -43,18 +43,18 @@ _VALUE_COLUMNS: Mapping[Quantity, tuple[str, ...]] = {
     "normals": ("normals", "normal", "normals_path", "normal_path"),
 }
 _TABLES = (".csv", ".tsv", ".jsonl", ".json")
+# Folders beside a list in which its paths may begin: BTS keeps NYUv2 in sync/ and official_splits/test/
 _BESIDE = ("", "sync", "train", "official_splits/test", "test", "input", "gt_depth", "raw", "data")
-"""Folders beside a list in which its paths may begin: BTS keeps NYUv2 in sync/ and official_splits/test/."""
+# Lists of BTS in a folder: nyudepthv2_train_files_with_gt.txt, eigen_test_files_with_gt.txt
 _LISTS = {"train": "*train*_files_with_gt.txt", "test": "*test*_files_with_gt.txt"}
-"""Lists of BTS in a folder: nyudepthv2_train_files_with_gt.txt, eigen_test_files_with_gt.txt."""
+# Scale and range of known data sets, by the first letters of a list's name
 _KNOWN = {
     "nyu": DepthOptions(depth_scale=1000.0, min_depth=0.001, max_depth=10.0),
     "kitti": DepthOptions(depth_scale=256.0, min_depth=0.001, max_depth=80.0),
     "eigen": DepthOptions(depth_scale=256.0, min_depth=0.001, max_depth=80.0),
 }
-"""Scale and range of known data sets, by the first letters of a list's name."""
+# Depth file of a line of KITTI's lists whose image has none
 _NONE = "None"
-"""Depth file of a line of KITTI's lists whose image has none."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,8 +28,8 @@ JOINTS = (
 )
 _SPLITS = {"1": "train", "2": "test"}
 _LIST = "_test_split1"
+# Height and width of the frames as published; files of joints say none
 _SIZE = (240, 320)
-"""Height and width of the frames as published; files of joints say none."""
 
 
 def recognises(spec: str) -> bool:

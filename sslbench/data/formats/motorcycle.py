@@ -29,14 +29,14 @@ from sslbench.targets.pixel_values import Depth, Normals
 PREFIX = "skimage:"
 MOTORCYCLE = f"{PREFIX}motorcycle"
 
+# Pixels, metres, and the difference of the principal points in pixels (calib.txt of the quarter size)
 _FOCAL, _BASELINE, _OFFSET = 994.978, 0.193001, 31.086
-"""Pixels, metres, and the difference of the principal points in pixels (calib.txt of the quarter size)."""
+# Row and column of the left camera's principal point
 _CENTRE = (254.877, 311.193)
-"""Row and column of the left camera's principal point."""
 _TILE = (100, 92)
 _WINDOW = 9
+# Root mean square deviation of the disparity from a plane, in pixels, above which there is no normal
 _MOST_ERROR = 0.5
-"""Root mean square deviation of the disparity from a plane, in pixels, above which there is no normal."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

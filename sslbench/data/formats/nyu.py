@@ -242,14 +242,15 @@ def _name(spec: str, split: str) -> str:
     return spec if split == "all" else f"{spec} ({split})"
 
 
-def _has_groups(spec: str) -> bool:
-    return recognises(spec, {}) and (Path(spec).parent / _MAPPING).is_file()
-
-
 FORMAT = SourceFormat(
     __doc__,
     readers={
         Depth: Reader(recognises, _open_depth, NyuDepthOptions),
-        **map_readers(recognises, _open_maps, NyuMapOptions, alone=_has_groups),
+        **map_readers(
+            recognises,
+            _open_maps,
+            NyuMapOptions,
+            alone=lambda spec: recognises(spec, {}) and (Path(spec).parent / _MAPPING).is_file(),
+        ),
     },
 )

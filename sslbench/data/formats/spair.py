@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from sslbench.arrays import FloatArray
 from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.image_pairs import check_points, pairs_source
 from sslbench.data.images import Files
@@ -62,7 +61,7 @@ def _split(name: str, root: Path, folder: str, names: list[str]) -> Source:
                 width, height = (int(side) for side in content[key][:2])
                 images.setdefault(path, (height, width))
             left, top, right, bottom = (float(v) for v in content["trg_bndbox"])
-            points = [_points(content[key]) for key in ("src_kps", "trg_kps")]
+            points = [np.array(content[key], dtype=np.float64).reshape(-1, 2) for key in ("src_kps", "trg_kps")]
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise DataError(f"{file} is no annotation of a pair: {error!r}") from error
         if points[0].shape != points[1].shape:
@@ -88,10 +87,6 @@ def _check_sizes(name: str, folder: Path, annotated: Mapping[str, tuple[int, int
     if found:
         of = f"{len(found):,} of {counted(len(annotated), 'image')}"
         raise DataError(f"{name}: {of} have another size than their annotations: {some(found, 3)}", SAME_SIZE)
-
-
-def _points(given: object) -> FloatArray:
-    return np.array(given, dtype=np.float64).reshape(-1, 2)
 
 
 FORMAT = SourceFormat(__doc__, readers={Points: plain_reader(recognises, open)})

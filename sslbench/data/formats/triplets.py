@@ -34,8 +34,8 @@ PREFIX = "triplets:"
 SIDES = ("left", "right")
 NIGHTS_VOTES = 6
 """Persons of a triplet of NIGHTS who agree, at least: the authors leave out the others."""
+# Triplets made of each image
 _EACH = 4
-"""Triplets made of each image."""
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "ref": ("ref_path", "ref", "reference"),
     "left": ("left_path", "left"),
@@ -97,7 +97,7 @@ def triplets_source(
     )
 
 
-def made_triplets(source: Source, each: int = _EACH) -> Source:
+def made_triplets(source: Source) -> Source:
     """Return triplets of labelled images: of the two candidates, one has the class of the reference.
 
     They are drawn from a fixed seed; images whose class has no other image are no references.
@@ -111,14 +111,14 @@ def made_triplets(source: Source, each: int = _EACH) -> Source:
         if not len(same) or not len(other):
             continue
         draw = np.random.default_rng((0, i))
-        for _ in range(each):
+        for _ in range(_EACH):
             pair = int(draw.choice(same)), int(draw.choice(other))
             right = int(draw.integers(2))
             places.append((i, *(pair[::-1] if right else pair)))
             choices.append(right)
     if not places:
         raise DataError(f"{source.name} has no two classes, one of them with two images, so no triplet can be made")
-    ids = [f"{source.ids[row[0]]} {number % each}" for number, row in enumerate(places)]
+    ids = [f"{source.ids[row[0]]} {number % _EACH}" for number, row in enumerate(places)]
     note = f"{source.name}: {len(places):,} triplets made by classes, not chosen by persons"
     return triplets_source(source.name, ids, source.images, np.array(places), np.array(choices), (note,))
 

@@ -23,11 +23,11 @@ from sslbench.preprocessing import MAX_PIXELS
 from sslbench.text import printable
 
 _LISTS = tuple(f"{name}.{suffix}" for name in ("classes", "labels", "id2label") for suffix in ("txt", "json"))
+# Lines NAME:R,G,B:parts:actions, as CVAT and Datumaro export Pascal VOC
 _CVAT = "labelmap.txt"
-"""Lines NAME:R,G,B:parts:actions, as CVAT and Datumaro export Pascal VOC."""
 _NUMBERED = re.compile(r"(\d+)\s*[\s,:=]\s*(\S.*)")
+# Largest number of unnamed values; files with more are no maps of classes
 _MOST = 1000
-"""Largest number of unnamed values; files with more are no maps of classes."""
 _THREADS = 4
 _log = logging.getLogger("sslbench")
 

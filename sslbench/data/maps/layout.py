@@ -117,11 +117,11 @@ def by_folder(source: Source) -> Source:
 
 
 _IMAGES = ("images", "image", "imgs", "img", "img_dir", "jpegimages", "photos", "pictures", "inputs")
+# Names of folders, in lower case; of several, the first that holds pictures counts
 _MAPS = (
     *("masks", "mask", "label_maps", "labelmaps", "labels", "label", "annotations", "annotation", "ann_dir"),
     *("segmentations", "segmentation", "segmentationclass", "gt", "ground_truth", "groundtruth"),
 )
-"""Names of folders, in lower case; of several, the first that holds pictures counts."""
 _ENDINGS = ("", "_mask", "_masks", "_label", "_labels", "_seg", "_segmentation", "_gt", "-mask", ".mask")
 
 

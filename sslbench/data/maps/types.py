@@ -238,12 +238,12 @@ class CodedMaps(OfRows):
         """Names of the C classes."""
         return self.coding.classes
 
-    def read_map(self, index: int, *, size: tuple[int, int] | None = None, max_pixels: int = MAX_PIXELS) -> LabelMap:
+    def read_map(self, index: int, *, size: tuple[int, int] | None = None) -> LabelMap:
         """Read the label map of one image.
 
         `size` is that of the upright image, if it is decoded already; else its file's head is read.
         """
-        raw, path = self.maps.read(index, max_pixels), self.maps.path(index)
+        raw, path = self.maps.read(index, MAX_PIXELS), self.maps.path(index)
         if raw.broken:
             raise DataError(f"{self.name}: {path}: {'; '.join(raw.broken)}")
         if found := size_difference(raw.values.shape, size or size_and_turn(self.images, index)[0]):

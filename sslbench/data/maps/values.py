@@ -29,7 +29,7 @@ _NAMES = ("depth", "depths", "normals", "normal", "arr_0")
 _EXR = b"\x76\x2f\x31\x01"
 
 
-def decode_values(data: bytes, path: str, max_pixels: int = MAX_PIXELS) -> npt.NDArray[Any]:
+def decode_values(data: bytes, path: str) -> npt.NDArray[Any]:
     """Return the numbers of a file, (H, W) or (H, W, 3), in their own type.
 
     The content of the file decides, not its name.
@@ -42,9 +42,9 @@ def decode_values(data: bytes, path: str, max_pixels: int = MAX_PIXELS) -> npt.N
         if data.startswith((b"\x93NUMPY", b"PK\x03\x04")):
             values = _array(data, path)
         elif data.startswith((b"PF", b"Pf")):
-            values = _pfm(data, path, max_pixels)
+            values = _pfm(data, path)
         else:
-            values = _picture(data, path, max_pixels)
+            values = _picture(data, path)
     except UnreadableImage:
         raise
     except Exception as error:  # decoders raise almost anything on a damaged file
@@ -55,7 +55,7 @@ def decode_values(data: bytes, path: str, max_pixels: int = MAX_PIXELS) -> npt.N
         values = values[..., 0]
     if values.ndim not in (2, 3) or (values.ndim == 3 and values.shape[2] != 3) or not values.size:
         raise UnreadableImage(path, f"an array of {values.shape}, not (height, width) or (height, width, 3)")
-    check_size(values.shape[1], values.shape[0], path, max_pixels)
+    check_size(values.shape[1], values.shape[0], path, MAX_PIXELS)
     return values
 
 
@@ -73,12 +73,12 @@ def _array(data: bytes, path: str) -> npt.NDArray[Any]:
     return values
 
 
-def _pfm(data: bytes, path: str, max_pixels: int) -> npt.NDArray[Any]:
+def _pfm(data: bytes, path: str) -> npt.NDArray[Any]:
     head = _PFM.match(data)
     if head is None:
         raise UnreadableImage(path, "a .pfm file without a complete head")
     width, height, channels = int(head[2]), int(head[3]), 3 if head[1] == b"PF" else 1
-    check_size(width, height, path, max_pixels)
+    check_size(width, height, path, MAX_PIXELS)
     if len(data) - head.end() != 4 * width * height * channels:
         raise UnreadableImage(path, "truncated, or longer than its head says")
     order = "<" if float(head[4]) < 0 else ">"
@@ -86,11 +86,11 @@ def _pfm(data: bytes, path: str, max_pixels: int) -> npt.NDArray[Any]:
     return values[::-1].astype(np.float32)  # rows from the bottom up
 
 
-def _picture(data: bytes, path: str, max_pixels: int) -> npt.NDArray[Any]:
-    with strict_and_silent(max_pixels):
+def _picture(data: bytes, path: str) -> npt.NDArray[Any]:
+    with strict_and_silent(MAX_PIXELS):
         try:
             with Image.open(io.BytesIO(data)) as image:
-                check_size(*image.size, path, max_pixels)
+                check_size(*image.size, path, MAX_PIXELS)
                 if image.format not in ("PNG", "TIFF"):
                     raise UnreadableImage(path, f"a {image.format}, which is not supported: PNG, TIFF, .npy, .pfm")
                 if image.mode == "RGB" and (";16" in str(image.tile) or (image.format == "PNG" and data[24] == 16)):
@@ -122,8 +122,8 @@ def _colours_of_16_bits(data: bytes, path: str) -> npt.NDArray[Any]:
 Quantity = Literal["depth", "normals"]
 
 _NEAR, _FAR = 0.01, 1000.0
+# Length of a stored normal below which it is unknown: (0, 0, 0), or the grey of pictures of normals
 _LEAST_LENGTH = 0.5
-"""Length of a stored normal below which it is unknown: (0, 0, 0), or the grey of pictures of normals."""
 
 
 @dataclasses.dataclass(frozen=True)

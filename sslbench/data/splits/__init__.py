@@ -96,11 +96,13 @@ def train_test_of(
     test_fraction: float = 0.2,
 ) -> TrainTest:
     """Open one location, or two, by a function from a location to its splits; see `train_test`."""
-    return parts_of(opener, data, test_data, cut=lambda whole: _seeded(whole, seed, test_fraction), lacks=_lacks_labels)
-
-
-def _lacks_labels(source: Source) -> str:
-    return "" if source.target.labelled else "labels"
+    return parts_of(
+        opener,
+        data,
+        test_data,
+        cut=lambda whole: _seeded(whole, seed, test_fraction),
+        lacks=lambda part: "" if part.target.labelled else "labels",
+    )
 
 
 def parts_of(

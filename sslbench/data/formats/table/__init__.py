@@ -49,8 +49,8 @@ LABEL_COLUMNS = tuple(
     "class_id label_id category_id choice diagnosis".split()
 )
 """Names of the label column, in order of precedence."""
+# Texts that programs write for a missing value, in lower case; a class may have such a name
 _LIKE_EMPTY = ("nan", "none", "null", "na", "n/a", "<na>", "#n/a")
-"""Texts that programs write for a missing value, in lower case; a class may have such a name."""
 _LOOKED_AT = 16
 _BOX = 5  # cells of the rows of a table of boxes, at least, without the class
 _BOXES = "filename,xmin,ymin,xmax,ymax,class"

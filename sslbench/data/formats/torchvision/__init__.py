@@ -23,8 +23,8 @@ from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 
 PREFIX = "torchvision:"
+# Split -> prefix of its files, in data sets with the layout of MNIST
 _IDX_FILES = {"train": "train", "test": "t10k"}
-"""Split -> prefix of its files, in data sets with the layout of MNIST."""
 
 _Loaded = dict[str, tuple[ByteArray, list[int]]]
 
@@ -166,8 +166,8 @@ def _load_usps(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
 
 
 _EMOTIONS = ("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral")
+# The part that the challenge was decided on is test; its public leaderboard, a validation part, is train too
 _FER_PARTS = {"Training": "train", "PublicTest": "train", "PrivateTest": "test"}
-"""The part that the challenge was decided on is test; its public leaderboard, a validation part, is train too."""
 
 
 def _load_fer(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
@@ -233,6 +233,7 @@ _LOADERS: dict[str, Callable[[str, Path], tuple[_Loaded, tuple[str, ...]]]] = {
     "USPS": _load_usps,
 }
 
+# Name -> (folder below the data folder, official page)
 _PLACES: dict[str, tuple[str, str]] = {
     "CIFAR10": ("cifar-10-batches-py", "https://www.cs.toronto.edu/~kriz/cifar.html"),
     "CIFAR100": ("cifar-100-python", "https://www.cs.toronto.edu/~kriz/cifar.html"),
@@ -248,7 +249,6 @@ _PLACES: dict[str, tuple[str, str]] = {
     "SVHN": (".", "http://ufldl.stanford.edu/housenumbers"),
     "USPS": (".", "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"),
 }
-"""Name -> (folder below the data folder, official page)."""
 _WITHOUT_FOLDER = {"SVHN": "test_32x32.mat", "USPS": "usps.t.bz2"}
 
 

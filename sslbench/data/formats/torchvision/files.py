@@ -178,18 +178,6 @@ def _country211(base: Path) -> dict[str, Listed]:
     }
 
 
-def _rendered_sst2(base: Path) -> dict[str, Listed]:
-    return _country211(base)
-
-
-def _imagenette(base: Path) -> dict[str, Listed]:
-    return {"train": _class_folders(base, "train"), "val": _class_folders(base, "val")}
-
-
-def _eurosat(base: Path) -> dict[str, Listed]:
-    return {"all": _class_folders(base, "")}
-
-
 def _caltech101(base: Path) -> dict[str, Listed]:
     """Draw thirty training images of each class by a fixed seed: there is no official split."""
     by_class: dict[str, list[str]] = {}
@@ -212,10 +200,6 @@ def _clevr(base: Path, label: Callable[[list[dict[str, Any]]], str]) -> dict[str
         return [(f"images/{split}/{scene['image_filename']}", label(scene["objects"])) for scene in scenes]
 
     return {split: part(split) for split in ("train", "val")}
-
-
-def _clevr_count(base: Path) -> dict[str, Listed]:
-    return _clevr(base, lambda objects: f"{len(objects):02d} objects")
 
 
 def _clevr_distance(base: Path) -> dict[str, Listed]:
@@ -241,7 +225,11 @@ _VAL_TOO = "train is train and val together"
 _NO_SPLIT = "there is no official split"
 
 FILE_SETS: dict[str, FileSet] = {
-    "CLEVRClassification": FileSet("clevr/CLEVR_v1.0", "https://cs.stanford.edu/people/jcjohns/clevr", _clevr_count),
+    "CLEVRClassification": FileSet(
+        "clevr/CLEVR_v1.0",
+        "https://cs.stanford.edu/people/jcjohns/clevr",
+        lambda base: _clevr(base, lambda objects: f"{len(objects):02d} objects"),
+    ),
     "CLEVRClassification[distance]": FileSet(
         "clevr/CLEVR_v1.0", "https://cs.stanford.edu/people/jcjohns/clevr", _clevr_distance
     ),
@@ -255,18 +243,27 @@ FILE_SETS: dict[str, FileSet] = {
         "country211", "https://github.com/openai/CLIP/blob/main/data/country211.md", _country211, note=_VAL_TOO
     ),
     "DTD": FileSet("dtd/dtd", f"{_OXFORD}/dtd", _dtd, note=f"{_VAL_TOO} (partition 1 of 10)"),
-    "EuroSAT": FileSet("eurosat/2750", "https://github.com/phelber/EuroSAT", _eurosat, note=_NO_SPLIT),
+    "EuroSAT": FileSet(
+        "eurosat/2750",
+        "https://github.com/phelber/EuroSAT",
+        lambda base: {"all": _class_folders(base, "")},
+        note=_NO_SPLIT,
+    ),
     "FGVCAircraft": FileSet("fgvc-aircraft-2013b", f"{_OXFORD}/fgvc-aircraft", _aircraft, note=_VAL_TOO),
     "Flowers102": FileSet("flowers-102", f"{_OXFORD}/flowers/102", _flowers, note=_VAL_TOO),
     "Food101": FileSet("food-101", "https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101", _food101),
     "GTSRB": FileSet("gtsrb", "https://benchmark.ini.rub.de/gtsrb_dataset.html", _gtsrb, "split='train'"),
-    "Imagenette": FileSet("imagenette2", "https://github.com/fastai/imagenette", _imagenette),
+    "Imagenette": FileSet(
+        "imagenette2",
+        "https://github.com/fastai/imagenette",
+        lambda base: {split: _class_folders(base, split) for split in ("train", "val")},
+    ),
     "Kitti[distance]": FileSet(
         "Kitti/raw/training", "https://www.cvlibs.net/datasets/kitti/eval_object.php", _kitti_distance, note=_NO_SPLIT
     ),
     "OxfordIIITPet": FileSet("oxford-iiit-pet", f"{_OXFORD}/pets", _pets),
     "RenderedSST2": FileSet(
-        "rendered-sst2", "https://github.com/openai/CLIP/blob/main/data/rendered-sst2.md", _rendered_sst2, note=_VAL_TOO
+        "rendered-sst2", "https://github.com/openai/CLIP/blob/main/data/rendered-sst2.md", _country211, note=_VAL_TOO
     ),
     "SUN397": FileSet(
         "SUN397",

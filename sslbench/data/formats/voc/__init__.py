@@ -17,8 +17,8 @@ from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.targets.multilabel import MultiLabel
 
+# Value in a list (present, present in difficult objects only, absent) -> value in `MultiLabel`
 _VALUES = {"1": 1, "0": -1, "-1": 0}
-"""Value in a list (present, present in difficult objects only, absent) -> value in `MultiLabel`."""
 
 
 def recognises(spec: str) -> bool:
@@ -45,7 +45,11 @@ def open(spec: str, *, options: CropOptions = WHOLE_IMAGES) -> dict[str, Source]
 
 
 def _open(spec: str, year: Path) -> dict[str, Source]:
-    classes_of = {split: _classes(year, split) for split in SPLITS}
+    lists = {split: (year / MAIN_LISTS).glob(f"*_{split}.txt") for split in SPLITS}
+    classes_of = {
+        split: {path.name.removesuffix(f"_{split}.txt") for path in paths if path.is_file()}
+        for split, paths in lists.items()
+    }
     classes = sorted(set().union(*classes_of.values()))
     if not classes:
         raise DataError(f"{year / MAIN_LISTS} has no lists such as aeroplane_train.txt")
@@ -66,11 +70,6 @@ def _open(spec: str, year: Path) -> dict[str, Source]:
     if not classes_of["test"] and (year / MAIN_LISTS / "test.txt").is_file():
         notes = (*notes, f"{spec}: test has no labels and is left out")
     return {name: _source(spec, year, name, split, classes, files, notes) for name, split in chosen.items()}
-
-
-def _classes(year: Path, split: str) -> set[str]:
-    ending = f"_{split}.txt"
-    return {path.name.removesuffix(ending) for path in (year / MAIN_LISTS).glob(f"*{ending}") if path.is_file()}
 
 
 def _source(
