@@ -128,8 +128,9 @@ def join(sources: Mapping[str, S], name: str, weights: Mapping[str, float] | Non
     """Concatenate several sources in the order of their names, however they are listed.
 
     A name stands before the ids, with a '/' between, and is each sample's attribute 'origin'. Targets are matched by
-    class name (see `join_labels`, `join_boxes`); an attribute is '' where a sample's source has none of that name. `weights` are
-    frequencies in pretraining, relative to the others, 1 for those not named; None: every image equally often.
+    class name (see `join_labels`, `join_boxes`); an attribute is '' where a sample's source has none of that name.
+    `weights` are frequencies in pretraining, relative to the others, 1 for those not named; None: every image equally
+    often.
     """
     if own := next(
         (
