@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sslbench import evaluation
 from sslbench.backbones.named import random_backbone
-from sslbench.cli import options
+from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import note
 from sslbench.cli.help import GroupedCommand
 from sslbench.cli.options import LocalPath
+from sslbench.cli.tables import print_table
 from sslbench.errors import UsageError
 from sslbench.runtime.folders import refuse_output_file
 
@@ -68,8 +70,6 @@ def command(
     sslbench cka dino.pth random --backbone timm:vit_small_patch16_224 --layers blocks.0,blocks.11
     sslbench cka embeddings_a.npy embeddings_b.npy --debiased
     """  # noqa: D301
-    from sslbench.cli import terminal
-
     terminal.show_messages()
     networks = (
         _Network(a, backbone, format, options.listed_layers(layers), trust_pickle),
@@ -113,8 +113,6 @@ class _Network:
 
 def _refuse_wrong_features(ctx: click.Context, sides: Sequence[_Network]) -> None:
     """Refuse flags that have no effect on features, and files that do not exist."""
-    from sslbench.cli import early
-
     used = ("layers", "layers_b", "debiased", "csv_path", "png_path")
     options.refuse(ctx, used=used, what="features, which are already computed")
     files = [each for each in sides if not Path(each.weights).is_dir()]
@@ -130,8 +128,6 @@ def _refuse_wrong_networks(
     run: options.RunFlags,
 ) -> None:
     """Refuse paths, names and values that do not exist or do not go together."""
-    from sslbench.cli import early
-
     if data.data and data.test_data:
         raise UsageError(
             "--data and --test-data exclude each other", "Both networks encode the same images; give one set."
@@ -159,8 +155,6 @@ def _encode(
     run: options.RunFlags,
 ) -> tuple["LayerFeatures", "LayerFeatures"]:
     """Return the features of both networks on the same images."""
-    from sslbench import evaluation
-    from sslbench.cli import early, terminal
     from sslbench.evaluation.similarity import encode
 
     settings = early.checked_run(run)
@@ -186,7 +180,6 @@ def _encode(
 
 
 def _print(found: "LayerSimilarity") -> None:
-    from sslbench.cli.tables import print_table
 
     corner = f"{found.names[0]} \\ {found.names[1]}"
     rows = [

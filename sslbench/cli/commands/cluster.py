@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from sslbench.cli import options
+from sslbench import evaluation
+from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo
 from sslbench.cli.help import GroupedCommand
 from sslbench.errors import UsageError
@@ -40,8 +41,6 @@ def command(
     sslbench cluster --weights w.torch --data photos/ --k 16000 --out assignments.csv
     sslbench pretrain clusterfit --data assignments.csv
     """  # noqa: D301
-    from sslbench.cli import early, terminal
-
     terminal.show_messages()
     if not weights.weights:
         raise UsageError("--weights is missing", "Give a weights file, 'random' (with --backbone) or 'pixels'.")
@@ -55,7 +54,6 @@ def command(
     refuse_output_file(Path(out))
     early.refuse_other_files([weights.weights])
 
-    from sslbench import evaluation
     from sslbench.evaluation.cluster import cluster, write_assignments
     from sslbench.features.presence import announced
 

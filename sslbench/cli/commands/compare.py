@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sslbench.cli import terminal
 from sslbench.cli.echo import echo
 from sslbench.cli.options import LocalPath
-from sslbench.errors import UsageError
+from sslbench.cli.tables import INTERVAL, print_table
+from sslbench.errors import ResultError, UsageError
+from sslbench.leaderboard.columns import precision_text
+from sslbench.leaderboard.compare import compare, differing, pairs, with_holm
+from sslbench.results import plain
+from sslbench.results.records import read, read_tree
 
 if TYPE_CHECKING:
     from sslbench.leaderboard.compare import Comparison
@@ -34,10 +40,6 @@ def command(ctx: click.Context, a: Path, b: Path, metric: str | None, as_json: b
     sslbench compare results/knn/a-1f0c.json results/knn/b-77e2.json
     sslbench compare results_a/ results_b/ --metric balanced_accuracy
     """  # noqa: D301
-    from sslbench.cli import terminal
-    from sslbench.leaderboard.compare import compare, pairs, with_holm
-    from sslbench.results.records import read, read_tree
-
     terminal.show_messages()
     if ctx.args:
         raise UsageError(
@@ -60,9 +62,6 @@ def command(ctx: click.Context, a: Path, b: Path, metric: str | None, as_json: b
 
 def _nothing(a: Path, b: Path, results_a: "Sequence[Result]", results_b: "Sequence[Result]") -> Exception:
     """Return the error for results without a comparable pair; it lists the differences of the most similar two."""
-    from sslbench.errors import ResultError
-    from sslbench.leaderboard.compare import differing
-
     options = [(differing(x, y), x, y) for x in results_a for y in results_b]
     if not options:
         return ResultError(
@@ -82,7 +81,6 @@ def _nothing(a: Path, b: Path, results_a: "Sequence[Result]", results_b: "Sequen
 
 
 def _print(found: "list[Comparison]") -> None:
-    from sslbench.cli.tables import INTERVAL, print_table
 
     for letter, names in (("A", {one.a.weights.name for one in found}), ("B", {one.b.weights.name for one in found})):
         echo(f"{letter}: {', '.join(sorted(names))}")
@@ -110,7 +108,6 @@ def _p(value: float | None) -> str:
 
 
 def _notes(found: "list[Comparison]") -> list[str]:
-    from sslbench.leaderboard.columns import precision_text
 
     lines = []
     if len(found) > 1:
@@ -160,7 +157,6 @@ def _notes(found: "list[Comparison]") -> list[str]:
 
 
 def _json(found: "list[Comparison]") -> str:
-    from sslbench.results import plain
 
     return json.dumps(plain([_plain(one) for one in found]), indent=1, allow_nan=False)
 

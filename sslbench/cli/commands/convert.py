@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sslbench.cli import options
+from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo
 from sslbench.cli.options import LocalPath
+from sslbench.errors import UsageError
 from sslbench.weights.format_name import check_conversion, check_format
 
 if TYPE_CHECKING:
@@ -50,9 +51,6 @@ def command(
     sslbench convert moco_v2.pth.tar r50.safetensors --to torchvision
     sslbench convert resnet50.pth r50_for_detectron2.pth --to detectron2
     """  # noqa: D301
-    from sslbench.cli import early, terminal
-    from sslbench.errors import UsageError
-
     terminal.show_messages()
     if in_chans is not None and stem is None:
         raise UsageError(

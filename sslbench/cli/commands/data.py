@@ -7,9 +7,15 @@ from typing import Any
 
 import click
 
-from sslbench.cli import options
+from sslbench import paths
+from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo
 from sslbench.cli.options import LocalPath
+from sslbench.data import catalog
+from sslbench.data import download as downloading
+from sslbench.data import prepare as prepared
+from sslbench.data.download import states
+from sslbench.data.export.target import check_manifest
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 
@@ -69,9 +75,6 @@ def to_kwcoco(
     The manifest refers to the images where they are. Opened again, it gives the same ids (sslbench_id), labels, splits
     and image contents, so stored features are found again.
     """
-    from sslbench.cli import early, terminal
-    from sslbench.data.export.target import check_manifest
-
     terminal.show_messages()
     if boxes:
         used = ("boxes", "extract", "absolute", "overwrite")
@@ -121,9 +124,6 @@ def prepare(name: str | None, archives: tuple[Path, ...], out: Path | None, no_v
     Nothing is downloaded. Without NAME the data sets and their archives are listed. The same command continues an
     interrupted run.
     """
-    from sslbench.cli import terminal
-    from sslbench.data import prepare as prepared
-
     terminal.show_messages()
     if name is None:
         options.refuse(
@@ -152,10 +152,6 @@ def download(name: str, out: Path | None, yes: bool) -> None:
     sslbench data download cifar10
     sslbench data download hf:uoft-cs/cifar10 --yes
     """  # noqa: D301
-    from sslbench import paths
-    from sslbench.cli import terminal
-    from sslbench.data import download as downloading
-
     terminal.show_messages()
     wanted = downloading.find_download(name)
     echo(wanted.terms(), err=True)
@@ -192,9 +188,6 @@ def add(
     Your own catalog stores absolute paths; --project keeps paths relative to its folder. The data are opened once to
     find mistakes.
     """
-    from sslbench.cli import early, terminal
-    from sslbench.data import catalog
-
     terminal.show_messages()
     catalog.check_name(name)
     early.refuse_mistyped(data=[location])
@@ -222,8 +215,6 @@ def add(
 @_PROJECT
 def remove(name: str, project: bool) -> None:
     """Remove NAME from the catalog; the data stay where they are."""
-    from sslbench.data import catalog
-
     file = _catalog_file(project)
     catalog.remove(name, file)
     echo(f"removed {name} from {file}")
@@ -235,10 +226,6 @@ def list_names() -> None:
 
     Verified: compared with the published checksums or counts by `data download`.
     """
-    from sslbench import paths
-    from sslbench.data import catalog
-    from sslbench.data.download import states
-
     entries = catalog.entries()
     if not entries:
         echo("no names yet: sslbench data add NAME STRING", err=True)
@@ -256,8 +243,6 @@ def list_names() -> None:
 @click.argument("name")
 def show(name: str) -> None:
     """Print the location behind NAME and the catalog that has it."""
-    from sslbench.data import catalog
-
     entries = catalog.entries()
     if name not in entries:
         raise UsageError(f"there is no data location called '{name}'", did_you_mean(name, entries))
@@ -268,6 +253,5 @@ def show(name: str) -> None:
 
 
 def _catalog_file(project: bool) -> Path:
-    from sslbench.data import catalog
 
     return Path(catalog.PROJECT_FILE) if project else catalog.user_file()

@@ -6,8 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sslbench.cli import options
+from sslbench import evaluation
+from sslbench.cli import options, terminal
+from sslbench.cli.commands.leaderboard import write_board
+from sslbench.cli.commands.pretrain.progress import training_progress
 from sslbench.cli.echo import echo, note
+from sslbench.config import build
+from sslbench.evaluation import make_task
+from sslbench.library.recipes import compose_pretraining
+from sslbench.pretraining import PretrainRequest, PretrainSettings, pretrain
 from sslbench.runtime.folders import refuse_unwritable
 
 if TYPE_CHECKING:
@@ -73,14 +80,10 @@ def command(out: str, seed: int) -> None:
     Training uses no labels and no test images. low-shot and linear score the features; the untrained network and raw
     pixels are the floors. Table, page and pictures follow.
     """
-    from sslbench.cli import terminal
-
     terminal.show_messages()
     refuse_unwritable(Path(out))
 
-    from sslbench import evaluation
     from sslbench.cli.commands.eval import table
-    from sslbench.cli.commands.leaderboard import write_board
     from sslbench.data.grey_digits import draw_digits
 
     folder = Path(out)
@@ -112,8 +115,6 @@ def command(out: str, seed: int) -> None:
 
 def tasks() -> "tuple[Task, ...]":
     """Return the protocols of the demo with their settings."""
-    from sslbench.evaluation import make_task
-
     return make_task("low-shot", {"k": [LABELS]}), make_task("linear", {})
 
 
@@ -128,10 +129,6 @@ def pretrain_on(digits: Path, out: Path, seed: int, **changed: Any) -> "Pretrain
     """
     import torch
 
-    from sslbench.cli.commands.pretrain.progress import training_progress
-    from sslbench.config import build
-    from sslbench.library.recipes import compose_pretraining
-    from sslbench.pretraining import PretrainRequest, PretrainSettings, pretrain
     from sslbench.train.observers.always import always
 
     values = compose_pretraining("simclr", SETTINGS | {"seed": seed} | changed, {}).values

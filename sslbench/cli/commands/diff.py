@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sslbench.cli import options
+from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo
 from sslbench.cli.options import LocalPath
+from sslbench.errors import UsageError, WeightsError
+from sslbench.results import plain
 
 if TYPE_CHECKING:
     from sslbench.weights.diff import Diff, Side
@@ -32,9 +34,6 @@ def command(
 
     Exit code 0: equal; 1: different. BatchNorm counters (num_batches_tracked) are not compared.
     """
-    from sslbench.cli import early, terminal
-    from sslbench.errors import UsageError
-
     terminal.show_messages()
     if raw and (format_a or format_b):
         raise UsageError(
@@ -54,7 +53,6 @@ def command(
 
 
 def _side(path: Path, format: str | None, raw: bool, trust_pickle: bool) -> "Side":
-    from sslbench.errors import WeightsError
     from sslbench.weights import diff
     from sslbench.weights.formats.recognise import recognise
     from sslbench.weights.reading import files
@@ -103,6 +101,5 @@ def _size(shape: tuple[int, ...]) -> str:
 
 
 def _json(found: "Diff") -> str:
-    from sslbench.results import plain
 
     return json.dumps(plain({**dataclasses.asdict(found), "same": found.same}), indent=1, allow_nan=False)

@@ -6,6 +6,9 @@ from typing import Any
 import click
 
 from sslbench.cli.echo import echo
+from sslbench.cli.settings_page import show_value
+from sslbench.protocols._parts.presets import differences
+from sslbench.results import plain
 
 
 @click.command("diff-preset")
@@ -23,12 +26,8 @@ def command(a: str, b: str, as_json: bool) -> int:
     sslbench diff-preset knn knn/dinov2
     sslbench diff-preset results/knn/w.torch-1f0c.json knn/dino
     """  # noqa: D301
-    from sslbench.protocols._parts.presets import differences
-
     found = differences(a, b)
     if as_json:
-        from sslbench.results import plain
-
         rows = {each.key: {"a": plain(each.a), "b": plain(each.b)} for each in found}
         echo(json.dumps({"a": a, "b": b, "differences": rows}, indent=1, allow_nan=False))
     else:
@@ -47,7 +46,6 @@ def _print(a: str, b: str, rows: list[tuple[str, str, str]]) -> None:
 
 
 def _show(value: Any) -> str:
-    from sslbench.cli.settings_page import show_value
 
     if value is None:
         return "-"

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from sslbench.cli import options
+from sslbench import evaluation
+from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo
 from sslbench.cli.help import GroupedCommand
 from sslbench.cli.options import LocalPath
@@ -35,8 +36,6 @@ def command(
     sslbench export --weights finetuned.torch --out net.onnx
     sslbench export --weights moco_v2.pth.tar --layers res5avg --out net.pt2
     """  # noqa: D301
-    from sslbench.cli import early, terminal
-
     terminal.show_messages()
     if not weights.weights:
         raise UsageError("--weights is missing", "Give a weights file.")
@@ -49,7 +48,6 @@ def command(
     check_export(out, overwrite=force)
     early.refuse_other_files([weights.weights])
 
-    from sslbench import evaluation
     from sslbench.evaluation.prediction import export_network
 
     request = evaluation.Request(

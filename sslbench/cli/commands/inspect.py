@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sslbench.cli import options
+from sslbench.backbones import named
+from sslbench.backbones.named import is_named
+from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo
 from sslbench.data.wording import some
-from sslbench.errors import SslbenchError
+from sslbench.errors import DataError, SslbenchError
+from sslbench.features import external_files
 from sslbench.names import list_names
+from sslbench.results import plain, records
+from sslbench.results.records import is_record
 from sslbench.targets.target import OfClasses
 from sslbench.weights.reading.folders import is_distributed, is_model, is_unfinished
 from sslbench.weights.reading.sniff import SUFFIXES
@@ -44,9 +49,6 @@ def command(
     Format, sub-network, architecture, heads, input, and whether they load. Exit code 1 if they do not.
     A trained detector, or a checkpoint of its training: architecture, classes, iterations, recipe.
     """
-    from sslbench.cli import early, terminal
-    from sslbench.results.records import is_record
-
     terminal.show_messages()
     if _is_model(what):
         early.refuse_mistyped([what], backbone=backbone)
@@ -88,7 +90,6 @@ def _weights_of_run(path: Path) -> Path:
         return path
     if is_run and weights.is_file():
         return weights
-    from sslbench.errors import DataError
     from sslbench.train.checkpoints import newest
 
     found = newest(path if has_checkpoints else checkpoints)
@@ -121,8 +122,6 @@ def _is_other_file(path: Path) -> bool:
 
 def _is_model(what: str) -> bool:
     """Return whether the argument means weights by name, or the folder of a model; hf: is also that of data sets."""
-    from sslbench.backbones.named import is_named
-
     scheme, _, place = what.partition(":")
     if scheme == "hf" and place and is_named(what):
         folder = Path(place).expanduser()
@@ -150,7 +149,6 @@ def _is_cached(place: str) -> bool:
 
 
 def _weights(what: str, backbone: str | None, format_: str | None, as_json: bool, trust_pickle: bool) -> int:
-    from sslbench.backbones import named
     from sslbench.backbones.describe import describe
     from sslbench.backbones.load import read_weights
 
@@ -181,8 +179,6 @@ def _detector(file: "WeightsFile", path: Path, as_json: bool) -> bool:
 
 def _features_in_one_file(path: Path) -> bool:
     """Print the features in a file that `extract -o` wrote; return whether it is one."""
-    from sslbench.features import external_files
-
     found = external_files.read_summary(path)
     if found is None:
         return False
@@ -211,16 +207,12 @@ def _data(what: str) -> None:
 
 def _number_of_records(folder: Path) -> int:
     """Return the number of result records in a folder and in its folders of protocols."""
-    from sslbench.results.records import is_record
-
     places = (folder, *(folder / name for name in list_names("protocol")))
     return sum(is_record(file) for place in places for file in place.glob("*.json"))
 
 
 def _record(path: Path) -> None:
     """Print the measurement of a result record, and the commands that take it."""
-    from sslbench.results import records
-
     result = records.read(path)
     metric, name = result.metrics[result.headline], shlex.quote(str(path))
     value = "n/a" if metric.value is None else f"{metric.value:.2f}"
@@ -259,8 +251,6 @@ _SHOWN = 12
 
 def description_json(path: Path, description: "Description") -> str:
     """Return the description of a weights file as JSON."""
-    from sslbench.results import plain
-
     return json.dumps(plain({"path": str(path), **dataclasses.asdict(description)}), indent=1, allow_nan=False)
 
 

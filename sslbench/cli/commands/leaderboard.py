@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from sslbench.cli import options, remote_folder
+from sslbench.cli import options, remote_folder, tables, terminal
 from sslbench.cli.echo import echo
 from sslbench.cli.help import GroupedCommand
 from sslbench.cli.options import LocalPath
@@ -63,8 +63,6 @@ def command(
     Results that cannot be compared (other data, settings or protocol version) never share a column. Benchmarks of a
     suite that could not run are listed below the table.
     """
-    from sslbench.cli import terminal
-
     terminal.show_messages()
     if options.is_typed(ctx, "form") and csv_path is None:
         raise UsageError("--form needs --csv")
@@ -129,7 +127,6 @@ def write_board(
         SslbenchError: there are no records, all are damaged, or a file cannot be written.
     """
     from sslbench import leaderboard
-    from sslbench.cli import tables
     from sslbench.leaderboard import columns as further_columns
     from sslbench.results import holes
     from sslbench.results.records import left_out

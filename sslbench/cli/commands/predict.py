@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from sslbench.cli import options
+from sslbench import evaluation
+from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo, note
 from sslbench.cli.help import GroupedCommand, hide
 from sslbench.cli.options import LocalPath
@@ -64,8 +65,6 @@ def command(
     sslbench predict --weights finetuned.torch --data photos/ --csv out.csv
     sslbench predict -w resnet50.pth --classes imagenet.txt --top-k 5 -d photos/ --csv out.csv
     """  # noqa: D301
-    from sslbench.cli import early, terminal
-
     terminal.show_messages()
     names = {str(parameter.name) for parameter in ctx.command.params}
     options.refuse(ctx, used=names - set(_UNUSED), what="predict", reasons=_UNUSED)
@@ -79,7 +78,6 @@ def command(
     if not weights.weights.endswith(EXPORTS):  # `predict` tells what they are
         early.refuse_other_files([weights.weights])
 
-    from sslbench import evaluation
     from sslbench.evaluation.prediction import predict
 
     request = evaluation.Request(

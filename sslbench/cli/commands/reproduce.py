@@ -14,6 +14,7 @@ import click
 
 from sslbench import paths
 from sslbench.cli import early, options, tables, terminal
+from sslbench.cli.commands.eval.check import ProtocolRun
 from sslbench.cli.commands.run import code_of, read_trusted, request_of
 from sslbench.cli.echo import echo
 from sslbench.cli.options import LocalPath
@@ -204,7 +205,6 @@ def _measure_published(
     as_json: bool,
 ) -> int:
     """Run the protocol of a published number, print the verdict and return the exit code."""
-    from sslbench.cli.commands.eval.check import ProtocolRun
     from sslbench.cli.commands.eval.work import layers_and_preprocessing
 
     if (weights := places["weights"]) is None:

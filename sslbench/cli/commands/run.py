@@ -9,7 +9,9 @@ import click
 
 from sslbench import names
 from sslbench.cli import options, remote_folder, terminal
+from sslbench.cli.commands import extract
 from sslbench.cli.commands.eval import KEPT
+from sslbench.cli.commands.pretrain import work as pretrain
 from sslbench.cli.options import LocalPath
 from sslbench.config import read_yaml
 from sslbench.errors import ResultError, UsageError, told_on_interrupt
@@ -46,9 +48,6 @@ def command(
     sslbench run job.yaml
     sslbench run results/knn/w.torch-1f0c.json --out again
     """  # noqa: D301
-    from sslbench.cli.commands import extract
-    from sslbench.cli.commands.pretrain import work as pretrain
-
     terminal.show_messages()
     requests: list[tuple[Request | FeaturesRequest, RunSettings, str]] = []
     with contextlib.ExitStack() as stack:

@@ -5,7 +5,8 @@ from typing import Literal
 
 import click
 
-from sslbench.cli import options
+from sslbench import evaluation
+from sslbench.cli import early, options, terminal
 from sslbench.cli.options import LocalPath
 from sslbench.data.regular import refuse_missing_file
 from sslbench.errors import UsageError
@@ -57,8 +58,6 @@ def command(
     sslbench score results.bbox.json --data instances_val2017.json --name detr
     sslbench score seed0.json seed1.json seed2.json --data VOCdevkit/VOC2007 --metric voc07
     """  # noqa: D301
-    from sslbench.cli import early, terminal
-
     terminal.show_messages()
     if data is None:
         raise UsageError("--data is missing", "Give the manifest whose images the detections are of.")
@@ -67,7 +66,6 @@ def command(
         refuse_missing_file(file)
     refuse_unwritable(Path(out))
 
-    from sslbench import evaluation
     from sslbench.cli.commands.eval import table
     from sslbench.evaluation.scored import ScoreRequest, score_files
 

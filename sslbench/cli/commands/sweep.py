@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sslbench import protocols
+from sslbench import evaluation, protocols
 from sslbench.cli import remote_folder, slurm, terminal
 from sslbench.cli.commands.eval import KEPT, EvalCommand
 from sslbench.cli.commands.eval import command as eval_command
+from sslbench.cli.commands.eval.check import check, protocol_runs
 from sslbench.cli.commands.eval.flags import EvalOptions
+from sslbench.cli.commands.leaderboard import write_board
 from sslbench.cli.echo import echo
 from sslbench.cli.words import combinations, split_sweep
 from sslbench.distributed import this_process
@@ -20,6 +22,7 @@ from sslbench.errors import UsageError, told_on_interrupt
 from sslbench.evaluation.request import RunSettings, written
 from sslbench.library.benchmarks import load_benchmark, load_suite
 from sslbench.names import did_you_mean, list_names
+from sslbench.results import holes
 
 if TYPE_CHECKING:
     from sslbench.evaluation.sweep import SweepRun
@@ -70,9 +73,6 @@ def _written(run: "SweepRun") -> list[dict[str, Any]]:
 
 def _submit(runs: Sequence["SweepRun"], launcher: slurm.Slurm, chosen: EvalOptions) -> int | None:
     """Submit each run as a job; print the leaderboard and what is missing in it if they are waited for."""
-    from sslbench.cli.commands.leaderboard import write_board
-    from sslbench.results import holes
-
     able = [run for run in runs if run.cell.problem is None]
     lost = [
         holes.Hole(r.cell.weights, r.cell.benchmark, str(r.cell.problem)) for r in runs if r.cell.problem is not None
@@ -97,9 +97,7 @@ def _submit(runs: Sequence["SweepRun"], launcher: slurm.Slurm, chosen: EvalOptio
 
 def _run(runs: Sequence["SweepRun"], store: Path, out: Path, typed: str) -> int | None:
     """Run everything here, print the leaderboard and the holes; return the exit code, None where all went well."""
-    from sslbench import evaluation
     from sslbench.cli.commands.eval.work import print_holes
-    from sslbench.cli.commands.leaderboard import write_board
     from sslbench.evaluation.sweep import run_sweep
     from sslbench.features.presence import announced
 
@@ -120,8 +118,6 @@ def plan(ctx: click.Context) -> tuple[list["SweepRun"], EvalOptions, slurm.Slurm
     Raises:
         UsageError: a name or setting that does not exist, or detection.
     """
-    from sslbench.cli.commands.eval.check import check
-
     ctx.params |= {name: () if name == "baselines" else None for name in _NOT_HERE}
     chosen, names, values = EvalOptions.of(ctx, split_sweep)
     single = {key: tried[0] if len(tried) == 1 else tried for key, tried in values.items()}
@@ -173,8 +169,6 @@ def _swept(group: tuple["EvalOptions", list[str]], values: Mapping[str, Sequence
 
 def _keys(chosen: "EvalOptions", names: Sequence[str]) -> tuple[str, set[str]]:
     """Return the protocol, and the settings of it and of the run."""
-    from sslbench.cli.commands.eval.check import protocol_runs
-
     benchmarks = [load_benchmark(name) for name in chosen.benchmarks]
     if not names and not chosen.presets and not benchmarks:
         known = list_names("protocol")

@@ -6,13 +6,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from sslbench.cli import options
+from sslbench.cli import early, options, terminal
+from sslbench.cli.commands.check_data import maps as map_report
 from sslbench.cli.commands.check_data import report
 from sslbench.cli.echo import echo
 from sslbench.cli.help import GroupedCommand
 from sslbench.cli.options import LocalPath
+from sslbench.data.checks.findings import Finding
 from sslbench.data.decode.reading import check_decoder
 from sslbench.errors import DataError, UsageError
+from sslbench.preprocessing import MAX_PIXELS
+from sslbench.runtime.resources import default_workers
+from sslbench.targets.label_maps import LabelMaps
+from sslbench.targets.pixel_values import Depth, Normals
 
 if TYPE_CHECKING:
     from sslbench.data.checks.findings import Finding
@@ -167,8 +173,6 @@ def command(ctx: click.Context, /, **flags: Any) -> None:
     reads every file:    images of equal content (above 100,000 images: --copies)
     decodes every image: nearly equal images (above 2,000: --near-copies pixels), --decode all
     """  # noqa: D301
-    from sslbench.cli import early, terminal
-
     terminal.show_messages()
     check_flags = CheckFlags(**flags)
     if check_flags.pixel_values:
@@ -217,7 +221,6 @@ def _check_values(given: CheckFlags, quantity: Literal["depth", "normals"]) -> i
     """Check depth or normals, print the report and return the exit code."""
     from sslbench.data.checks.pixel_values import check_values
     from sslbench.data.open import open_as
-    from sslbench.targets.pixel_values import Depth, Normals
 
     parts = open_as(given.data, Depth if quantity == "depth" else Normals)
     found = check_values(parts, quantity, given.decode)
@@ -234,10 +237,8 @@ def _refuse_beside_maps(ctx: click.Context, given: CheckFlags) -> None:
 
 def _check_maps(given: CheckFlags) -> int:
     """Check label maps, print the report and return the exit code."""
-    from sslbench.cli.commands.check_data import maps as map_report
     from sslbench.data.checks.maps import check_maps
     from sslbench.data.open import open_as
-    from sslbench.targets.label_maps import LabelMaps
 
     reading, workers = _reading(given)
     try:
@@ -260,8 +261,6 @@ def _check_maps(given: CheckFlags) -> int:
 def _reading(given: CheckFlags) -> tuple["Reading", int]:
     """Return the decoders with their limit, and the number of worker processes."""
     from sslbench.data.decode.handlers import Reading, resolve
-    from sslbench.preprocessing import MAX_PIXELS
-    from sslbench.runtime.resources import default_workers
 
     names = given.decoders()
     resolve(names)
@@ -309,7 +308,6 @@ def _near(
 ) -> tuple[list["Finding"], tuple["Pair", ...]]:
     """Return findings about nearly equal images, and the pairs of images of test and train."""
     from sslbench.data.checks.duplicates import near_copies, small_pictures
-    from sslbench.data.checks.findings import Finding
     from sslbench.data.checks.near import THRESHOLD
     from sslbench.features.store import find_stored
 

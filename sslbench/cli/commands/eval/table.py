@@ -6,7 +6,10 @@ from pathlib import Path
 
 from sslbench.cli.echo import echo, note
 from sslbench.cli.tables import INTERVAL, print_table
+from sslbench.evaluation.trainings import ONE_TRAINING
+from sslbench.leaderboard.marks import underfitted
 from sslbench.leaderboard.over_training import TrainingCurve, TrainingPoint, training_curves, write_training_curves
+from sslbench.metrics.catalog import find
 from sslbench.results import MetricValue, Result, mean_line
 from sslbench.results.records import PREDICTIONS, predictions_paths
 from sslbench.train.checkpoints import position, run_name
@@ -20,8 +23,6 @@ _SEVERITY = re.compile(r"corruption_error\(\w+,\d\)")
 
 def print_results(results: list[Result], out: Path) -> None:
     """Print one row per result: the headline metric with its interval, the selection, and the floors."""
-    from sslbench.leaderboard.marks import underfitted
-
     stated = dict.fromkeys(n for result in results for n, floor in result.floors.items() if result.headline in floor)
     floors = [name for name in dict.fromkeys(("untrained", "pixels", "majority", *stated)) if name in stated]
     rows = []
@@ -92,7 +93,6 @@ def _print_groups(results: list[Result]) -> None:
 def _print_parts(result: Result) -> None:
     """Print the metrics of parts of the data, such as `corruption_error(fog,3)`: a row per part, severities aside."""
     from sslbench.evaluation.beside import errors_by_severity
-    from sslbench.metrics.catalog import find
 
     found: dict[tuple[str, str], MetricValue] = {}
     for name, value in result.metrics.items():
@@ -120,8 +120,6 @@ def _print_parts(result: Result) -> None:
 
 def _print_detections(result: Result) -> None:
     """Print the metrics, classes, files and notes of a detector."""
-    from sslbench.evaluation.trainings import ONE_TRAINING
-
     first = [name for name in ("AP", "AP50", "AP75") if name in result.metrics]
     values = {name: result.metrics[name].value for name in dict.fromkeys([*first, *result.metrics])}
     echo(f"{result.weights.name}: " + ", ".join(f"{k} {_number(v, 1)}" for k, v in values.items()))

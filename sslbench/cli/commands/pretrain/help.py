@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from sslbench.cli.settings_page import show_value
 from sslbench.config import describe
 from sslbench.library.recipes import leaves, read_recipe
 from sslbench.names import find_file, list_names
@@ -41,6 +42,4 @@ def _values(name: str) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     """Return a value as it is typed after KEY=."""
-    from sslbench.cli.settings_page import show_value
-
     return show_value(tuple(value) if isinstance(value, list) else value)

@@ -10,6 +10,7 @@ import click
 
 from sslbench.cli import early, options, slurm
 from sslbench.cli.commands.pretrain.flags import PretrainFlags
+from sslbench.cli.commands.pretrain.progress import training_progress
 from sslbench.cli.echo import echo, note
 from sslbench.config import build
 from sslbench.distributed import this_process
@@ -17,6 +18,7 @@ from sslbench.errors import UsageError
 from sslbench.evaluation.request import VERSION, changed_fields, plain
 from sslbench.library.recipes import Composed, compose_pretraining, inputs_of_run
 from sslbench.names import find_object, refuse_missing_module
+from sslbench.pretraining import pretrain as train
 from sslbench.pretraining.settings import PretrainRequest, PretrainSettings
 from sslbench.runtime.folders import refuse_unwritable
 
@@ -92,9 +94,7 @@ def _request(
 
 
 def _run(request: "PretrainRequest", given: PretrainFlags) -> None:
-    from sslbench.cli.commands.pretrain.progress import training_progress
     from sslbench.evaluation.pretraining import knn_evaluator
-    from sslbench.pretraining import pretrain as train
 
     typed = str(click.get_current_context().find_root().obj)
     own = [_own_observer(spec) for spec in given.observer]

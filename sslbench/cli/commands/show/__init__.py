@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sslbench.cli import options
+from sslbench.cli import early, options
+from sslbench.cli.commands.show import features, images, record
+from sslbench.cli.commands.show.definitions import print_definition
 from sslbench.cli.echo import echo
 from sslbench.cli.help import GroupedCommand
 from sslbench.cli.options import LocalPath
@@ -67,10 +69,6 @@ def command(
     Pictures go to --out: PNG sheets, index.html (needs no network) and show.json. KIND/NAME selects one of several
     definitions with the same name: augment/simclr.
     """  # noqa: D301
-    from sslbench.cli import early
-    from sslbench.cli.commands.show import features, images, record
-    from sslbench.cli.commands.show.definitions import print_definition
-
     if this_process().world > 1:
         raise UsageError("show runs in one process", "Start it without torchrun or srun.")
     names = {str(parameter.name) for parameter in ctx.command.params}

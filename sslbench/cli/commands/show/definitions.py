@@ -10,7 +10,9 @@ from sslbench.cli.echo import echo
 from sslbench.cli.settings_page import show_value
 from sslbench.config import describe
 from sslbench.errors import UsageError
+from sslbench.library.benchmarks import load_benchmark, source_text
 from sslbench.names import FileKind, did_you_mean, find_file, list_names
+from sslbench.results import plain
 
 
 def print_definition(name: str) -> None:
@@ -37,8 +39,6 @@ def print_definition(name: str) -> None:
 
 def _source_text(kind: FileKind, name: str) -> tuple[Path, str]:
     if kind == "benchmark":
-        from sslbench.library.benchmarks import source_text
-
         return source_text(name)
     path = find_file(kind, name)
     return path, path.read_bytes().decode("utf-8", "backslashreplace")
@@ -47,9 +47,6 @@ def _source_text(kind: FileKind, name: str) -> tuple[Path, str]:
 def _show_resolved(name: str) -> None:
     """Print a benchmark merged with the files that it extends."""
     import yaml
-
-    from sslbench.library.benchmarks import load_benchmark
-    from sslbench.results import plain
 
     content = {
         key: value for key, value in plain(load_benchmark(name)).items() if value not in (None, "", 0, [], {}, False)

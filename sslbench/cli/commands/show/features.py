@@ -5,8 +5,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sslbench.cli import options
+from sslbench import evaluation
+from sslbench.cli import early, options, terminal
+from sslbench.data.decode.reading import Reading
 from sslbench.errors import UsageError
+from sslbench.show.choices import check_projection
 
 if TYPE_CHECKING:
     from sslbench.features.external import FeaturePair
@@ -27,10 +30,6 @@ def draw(
     run: options.RunFlags,
 ) -> list[Path]:
     """Draw features in the plane; return the files."""
-    from sslbench import evaluation
-    from sslbench.cli import early, terminal
-    from sslbench.show.choices import check_projection
-
     terminal.show_messages()
     check_projection(projection or "tsne")
     if features is not None:
@@ -42,7 +41,6 @@ def draw(
     settings = early.checked_run(run, weights, preprocessing)
     early.refuse_other_files([weights.weights])
 
-    from sslbench.data.decode.reading import Reading
     from sslbench.show.scatter import points_of_features, points_of_images, show_scatter
 
     most = data.limit or _DEFAULT_LIMIT

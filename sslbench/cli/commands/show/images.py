@@ -5,7 +5,9 @@ from pathlib import Path
 
 import click
 
-from sslbench.cli import options
+from sslbench import evaluation
+from sslbench.cli import early, options, terminal
+from sslbench.show.choices import parse_point, parse_views
 
 UNUSED = {"test_data", "feature_dtype", "store", "batch_size", "crop", "scales"}
 REASONS = {
@@ -31,10 +33,6 @@ def draw(
     run: options.RunFlags,
 ) -> list[Path]:
     """Draw the patches of a sample of images; return the files."""
-    from sslbench import evaluation
-    from sslbench.cli import early, terminal
-    from sslbench.show.choices import parse_point, parse_views
-
     terminal.show_messages()
     options.refuse_loading_flags(ctx, weights.weights)
     drawn, marked = parse_views(views), tuple(parse_point(text) for text in points)

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import click
 
-from sslbench.cli import options
+from sslbench.cli import options, terminal
+from sslbench.cli.early import resolve_run
 from sslbench.errors import UsageError
+from sslbench.results.records import read
 
 USED = {
     *("words", "out", "data", "test_data", "image_column", "label_column", "limit"),
@@ -25,10 +27,6 @@ def draw(
     run: options.RunFlags,
 ) -> list[Path]:
     """Draw the best, median and worst test images of a record; return the files."""
-    from sslbench.cli import terminal
-    from sslbench.cli.early import resolve_run
-    from sslbench.results.records import read
-
     if len(words) > 2:
         raise UsageError(
             f"show takes one record, not {len(words) - 1} words before it", "sslbench show knn RECORD.json"
