@@ -10,7 +10,7 @@ from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
 
-from sslbench.cli.settings_page import show_value
+from sslbench.cli.tables import show_value
 from sslbench.config import describe
 from sslbench.library.benchmarks import load_benchmark
 from sslbench.library.presets import Preset, load_preset

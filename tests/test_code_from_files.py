@@ -59,7 +59,7 @@ PLACES = {
     # a method: the user's word; recipes go through recipes._mark_code
     "train/method.py": {"find_module"},
     # observers: a flag
-    "cli/commands/pretrain/work.py": {"find_object"},
+    "cli/commands/pretrain/train.py": {"find_object"},
     # an optimizer: the user's word; recipes go through recipes._mark_code, benchmarks and presets through
     # names.without_code; and a fixed name
     "train/optimizers/optimizer.py": {"find_object", "find_module", "resolve_name"},

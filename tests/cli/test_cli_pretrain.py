@@ -12,7 +12,7 @@ from PIL import Image
 from world import SIMCLR
 
 from sslbench.cli import slurm
-from sslbench.cli.commands.pretrain.progress import duration
+from sslbench.cli.commands.pretrain.train import duration
 
 TINY, RUN = SIMCLR[2:-2], SIMCLR
 

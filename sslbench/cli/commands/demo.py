@@ -9,7 +9,7 @@ import click
 from sslbench import evaluation
 from sslbench.cli import options, terminal
 from sslbench.cli.commands.leaderboard import write_board
-from sslbench.cli.commands.pretrain.progress import training_progress
+from sslbench.cli.commands.pretrain.train import training_progress
 from sslbench.cli.echo import echo, note
 from sslbench.config import build
 from sslbench.evaluation import make_task

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from sslbench.cli.echo import echo
-from sslbench.cli.settings_page import show_value
+from sslbench.cli.tables import show_value
 from sslbench.protocols._parts.presets import differences
 from sslbench.results import plain
 

@@ -11,7 +11,7 @@ from sslbench.cli import options, remote_folder, slurm, terminal
 from sslbench.cli.commands.eval.flags import EvalOptions
 from sslbench.cli.echo import echo
 from sslbench.cli.help import SettingsCommand
-from sslbench.cli.settings_page import show_value
+from sslbench.cli.tables import show_value
 from sslbench.config import describe
 from sslbench.errors import told_on_interrupt
 from sslbench.names import list_names

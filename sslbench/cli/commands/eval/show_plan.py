@@ -5,9 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sslbench.cli.settings_page import section, show_value, together
+from sslbench.cli.tables import section, show_value, together
 from sslbench.data.wording import counted
-from sslbench.evaluation import Prepared
+from sslbench.evaluation import Prepared, check_features_for, estimate
+from sslbench.evaluation.preparation import one_part, shared_part
+from sslbench.features.extract import store_key
+from sslbench.features.store import open_entry, what_changed
 from sslbench.preprocessing import Preprocessing
 from sslbench.targets.target import Target
 
@@ -28,10 +31,6 @@ _UNCHANGED = ("default", "configs/eval.yaml")
 
 def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path, out: Path) -> None:
     """Print the plan of one evaluation; nothing has been decoded."""
-    from sslbench.evaluation.preparation import one_part, shared_part
-    from sslbench.features.extract import store_key
-    from sslbench.features.store import open_entry, what_changed
-
     request, backbone, data = prepared.request, prepared.backbone, prepared.data
     loaded = backbone.report.line() if backbone.report else "nothing loaded"
     others = [(name, f"{other.name}, for comparison", "baseline") for name, other in prepared.baselines]
@@ -83,7 +82,6 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path, out
 
 
 def _print_estimate_of(prepared: Prepared, store: Path, out: Path) -> None:
-    from sslbench.evaluation import estimate
 
     if prepared.run.estimate:
         _print_estimate(estimate.estimate(prepared, store, out))
@@ -93,8 +91,6 @@ def print_plan_of_features(
     pair: "FeaturePair", tasks: "Sequence[Task]", run: "RunSettings", run_origins: dict[str, str], out: Path
 ) -> None:
     """Print the plan of an evaluation of features that were made elsewhere."""
-    from sslbench.evaluation import check_features_for, estimate
-
     check_features_for(pair, tasks, run)
     sizes = [
         (name, f"{len(part):,} x {part.x.shape[1]:,} {part.x.dtype}{_labels_of(part.target)}", "")
@@ -127,8 +123,6 @@ def _print_run(run: "RunSettings", origins: dict[str, str]) -> None:
 
 def _print_estimate(found: "Estimate") -> None:
     """Print time, memory and disk space of every stage, and refuse what does not fit."""
-    from sslbench.evaluation import estimate
-
     rows = []
     for part in found.stages:
         words = ["not estimated" if part.seconds is None else estimate.time_text(part.seconds)]

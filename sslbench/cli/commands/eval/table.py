@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sslbench.cli.echo import echo, note
 from sslbench.cli.tables import INTERVAL, print_table
+from sslbench.evaluation.beside import errors_by_severity
 from sslbench.evaluation.trainings import ONE_TRAINING
 from sslbench.leaderboard.marks import underfitted
 from sslbench.leaderboard.over_training import TrainingCurve, TrainingPoint, training_curves, write_training_curves
@@ -92,8 +93,6 @@ def _print_groups(results: list[Result]) -> None:
 
 def _print_parts(result: Result) -> None:
     """Print the metrics of parts of the data, such as `corruption_error(fog,3)`: a row per part, severities aside."""
-    from sslbench.evaluation.beside import errors_by_severity
-
     found: dict[tuple[str, str], MetricValue] = {}
     for name, value in result.metrics.items():
         part = re.fullmatch(r"(\w+)\((.*)\)", name)

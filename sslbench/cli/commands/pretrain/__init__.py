@@ -7,8 +7,7 @@ from typing import Any
 import click
 
 from sslbench.cli import options, slurm, terminal
-from sslbench.cli.commands.pretrain.flags import PretrainFlags
-from sslbench.cli.commands.pretrain.help import write_method
+from sslbench.cli.commands.pretrain.flags import PretrainFlags, write_method
 from sslbench.cli.help import SettingsCommand
 from sslbench.cli.words import split_words
 from sslbench.errors import UsageError

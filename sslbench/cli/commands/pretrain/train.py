@@ -1,0 +1,273 @@
+"""Training of `sslbench pretrain`, its progress on stderr, and its plan for --dry-run."""
+
+import dataclasses
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from sslbench.cli.commands.pretrain.flags import PretrainFlags
+from sslbench.cli.echo import echo, is_quiet, note
+from sslbench.cli.slurm import Slurm
+from sslbench.cli.tables import section, show_value
+from sslbench.cli.terminal import QUIET, duration
+from sslbench.config import build
+from sslbench.distributed import this_process
+from sslbench.errors import UsageError
+from sslbench.evaluation.pretraining import knn_evaluator
+from sslbench.library.recipes import leaves
+from sslbench.names import find_object
+from sslbench.pretraining import PretrainRequest, prepare
+from sslbench.pretraining import pretrain as train
+from sslbench.runtime.progress import make_bars
+from sslbench.train.loop import RateSchedules
+from sslbench.train.method import find_method
+from sslbench.train.observers import Observer
+from sslbench.train.observers.always import always
+from sslbench.train.observers.profile import Profile
+from sslbench.train.observers.tensorboard import TensorBoard
+from sslbench.train.observers.wandb import Wandb
+
+if TYPE_CHECKING:
+    from sslbench.train.meter import LogRecord
+    from sslbench.train.observers import RunInfo
+
+
+def run(request: PretrainRequest, given: PretrainFlags) -> None:
+    """Train, and print the place of the weights with the command that evaluates them."""
+    typed = str(click.get_current_context().find_root().obj)
+    own = [_own_observer(spec) for spec in given.observer]
+    evaluator = knn_evaluator(request)
+    if this_process().rank != 0:
+        train(request, command=typed, evaluator=evaluator)
+        return
+    observers = [*_observers(request, given), *own]
+    progress = training_progress()
+    try:
+        outcome = train(request, command=typed, observers=[*observers, progress], evaluator=evaluator)
+    finally:
+        progress.close()
+    echo(outcome.weights)
+    echo(_next(request, outcome.weights))
+
+
+def _observers(request: PretrainRequest, given: PretrainFlags) -> list[Observer]:
+    augment = request.settings.augment
+    observers: list[Observer] = [*always(request.out, mean=augment.mean, std=augment.std)]
+    if given.tensorboard:
+        observers.append(TensorBoard(request.out / "tensorboard", histograms=given.histograms))
+    if given.wandb:
+        observers.append(Wandb(given.wandb, settings=dataclasses.asdict(request.settings)))
+    if given.profile:
+        observers.append(Profile(given.profile, request.out / "profile.json.gz"))
+    return observers
+
+
+def _own_observer(spec: str) -> Observer:
+    """Return an observer of the user's own class."""
+    kind = find_object(spec)
+    if not (isinstance(kind, type) and Observer in kind.__mro__):
+        raise UsageError(
+            f"--observer {spec} is no subclass of sslbench.train.observers.Observer",
+            "Write class Mine(Observer): with the methods started, line, evaluated, finished that it needs.",
+        )
+    try:
+        return cast(Observer, kind())
+    except TypeError as error:
+        raise UsageError(f"--observer {spec} cannot be built without arguments: {error}") from error
+
+
+def _next(request: PretrainRequest, weights: Path) -> str:
+    """Return the command that evaluates the weights."""
+    data = request.eval_data or request.data
+    test = ["--test-data", request.eval_test_data] if request.eval_test_data else []
+    return shlex.join(["sslbench", "eval", "knn", "linear", "--weights", str(weights), "--data", data, *test])
+
+
+def print_plan(request: PretrainRequest, origins: Mapping[str, str], launcher: Slurm | None) -> None:
+    """Print the plan; opens the data, builds the networks and reads a few images for their channels.
+
+    Raises:
+        SslbenchError: anything that the run itself would refuse.
+    """
+    prepared = prepare(request)
+    settings = dataclasses.asdict(prepared.request.settings)
+    origins = {**origins, **prepared.changes}
+    settings["method"] = _with_defaults(settings["method"])
+    groups = {key: value for key, value in settings.items() if key in ("method", "augment", "optimizer", "schedule")}
+    for name, values in groups.items():
+        section(name, _rows({name: values}, origins, f"{name}."))
+    section("run", _rows({k: v for k, v in settings.items() if k not in groups}, origins, ""))
+    if launcher is not None:
+        section("launcher", _rows({"launcher": dataclasses.asdict(launcher)}, {}, "launcher."))
+    setup, plan = prepared.setup, prepared.plan
+    trained = sum(p.numel() for p in prepared.method.parameters() if p.requires_grad)
+    rest = sum(p.numel() for p in prepared.method.backbone.parameters())
+    rows = [
+        ("data", f"{request.data}: {setup.samples} images", ""),
+        ("updates", f"{plan.steps} ({plan.per_epoch} per epoch, {setup.images_per_update} images each)", ""),
+        ("processes", f"{setup.world} on {prepared.device}, {setup.batch_size} images per forward pass of each", ""),
+        ("views", ", ".join(f"{size} x {size}" for size in setup.sizes), ""),
+        *(
+            (f"rate of {name}" if name else "rate", f"{rates.lr(0.0):.4g} at first, {_most(rates):.4g} at most", "")
+            for name, rates in {"": plan.rates, **plan.parts}.items()
+        ),
+        ("parameters", f"{trained:,} trained; the backbone has {rest:,}", ""),
+        ("folder", str(request.out), ""),
+    ]
+    section("derived", rows)
+
+
+def _most(rates: RateSchedules) -> float:
+    """Return the largest learning rate."""
+    return max(rates.lr(i / 200) for i in range(200))
+
+
+def _with_defaults(method: dict[str, Any]) -> dict[str, Any]:
+    """Return the method's name and all of its settings, defaults included."""
+    own = {key: value for key, value in method.items() if key != "name"}
+    config = build(find_method(method["name"]).config_type, own, f"method {method['name']}")
+    return {"name": method["name"], **dataclasses.asdict(config)}
+
+
+def _rows(values: Mapping[str, Any], origins: Mapping[str, str], prefix: str) -> list[tuple[str, str, str]]:
+    """Return a row per dotted key; mappings in a list (kinds of views) have one row each."""
+    rows = []
+    for key, value in leaves(values).items():
+        many = isinstance(value, tuple) and value and isinstance(value[0], dict)
+        entries = [(f"{key}[{i}]", entry) for i, entry in enumerate(value)] if many else [(key, value)]
+        rows += [(name.removeprefix(prefix), _text(entry), _origin(key, origins)) for name, entry in entries]
+    return rows
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_text(entry)}" for key, entry in value.items()) + "}"
+    return show_value(value)
+
+
+def _origin(key: str, origins: Mapping[str, str]) -> str:
+    """Return the origin of a value or of the mapping that contains it (schedule.lr={...})."""
+    while key:
+        if key in origins:
+            return origins[key]
+        key = key.rpartition(".")[0]
+    return "default"
+
+
+_SCORES = {
+    "knn_top1": ("kNN top1", 2),
+    "knn_mAP": ("kNN mAP", 2),
+    "online_top1": ("online linear top1", 2),
+    "rankme": ("RankMe", 1),
+    "alpha_req": ("alpha-ReQ", 3),
+}
+"""Scores of an evaluation: title and number of digits."""
+QUIET_AT_EPOCH = 2.0  # seconds; shorter epochs get no line of their own
+
+
+def training_progress() -> "TrainingBar | TrainingLines":
+    """Return a bar on a terminal, lines otherwise."""
+    return TrainingBar() if sys.stderr.isatty() and not is_quiet() else TrainingLines()
+
+
+class _Clock:
+    """Elapsed and remaining time, from the updates of this run."""
+
+    def __init__(self, run: "RunInfo") -> None:
+        self.run, self.began = run, time.monotonic()
+
+    def left(self, step: int) -> str:
+        elapsed = time.monotonic() - self.began
+        return duration(elapsed / max(step - self.run.start, 1) * (self.run.steps - step))
+
+    def elapsed(self) -> str:
+        return duration(time.monotonic() - self.began)
+
+
+def summary(line: "LogRecord") -> str:
+    """Return a line such as 'loss 5.4321  lr 0.0300  310 images/s  1.2 GiB'."""
+    parts = [f"loss {line.loss:.4f}", f"lr {line.lr:.3g}", *(f"{k} {v:.4g}" for k, v in line.parts.items())]
+    parts.append(f"{line.images_per_second:.0f} images/s")
+    if line.memory is not None:
+        parts.append(f"{line.memory / 2**30:.1f} GiB")
+    return "  ".join(parts)
+
+
+def scores(record: dict[str, float | int]) -> str:
+    """Return a line such as 'epoch 10: kNN top1 85.32  online linear top1 87.01  RankMe 41.2  alpha-ReQ 1.13'."""
+    shown = "  ".join(
+        f"{title} {record[name]:.{digits}f}" for name, (title, digits) in _SCORES.items() if name in record
+    )
+    return f"epoch {record['epoch']:.4g}: {shown}"
+
+
+class TrainingLines:
+    """Progress as lines: at most one every ten seconds, and one at the end of each epoch."""
+
+    def started(self, run: "RunInfo") -> None:
+        """Start the clock."""
+        self.run, self.clock = run, _Clock(run)
+        self.last, self.step = time.monotonic(), run.start
+
+    def line(self, line: "LogRecord") -> None:
+        """Print a line if one is due."""
+        quiet = time.monotonic() - self.last
+        epoch_ended = line.step // self.run.per_epoch > self.step // self.run.per_epoch
+        self.step = line.step
+        if quiet < (QUIET_AT_EPOCH if epoch_ended else QUIET) and line.step < self.run.steps:
+            return
+        self.last = time.monotonic()
+        epochs = round(self.run.steps / self.run.per_epoch, 2)
+        position = f"epoch {line.epoch:.2f} of {epochs:g}  update {line.step} of {self.run.steps}"
+        note(f"{position}  {summary(line)}  {self.clock.left(line.step)} left")
+
+    def evaluated(self, record: dict[str, float | int]) -> None:
+        """Print the scores of an evaluation."""
+        note(scores(record))
+
+    def finished(self) -> None:
+        """Print the duration."""
+        note(f"trained in {self.clock.elapsed()}")
+
+    def close(self) -> None:
+        """Do nothing; a bar closes its terminal here."""
+
+
+class TrainingBar:
+    """Progress as one bar: update, epoch, loss, learning rate, images per second, memory, time left."""
+
+    def __init__(self) -> None:
+        self.bar = make_bars(24)
+        self.task: Any = None
+
+    def started(self, run: "RunInfo") -> None:
+        """Show the bar."""
+        self.run, self.clock = run, _Clock(run)
+        self.task = self.bar.add_task(self._epoch(run.start), total=run.steps, completed=run.start, text="")
+        self.bar.start()
+
+    def line(self, line: "LogRecord") -> None:
+        """Advance the bar."""
+        text = f"{summary(line)}  {self.clock.left(line.step)} left"
+        self.bar.update(self.task, completed=line.step, text=text, description=self._epoch(line.step))
+
+    def evaluated(self, record: dict[str, float | int]) -> None:
+        """Print the scores above the bar."""
+        self.bar.console.print(scores(record), highlight=False)
+
+    def finished(self) -> None:
+        """Print the duration."""
+        self.bar.console.print(f"trained in {self.clock.elapsed()}", highlight=False)
+
+    def close(self) -> None:
+        """Stop the bar and restore the terminal."""
+        self.bar.stop()
+
+    def _epoch(self, step: int) -> str:
+        epochs = round(self.run.steps / self.run.per_epoch, 2)
+        return f"epoch {min(step // self.run.per_epoch + 1, -(-self.run.steps // self.run.per_epoch))}/{epochs:g}"

@@ -1,0 +1,326 @@
+"""`sslbench show`: pictures of features and predictions, and printed definitions."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+import click
+import yaml
+
+from sslbench import evaluation, protocols
+from sslbench.cli import early, options, terminal
+from sslbench.cli.echo import echo
+from sslbench.cli.help import GroupedCommand
+from sslbench.cli.options import LocalPath
+from sslbench.cli.tables import show_value
+from sslbench.config import describe
+from sslbench.data.decode.reading import Reading
+from sslbench.distributed import this_process
+from sslbench.errors import UsageError
+from sslbench.library.benchmarks import load_benchmark, source_text
+from sslbench.names import FileKind, did_you_mean, find_file, list_names
+from sslbench.results import plain
+from sslbench.results.records import read
+from sslbench.show.choices import Projection, check_projection, parse_point, parse_views
+
+if TYPE_CHECKING:
+    from sslbench.features.external import FeaturePair
+
+
+_IMAGES = {"points", "views", "foreground"}
+_SCATTER = {"features_path", "labels_path", "projection"}
+
+
+@click.command("show", cls=GroupedCommand)
+@click.argument("words", nargs=-1, metavar="[NAME | features | [PROTOCOL] RECORD.json]")
+@click.option("--out", "-o", default="show", show_default=True, type=LocalPath(), help="Folder of the page.")
+@click.option(
+    "--point", "points", multiple=True, metavar="IMAGE:X,Y", help="Point whose nearest patches are drawn; repeat."
+)
+@click.option("--views", help="Pictures of patches: pca,attention,nearest. Default: all that the network has.")
+@click.option("--foreground", is_flag=True, help="Colour the foreground only, found by the first principal component.")
+@click.option("--projection", type=click.Choice(["pca", "tsne", "umap"]), help="Projection of features. Default: tsne.")
+@click.option(
+    "--features",
+    "features_path",
+    type=LocalPath(),
+    help="Features made elsewhere, .npy of one row each.",
+)
+@click.option("--labels", "labels_path", type=LocalPath(), help="CSV of their labels, in the same order.")
+@options.weights_options
+@options.data_options
+@options.preprocessing_options
+@options.run_options
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    words: tuple[str, ...],
+    out: Path,
+    points: tuple[str, ...],
+    views: str | None,
+    foreground: bool,
+    projection: Projection | None,
+    features_path: Path | None,
+    labels_path: Path | None,
+    weights: options.WeightsFlags,
+    data: options.DataFlags,
+    preprocessing: options.PreprocessingFlags,
+    run: options.RunFlags,
+) -> None:
+    """Draw features or predictions, or print the definition of NAME.
+
+    \b
+    sslbench show --weights w.torch --data photos/          patches: PCA, attention, nearest
+    sslbench show features --weights w.torch --data photos/ scatter of features by t-SNE
+    sslbench show results/knn/w-0123.json                   best, median and worst test images
+    sslbench show simclr                                    a recipe, benchmark, preset, format
+
+    Pictures go to --out: PNG sheets, index.html (needs no network) and show.json. KIND/NAME selects one of several
+    definitions with the same name: augment/simclr.
+    """  # noqa: D301
+    if this_process().world > 1:
+        raise UsageError("show runs in one process", "Start it without torchrun or srun.")
+    names = {str(parameter.name) for parameter in ctx.command.params}
+    if out.suffix.lower() in (".html", ".png", ".json"):
+        raise UsageError(f"--out {out}: show writes a page with pictures into a folder", f"Give --out {out.stem}.")
+    places = (data.data, data.test_data) if weights.weights else ()  # with a record, its own reader refuses them
+    early.refuse_mistyped([weights.weights], places, backbone=weights.backbone, device=run.device)
+    if words == ("features",):
+        options.refuse(ctx, used=names - _IMAGES, what="show features")
+        files = draw_features(ctx, out, projection, features_path, labels_path, weights, data, preprocessing, run)
+    elif words and words[-1].endswith(".json"):
+        options.refuse(ctx, used=USED_WITH_A_RECORD, what="a record", reasons=RECORD_REASONS)
+        files = draw_record(ctx, words, out, weights, data, run)
+    elif words:
+        options.refuse(ctx, used={"words"}, what=f"show {words[0]}, which prints a definition")
+        if len(words) > 1:
+            raise UsageError(f"'{words[-1]}' is not a record", "Give RECORD.json, or one NAME.")
+        print_definition(words[0])
+        return
+    elif not weights.weights:
+        raise UsageError(
+            "there is nothing to show",
+            "Give --weights and --data, `features`, a RECORD.json, or a NAME (see: sslbench list).",
+        )
+    else:
+        options.refuse(ctx, used=names - _SCATTER - UNUSED_OF_IMAGES, what="show of patches", reasons=IMAGE_REASONS)
+        files = draw_images(ctx, out, points, views, foreground, weights, data, preprocessing, run)
+    for file in files:
+        echo(str(file.resolve()))
+
+
+def print_definition(name: str) -> None:
+    """Print the definition of a name, or of KIND/NAME.
+
+    Raises:
+        UsageError: nothing is called so.
+    """
+    if name in list_names("protocol"):
+        _show_protocol(name)
+        return
+    kinds: tuple[FileKind, ...] = get_args(FileKind)
+    for kind in kinds:
+        if name.removeprefix(f"{kind}/") in list_names(kind):
+            path, text = _source_text(kind, name.removeprefix(f"{kind}/"))
+            echo(f"# {path}")
+            echo(text.rstrip())
+            if kind == "benchmark" and "\nextends:" in f"\n{text}":
+                _show_resolved(name.removeprefix("benchmark/"))
+            return
+    valid = {*list_names("protocol"), *(n for kind in kinds for n in list_names(kind))}
+    raise UsageError(f"there is nothing called '{name}'", did_you_mean(name, valid))
+
+
+def _source_text(kind: FileKind, name: str) -> tuple[Path, str]:
+    if kind == "benchmark":
+        return source_text(name)
+    path = find_file(kind, name)
+    return path, path.read_bytes().decode("utf-8", "backslashreplace")
+
+
+def _show_resolved(name: str) -> None:
+    """Print a benchmark merged with the files that it extends."""
+    content = {
+        key: value for key, value in plain(load_benchmark(name)).items() if value not in (None, "", 0, [], {}, False)
+    }
+    echo("\n# merged with the file that it extends:")
+    echo(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110).rstrip())
+
+
+def _show_protocol(name: str) -> None:
+    protocol = protocols.find(name)
+    echo(f"{name}, version {protocol.version}: {protocol.summary}\n")
+    formatter = click.HelpFormatter(width=110)
+    rows = describe(protocol.settings)
+    formatter.write_dl(
+        [
+            (f"{r.name}={show_value(r.default)}", f"{r.meaning}{f', in {r.unit}' if r.unit else ''} [{r.type}]")
+            for r in rows
+        ]
+    )
+    echo(formatter.getvalue().rstrip())
+
+
+_DEFAULT_FEATURES = 1000
+
+
+def draw_features(
+    ctx: click.Context,
+    out: Path,
+    projection: Projection | None,
+    features: Path | None,
+    labels: Path | None,
+    weights: options.WeightsFlags,
+    data: options.DataFlags,
+    preprocessing: options.PreprocessingFlags,
+    run: options.RunFlags,
+) -> list[Path]:
+    """Draw features in the plane; return the files."""
+    terminal.show_messages()
+    check_projection(projection or "tsne")
+    if features is not None:
+        used = ("words", "out", "projection", "features_path", "labels_path", "label_column", "limit", "seed")
+        options.refuse(ctx, used=used, what="--features, which are already computed")
+        early.refuse_missing_files(str(features), None if labels is None else str(labels))
+    else:
+        _refuse_wrong_flags(ctx, labels, weights)
+    settings = early.checked_run(run, weights, preprocessing)
+    early.refuse_other_files([weights.weights])
+
+    from sslbench.show.scatter import points_of_features, points_of_images, show_scatter
+
+    most = data.limit or _DEFAULT_FEATURES
+    if features is not None:
+        points = points_of_features(_read(features, labels, data.label_column, settings.seed), most, settings.seed)
+    else:
+        request = evaluation.Request(
+            **weights.loading(),
+            data=data.data or options.default_data(),
+            image_column=data.image_column,
+            label_column=data.label_column,
+            limit=most,
+            tasks=(),
+            layers=weights.layer_names(),
+            preprocessing=preprocessing.values(),
+        )
+        store = run.store_folder()
+        evaluation.check_writable(store)
+        with terminal.progress() as progress:
+            points = points_of_images(request, settings, store=store, progress=progress)
+    reading = Reading(settings.decoder, settings.max_pixels)
+    return show_scatter(points, projection or "tsne", settings.seed, out, command=str(ctx.obj), reading=reading)
+
+
+_FEATURE_REASONS = {"test_data": "Give the images as --data."}
+
+
+def _refuse_wrong_flags(ctx: click.Context, labels: Path | None, weights: options.WeightsFlags) -> None:
+    """Refuse flags that do not go with features of images."""
+    if labels is not None:
+        raise UsageError("--labels belongs to --features", "Labels of images are in --data.")
+    if not weights.weights:
+        raise UsageError("--weights is missing", "Give weights and --data, or --features FILE.npy.")
+    used = {str(p.name) for p in ctx.command.params} - {"test_data"}
+    options.refuse(ctx, used=used, what="show features", reasons=_FEATURE_REASONS)
+    options.refuse_loading_flags(ctx, weights.weights)
+
+
+def _read(features: Path, labels: Path | None, label_column: str | None, seed: int) -> "FeaturePair":
+    from sslbench.features.external import read_train_test, read_unlabelled
+
+    if labels is None:
+        return read_unlabelled(features)
+    return read_train_test(
+        features, labels, None, None, label_column=label_column, test_fraction=0.5, seed=seed, own_classes=True
+    )
+
+
+UNUSED_OF_IMAGES = {"test_data", "feature_dtype", "store", "batch_size", "crop", "scales"}
+IMAGE_REASONS = {
+    "test_data": "Give the images as --data.",
+    "feature_dtype": "No features are stored.",
+    "store": "No features are stored.",
+    "batch_size": "Few images are encoded.",
+    "crop": "Whole images are shown; --resize sets their size.",
+    "scales": "Patches of other scales are other patches; --resize sets the size.",
+}
+_DEFAULT_IMAGES = 12
+
+
+def draw_images(
+    ctx: click.Context,
+    out: Path,
+    points: Sequence[str],
+    views: str | None,
+    foreground: bool,
+    weights: options.WeightsFlags,
+    data: options.DataFlags,
+    preprocessing: options.PreprocessingFlags,
+    run: options.RunFlags,
+) -> list[Path]:
+    """Draw the patches of a sample of images; return the files."""
+    terminal.show_messages()
+    options.refuse_loading_flags(ctx, weights.weights)
+    drawn, marked = parse_views(views), tuple(parse_point(text) for text in points)
+    settings = early.checked_run(run, weights, preprocessing)
+    early.refuse_other_files([weights.weights])
+
+    from sslbench.data.open import DEFAULT_OBJECTS
+    from sslbench.show.images import Pictures, show_images
+
+    chosen = Pictures(drawn, marked, foreground)
+    request = evaluation.Request(
+        **weights.loading(),
+        data=data.data or options.default_data(DEFAULT_OBJECTS, "kwcoco's toy shapes"),
+        image_column=data.image_column,
+        label_column=data.label_column,
+        limit=data.limit or _DEFAULT_IMAGES,
+        tasks=(),
+        layers=weights.layer_names(),
+        preprocessing=preprocessing.values(),
+    )
+    with terminal.progress() as progress:
+        return show_images(request, settings, chosen, out, command=str(ctx.obj), progress=progress)
+
+
+USED_WITH_A_RECORD = {
+    *("words", "out", "data", "test_data", "image_column", "label_column", "limit"),
+    *("device", "workers", "batch_size", "start_method", "store", "decoder", "backbone"),
+}
+RECORD_REASONS = dict.fromkeys(("weights", "layers", "resize", "crop", "seed", "precision"), "The record has its own.")
+_DEFAULT_EACH = 6
+
+
+def draw_record(
+    ctx: click.Context,
+    words: Sequence[str],
+    out: Path,
+    weights: options.WeightsFlags,
+    data: options.DataFlags,
+    run: options.RunFlags,
+) -> list[Path]:
+    """Draw the best, median and worst test images of a record; return the files."""
+    if len(words) > 2:
+        raise UsageError(
+            f"show takes one record, not {len(words) - 1} words before it", "sslbench show knn RECORD.json"
+        )
+    terminal.show_messages()
+    settings, _ = early.resolve_run({}, run.settings())
+    read(Path(words[-1]))
+
+    from sslbench.show.record import AsTyped
+    from sslbench.show.results import RecordPictures, show_record
+
+    typed = AsTyped(
+        data.data,
+        data.test_data,
+        data.image_column,
+        data.label_column,
+        backbone=weights.backbone,
+        protocol=words[0] if len(words) == 2 else None,
+        decoder=tuple(run.decoder) if run.decoder else None,
+    )
+    chosen = RecordPictures(typed, data.limit or _DEFAULT_EACH, run.store_folder())
+    with terminal.progress() as progress:
+        return show_record(Path(words[-1]), chosen, settings, out, command=str(ctx.obj), progress=progress)
