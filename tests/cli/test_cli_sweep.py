@@ -59,31 +59,31 @@ def test_a_value_is_typed_as_it_is_read(value):
 
 def test_a_setting_multiplies_the_runs_of_the_protocols_that_have_it():
     found = runs("knn geometry --weights a.pth b.pth --data photos/ k=10,20 seed=0,1")
-    labels = sorted((run.cell.weights, run.cell.benchmark, run.run.seed) for run in found)
+    labels = sorted((cell.weights, cell.benchmark, run.seed) for cell, run in found)
     assert labels == sorted(
         (weights, f"{label} seed={seed}", seed)
         for weights in ("a.pth", "b.pth")
         for label in ("knn k=10", "knn k=20", "geometry")
         for seed in (0, 1)
     )
-    first = next(run for run in found if run.cell.benchmark == "knn k=20 seed=1")
-    assert first.cell.requests[0].tasks[0].settings.k == (20,)
+    first = next(run for run in found if run[0].benchmark == "knn k=20 seed=1")
+    assert first[0].requests[0].tasks[0].settings.k == (20,)
     (written,) = sweep._written(first)
     assert (written["weights"], written["title"], written["run"]) == ("a.pth", "knn k=20 seed=1", {"seed": 1})
 
 
 def test_a_setting_of_one_protocol_by_its_prefix():
     found = runs("knn low-shot --weights pixels knn.k=[10,20],[5] --seed 3")
-    assert [run.cell.benchmark for run in found] == ["knn knn.k=[10,20]", "knn knn.k=[5]", "low-shot"]
-    assert {run.run.seed for run in found} == {3}
+    assert [cell.benchmark for cell, _ in found] == ["knn knn.k=[10,20]", "knn knn.k=[5]", "low-shot"]
+    assert {run.seed for _, run in found} == {3}
 
 
 def test_suites_and_presets_are_swept():
     found = runs("linear --suite small --weights pixels seed=0,1")
-    assert len({run.cell.benchmark for run in found}) == len(found) > 2
-    assert len({run.cell.benchmark.partition(" ")[0] for run in found}) * 2 == len(found)
+    assert len({cell.benchmark for cell, _ in found}) == len(found) > 2
+    assert len({cell.benchmark.partition(" ")[0] for cell, _ in found}) * 2 == len(found)
     presets = runs("--preset knn/dino --weights pixels --data photos/ temperature=0.07,0.1")
-    assert [run.cell.benchmark for run in presets] == ["knn/dino temperature=0.07", "knn/dino temperature=0.1"]
+    assert [cell.benchmark for cell, _ in presets] == ["knn/dino temperature=0.07", "knn/dino temperature=0.1"]
 
 
 MISTAKES = [

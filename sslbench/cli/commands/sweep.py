@@ -4,11 +4,11 @@ import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from sslbench import evaluation, protocols
+from sslbench import protocols
 from sslbench.cli import remote_folder, slurm, terminal
 from sslbench.cli.commands.eval import KEPT, EvalCommand
 from sslbench.cli.commands.eval import command as eval_command
@@ -25,8 +25,10 @@ from sslbench.names import did_you_mean, list_names
 from sslbench.results import holes
 
 if TYPE_CHECKING:
-    from sslbench.evaluation.sweep import SweepRun
+    from sslbench.evaluation.suite import SuiteCell
 
+SweepRun: TypeAlias = "tuple[SuiteCell, RunSettings]"
+"""One evaluation of a sweep: weights, and the protocol with swept settings; and the run, with its seed."""
 _NOT_HERE = (
     *("features", "labels", "test_features", "test_labels", "limit_iters", "baselines", "program"),
     "skip_existing",  # as a sweep does always
@@ -57,8 +59,8 @@ def command(**_: Any) -> int | None:
     if launcher is not None and not chosen.dry_run:
         return _submit(runs, launcher, chosen)
     if chosen.dry_run:
-        for each in runs:
-            echo(f"{each.cell.weights}\t{each.cell.benchmark}")
+        for cell, _ in runs:
+            echo(f"{cell.weights}\t{cell.benchmark}")
         echo(f"{len(runs)} runs", err=True)
         if launcher is not None:
             slurm.show([_written(each) for each in runs])
@@ -67,16 +69,15 @@ def command(**_: Any) -> int | None:
         return _run(runs, chosen.run.store_folder(), out, str(ctx.find_root().obj))
 
 
-def _written(run: "SweepRun") -> list[dict[str, Any]]:
-    return [written(request, run.run, run.cell.benchmark) for request in run.cell.requests]
+def _written(run: SweepRun) -> list[dict[str, Any]]:
+    cell, settings = run
+    return [written(request, settings, cell.benchmark) for request in cell.requests]
 
 
-def _submit(runs: Sequence["SweepRun"], launcher: slurm.Slurm, chosen: EvalOptions) -> int | None:
+def _submit(runs: Sequence[SweepRun], launcher: slurm.Slurm, chosen: EvalOptions) -> int | None:
     """Submit each run as a job; print the leaderboard and what is missing in it if they are waited for."""
-    able = [run for run in runs if run.cell.problem is None]
-    lost = [
-        holes.Hole(r.cell.weights, r.cell.benchmark, str(r.cell.problem)) for r in runs if r.cell.problem is not None
-    ]
+    able = [(cell, run) for cell, run in runs if cell.problem is None]
+    lost = [holes.Hole(c.weights, c.benchmark, str(c.problem)) for c, _ in runs if c.problem is not None]
     flags = ["--out", chosen.out, "--store", str(chosen.run.store_folder()), "--skip-existing"]
     ends = slurm.submit([_written(run) for run in able], flags, launcher, remote_folder.local_folder(chosen.out))
     if ends is None:
@@ -84,9 +85,9 @@ def _submit(runs: Sequence["SweepRun"], launcher: slurm.Slurm, chosen: EvalOptio
     with remote_folder.synchronised(chosen.out) as out:
         told = {(hole.weights, hole.benchmark) for hole in holes.read(out)}
         lost += [
-            holes.Hole(each.cell.weights, each.cell.benchmark, end.reason or f"its job ended with exit code {end.code}")
-            for each, end in zip(able, ends or (), strict=False)
-            if end.code and (each.cell.weights, each.cell.benchmark) not in told  # the job was killed
+            holes.Hole(cell.weights, cell.benchmark, end.reason or f"its job ended with exit code {end.code}")
+            for (cell, _), end in zip(able, ends or (), strict=False)
+            if end.code and (cell.weights, cell.benchmark) not in told  # the job was killed
         ]
         if lost:
             holes.write(out, [(hole.weights, hole.benchmark) for hole in lost], lost)
@@ -95,24 +96,20 @@ def _submit(runs: Sequence["SweepRun"], launcher: slurm.Slurm, chosen: EvalOptio
     return slurm.exit_code(ends)
 
 
-def _run(runs: Sequence["SweepRun"], store: Path, out: Path, typed: str) -> int | None:
+def _run(runs: Sequence[SweepRun], store: Path, out: Path, typed: str) -> int | None:
     """Run everything here, print the leaderboard and the holes; return the exit code, None where all went well."""
-    from sslbench.cli.commands.eval.work import print_holes
-    from sslbench.evaluation.sweep import run_sweep
-    from sslbench.features.presence import announced
+    from sslbench.cli.commands.eval import work
 
-    evaluation.check_writable(out)
-    with announced(store), terminal.progress() as progress:
-        results, holes = run_sweep(runs, store=store, out=out, command=typed, progress=progress)
+    results, lost = work.run_sweep(runs, store, out, typed)
     if this_process().rank != 0:
         return None
     if results:
         write_board([out], {"csv": out / "leaderboard.csv"})
-    print_holes(holes, len(runs), out)
-    return 1 if holes else None
+    work.print_holes(lost, len(runs), out)
+    return 1 if lost else None
 
 
-def plan(ctx: click.Context) -> tuple[list["SweepRun"], EvalOptions, slurm.Slurm | None]:
+def plan(ctx: click.Context) -> tuple[list[SweepRun], EvalOptions, slurm.Slurm | None]:
     """Return the runs that a parsed command asks for, each once, its options and launcher; nothing is opened.
 
     Raises:
@@ -141,18 +138,16 @@ def plan(ctx: click.Context) -> tuple[list["SweepRun"], EvalOptions, slurm.Slurm
 
     # What follows needs torch: see `eval`.
     from sslbench.cli.commands.eval import work
-    from sslbench.evaluation.sweep import SweepRun
 
     runs: dict[object, SweepRun] = {}
     for checked in every:
         made = work.make_plan(*checked)
         for cell in made.cells:
-            key = (cell.weights, repr(cell.requests), made.run, str(cell.problem))
-            runs.setdefault(key, SweepRun(cell, made.run))
+            runs.setdefault((cell.weights, repr(cell.requests), made.run, str(cell.problem)), (cell, made.run))
     return list(runs.values()), chosen, launcher
 
 
-def _groups(one: "EvalOptions", names: Sequence[str]) -> list[tuple["EvalOptions", list[str]]]:
+def _groups(one: EvalOptions, names: Sequence[str]) -> list[tuple[EvalOptions, list[str]]]:
     """Return options and names of protocols of which each is one protocol."""
     if one.benchmarks:
         protocol = load_benchmark(one.benchmarks[0]).protocol
@@ -161,13 +156,13 @@ def _groups(one: "EvalOptions", names: Sequence[str]) -> list[tuple["EvalOptions
     return [*found, *((dataclasses.replace(one, presets=(preset,)), []) for preset in one.presets)] or [(one, [])]
 
 
-def _swept(group: tuple["EvalOptions", list[str]], values: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+def _swept(group: tuple[EvalOptions, list[str]], values: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
     """Return the values to try that have an effect on one protocol or benchmark."""
     protocol, keys = _keys(*group)
     return {key: tried for key, tried in values.items() if key in keys or key.removeprefix(f"{protocol}.") in keys}
 
 
-def _keys(chosen: "EvalOptions", names: Sequence[str]) -> tuple[str, set[str]]:
+def _keys(chosen: EvalOptions, names: Sequence[str]) -> tuple[str, set[str]]:
     """Return the protocol, and the settings of it and of the run."""
     benchmarks = [load_benchmark(name) for name in chosen.benchmarks]
     if not names and not chosen.presets and not benchmarks:

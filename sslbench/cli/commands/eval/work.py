@@ -333,6 +333,24 @@ def run(plan: Plan, command: str) -> int | None:
     return 1 if holes else None
 
 
+def run_sweep(
+    runs: Sequence[tuple[SuiteCell, RunSettings]], store: Path, out: Path, command: str
+) -> tuple[list[Result], list[Hole]]:
+    """Evaluate all runs of a sweep; one that fails leaves a hole. Weights are encoded together where they can be."""
+    results: list[Result] = []
+    holes: list[Hole] = []
+    evaluation.check_writable(out)
+    with announced(store), terminal.progress() as progress:
+        for settings in dict.fromkeys(run for _, run in runs):
+            cells = [cell for cell, run in runs if run == settings]
+            order = list(dict.fromkeys(cell.weights for cell in cells))
+            cells.sort(key=lambda cell: order.index(cell.weights))  # each of the weights is loaded once
+            found, missing = run_cells(cells, settings, store=store, out=out, command=command, progress=progress)
+            results += [result for own in found.values() for result in own]
+            holes += missing
+    return results, holes
+
+
 def results_of(plan: Plan, command: str) -> list[Result]:
     """Evaluate the requests of a plan and return the results; [] on processes other than the first."""
     loaded: dict[bool, Backbone] = {}
