@@ -14,11 +14,7 @@ from sslbench.names import did_you_mean
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_ARGUMENTS = {
-    "weights": ("model", "weights"),
-    "data": ("train", "data", "images"),
-    "test_data": ("test",),
-}
+_ARGUMENTS = {"weights": ("model", "weights"), "data": ("train", "data", "images"), "test_data": ("test",)}
 """Name of a flag -> arguments of public functions that have its meaning."""
 _COLUMNS = {"image_col": "image_column", "label_col": "label_column"}
 _FLAG = re.compile(

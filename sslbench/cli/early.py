@@ -32,12 +32,7 @@ def refuse_mistyped(
     backbone: str | None = None,
     device: str | None = None,
 ) -> None:
-    """Refuse weights, data, a --backbone and a --device that do not exist; None is skipped.
-
-    Raises:
-        WeightsError: there is no such file of weights; the message gives the nearest files, or the nearest downloads.
-        UsageError: there is no such path of data or name, or a folder of data is empty.
-    """
+    """Refuse weights, data, a --backbone and a --device that do not exist; None is skipped."""
     for word in weights:
         if word is not None:
             _refuse_missing_weights(word)
@@ -59,11 +54,7 @@ def _refuse_missing_weights(weights: str) -> None:
 
 
 def refuse_wrong_network(format: str | None, stem: str | None) -> None:
-    """Refuse a --format and a --stem that do not exist.
-
-    Raises:
-        UsageError: one does not exist.
-    """
+    """Refuse a --format and a --stem that do not exist."""
     if format is not None:
         find_format(format)
     if stem is not None:
@@ -75,11 +66,7 @@ def refuse_wrong_network(format: str | None, stem: str | None) -> None:
 def checked_run(
     run: RunFlags, weights: WeightsFlags | None = None, preprocessing: PreprocessingFlags | None = None
 ) -> RunSettings:
-    """Return the settings of a run by its flags, after a check of them and of those on network and preprocessing.
-
-    Raises:
-        UsageError: a value that is not possible.
-    """
+    """Return the settings of a run by its flags, after a check of them and of those on network and preprocessing."""
     if weights is not None:
         refuse_wrong_network(weights.format, weights.stem)
         weights.layer_names()
@@ -96,9 +83,6 @@ def refuse_other_files(weights: Sequence[str | None]) -> None:
     """Refuse files that are no weights, by their first bytes, and folders; what does not exist is left out.
 
     It comes last: mistakes in the command are told before those in a file.
-
-    Raises:
-        WeightsError: the message says what it is instead.
     """
     for word in weights:
         if word is not None and _is_plain(word) and Path(word).exists():
@@ -106,11 +90,7 @@ def refuse_other_files(weights: Sequence[str | None]) -> None:
 
 
 def refuse_missing_files(*files: str | None) -> None:
-    """Refuse files of embeddings or labels that do not exist; '?group=COLUMN' may follow their name.
-
-    Raises:
-        UsageError: one does not exist.
-    """
+    """Refuse files of embeddings or labels that do not exist; '?group=COLUMN' may follow their name."""
     for text in files:
         if text is not None and not Path(text).is_file():
             refuse_missing_file(Path(text.partition("?")[0]))
@@ -124,9 +104,6 @@ def route(values: Mapping[str, Any], run_keys: Sequence[str], protocols: Sequenc
     """Sort key=value into settings of the run and of each protocol; `knn.k=20` is for one protocol only.
 
     A setting that protocols share with the run, such as batch_size, is theirs; a flag, --batch-size, sets the run's.
-
-    Raises:
-        UsageError: a key that nothing has, with the nearest one.
     """
     run: dict[str, Any] = {}
     per_protocol: dict[str, dict[str, Any]] = {name: {} for name in protocols}
@@ -172,29 +149,14 @@ class Routed:
 
 
 def resolve_run(values: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[RunSettings, dict[str, str]]:
-    """Return the settings of a run, checked, with their origins; arguments as for `compose_run`.
-
-    Raises:
-        UsageError: no such machine or setting, or a value that is not possible.
-    """
+    """Return the settings of a run, checked, with their origins; arguments as for `compose_run`."""
     settings, origins = resolve(RunSettings, compose_run(values, flags))
     settings.check()
     return settings, origins
 
 
 def compose_run(values: Mapping[str, Any], flags: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the layers of run settings: configs/eval.yaml with its machine group, key=value, then flags.
-
-    Args:
-        values: key=value words for the run; 'machine' picks configs/machine/NAME.yaml.
-        flags: flags that were given.
-
-    Returns:
-        (origin, values) pairs for `config.resolve`, weakest first.
-
-    Raises:
-        UsageError: no such machine.
-    """
+    """Return the layers of run settings: configs/eval.yaml with its machine group, key=value, then flags."""
     values = dict(values)
     machine = str(values.pop("machine", "auto"))
     machines: dict[str, Path] = {}

@@ -9,14 +9,7 @@ from sslbench.text import visible
 
 
 def echo(message: Any = "", *, err: bool = False, before: str = "", after: str = "") -> None:
-    """Print one message.
-
-    Args:
-        message: text that may come from files; control characters in it are escaped.
-        err: print on stderr.
-        before: text printed unescaped before the message (colours).
-        after: text printed unescaped after the message.
-    """
+    """Print one message."""
     try:
         click.echo(before + visible(str(message)) + after, err=err)
     except BrokenPipeError:

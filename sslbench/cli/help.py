@@ -36,10 +36,7 @@ GROUPS = {
         *("classes_path", "top_k", "threshold", "k", "iterations", "debiased"),
     ),
     "Checks": ("boxes", "label_maps", "pixel_values", "decode", "copies", "near_copies", "near_threshold"),
-    "Training": (
-        *("resume", "resume_from", "epochs", "tensorboard", "histograms", "wandb"),
-        *("observer", "profile"),
-    ),
+    "Training": (*("resume", "resume_from", "epochs", "tensorboard", "histograms", "wandb"), *("observer", "profile")),
     "Detection": ("limit_iters", "baselines", "program"),
     "Table": ("form", "published", "average", "columns", "metric"),
     "Pictures": ("points", "views", "foreground", "projection"),

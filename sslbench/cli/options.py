@@ -33,11 +33,7 @@ class LocalPath(click.Path):
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path.
-
-        Raises:
-            UsageError: the value is an address.
-        """
+        """Return the path."""
         refuse_address(value)
         return super().convert(value, param, ctx)
 
@@ -59,11 +55,7 @@ class WeightsFlags:
         return {key: value for key, value in dataclasses.asdict(self).items() if key != "layers"}
 
     def layer_names(self) -> tuple[str, ...]:
-        """Return the layers in --layers; () without the flag.
-
-        Raises:
-            UsageError: it is no list of layers, or a pool does not exist.
-        """
+        """Return the layers in --layers; () without the flag."""
         return listed_layers(self.layers)
 
 
@@ -90,11 +82,7 @@ class PreprocessingFlags:
     std: str | None
 
     def values(self) -> dict[str, Any]:
-        """Return the given flags as fields of a `Preprocessing`.
-
-        Raises:
-            UsageError: a size or number cannot be read.
-        """
+        """Return the given flags as fields of a `Preprocessing`."""
         values: dict[str, Any] = {}
         if self.resize is not None:
             longer = self.resize.startswith("longer:")
@@ -118,11 +106,7 @@ class PreprocessingFlags:
         return values
 
     def check(self) -> None:
-        """Refuse values that no backbone can have; those that are not given may be any.
-
-        Raises:
-            UsageError: the message names the value.
-        """
+        """Refuse values that no backbone can have; those that are not given may be any."""
         values = config.build_partial(Preprocessing, self.values(), "preprocessing")
         channels = len(values.get("mean") or values.get("std") or IMAGENET_MEAN)
         Preprocessing(**{"mean": (0.5,) * channels, "std": (0.5,) * channels, **values}).check()
@@ -187,12 +171,7 @@ def _set_level(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 def message_options(function: F) -> F:
     """Add --quiet and --verbose, on which `terminal.show_messages`, `terminal.progress` and `echo.note` depend."""
     quiet = click.option(
-        "--quiet",
-        "-q",
-        is_flag=True,
-        expose_value=False,
-        callback=_set_level,
-        help="Print results and warnings only.",
+        "--quiet", "-q", is_flag=True, expose_value=False, callback=_set_level, help="Print results and warnings only."
     )
     verbose = click.option(
         "--verbose",
@@ -347,17 +326,7 @@ run_options = _as_one("run", RunFlags, _RUN)
 
 
 def refuse(ctx: click.Context, *, used: Collection[str], what: str, reasons: Mapping[str, str] | None = None) -> None:
-    """Refuse flags typed on the command line that would have no effect.
-
-    Args:
-        ctx: the context of the command.
-        used: names of the parameters that have an effect.
-        what: the case at hand, for the message: 'detection', '--features', 'label maps'.
-        reasons: parameter -> sentence about the alternative.
-
-    Raises:
-        UsageError: such a flag was typed; the message names it.
-    """
+    """Refuse flags typed on the command line that would have no effect."""
     for parameter in ctx.command.params:
         name = parameter.name
         if name is None or name in used or not isinstance(parameter, click.Option) or not parameter.expose_value:
@@ -369,11 +338,7 @@ def refuse(ctx: click.Context, *, used: Collection[str], what: str, reasons: Map
 
 
 def as_flags(ctx: click.Context, settings: dict[str, Any]) -> dict[str, Any]:
-    """Remove data=, test_data=, weights= and out= from key=value, and return them as values of their flags.
-
-    Raises:
-        UsageError: a flag is typed in both forms.
-    """
+    """Remove data=, test_data=, weights= and out= from key=value, and return them as values of their flags."""
     found: dict[str, Any] = {}
     for parameter in ctx.command.params:
         name = str(parameter.name)
@@ -394,11 +359,7 @@ def is_typed(ctx: click.Context, name: str) -> bool:
 
 
 def refuse_loading_flags(ctx: click.Context, weights: str | None) -> None:
-    """Refuse flags about a weights file for an untrained network and for pixels.
-
-    Raises:
-        UsageError: --format, --allow-partial or --trust-pickle was typed.
-    """
+    """Refuse flags about a weights file for an untrained network and for pixels."""
     if weights == "random" or is_pixels(weights or ""):
         unused = {"format", "allow_partial", "trust_pickle"}
         refuse(ctx, used={str(p.name) for p in ctx.command.params} - unused, what=f"--weights {weights}")
@@ -410,9 +371,6 @@ def listed_layers(text: str | None) -> tuple[str, ...]:
     Example:
         >>> listed_layers("res4:avg(8,3),res5avg")
         ('res4:avg(8,3)', 'res5avg')
-
-    Raises:
-        UsageError: it is no list of layers, or a pool does not exist.
     """
     layers = tuple(split_layers(text)) if text else ()
     for layer in layers:
@@ -427,9 +385,6 @@ def gigabytes(text: str) -> float:
     Example:
         >>> gigabytes("8"), gigabytes("8GB"), gigabytes("500MB")
         (8.0, 8.0, 0.5)
-
-    Raises:
-        UsageError: the text is not a size.
     """
     number = text.upper().replace(" ", "").removesuffix("B")
     scale = {"M": 1e-3, "G": 1.0, "T": 1e3}.get(number[-1:])
@@ -450,10 +405,6 @@ def default_data(data: str = "sklearn:digits", title: str = "the handwritten dig
 
 
 def store_folder(folder: str | None) -> Path:
-    """Return the folder of the feature store: --store, by default in the user's cache.
-
-    Raises:
-        UsageError: the folder is an address.
-    """
+    """Return the folder of the feature store: --store, by default in the user's cache."""
     refuse_address(folder or "")
     return Path(folder) if folder else paths.cache_dir() / "features"

@@ -31,9 +31,6 @@ _BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs")
 def local_folder(place: str | Path) -> Path:
     """Return the folder of a place: itself, that of a file:// URL, or the local one of an address.
 
-    Raises:
-        UsageError: a file:// URL names another machine.
-
     >>> local_folder("results")
     PosixPath('results')
     >>> local_folder("file:///data/results")
@@ -48,15 +45,7 @@ def local_folder(place: str | Path) -> Path:
 
 @contextlib.contextmanager
 def synchronised(place: str | Path) -> Iterator[Path]:
-    """Yield the local folder of a place with what is there, and upload what the block has written.
-
-    Args:
-        place: a folder, which is yielded as it is, or an address.
-
-    Raises:
-        UsageError: the scheme is unknown, its package is missing, or there is no such bucket.
-        ResultError: the address cannot be reached.
-    """
+    """Yield the local folder of a place with what is there, and upload what the block has written."""
     folder = pull(place)
     try:
         yield folder
@@ -70,12 +59,7 @@ def synchronised(place: str | Path) -> Iterator[Path]:
 
 
 def pull(place: str | Path) -> Path:
-    """Make the local folder of an address equal to it, and return the folder; files that were never sent stay.
-
-    Raises:
-        UsageError: the scheme is unknown, its package is missing, or there is no such bucket.
-        ResultError: the address cannot be reached.
-    """
+    """Make the local folder of an address equal to it, and return the folder; files that were never sent stay."""
     folder = local_folder(place)
     if not is_address(place):
         return folder

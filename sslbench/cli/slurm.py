@@ -106,11 +106,7 @@ class Slurm:
         return self.nodes * max(1, self.gpus_per_node)
 
     def check(self) -> None:
-        """Refuse settings that do not go together.
-
-        Raises:
-            UsageError: the message names the setting.
-        """
+        """Refuse settings that do not go together."""
         if self.nodes > 1 and self.cluster == "local":
             raise UsageError(
                 f"launcher.nodes={self.nodes}: launcher.cluster=local is this machine alone", "Leave it out."
@@ -141,11 +137,7 @@ class Job:
         self.terminated = False
 
     def __call__(self) -> int:
-        """Run the command; it continues from the checkpoint of an earlier submission.
-
-        Raises:
-            SslbenchError: the run failed; its messages are in the log of the job.
-        """
+        """Run the command; it continues from the checkpoint of an earlier submission."""
         command = [sys.executable, "-m", "sslbench", *self.words]
         # SLURM may signal every process of the job; this signal is submitit's, and would end the run unsaved.
         with self._handing_on_sigterm():
@@ -272,16 +264,7 @@ launcher_option = click.option(
 def take_launcher(
     values: Mapping[str, Any], name: str | None, *, training: bool = False
 ) -> tuple[Slurm | None, dict[str, Any]]:
-    """Return the settings of the jobs that were asked for, None to run here, and the other key=value.
-
-    Args:
-        values: key=value, with those of the launcher.
-        name: the value of --launcher.
-        training: a job has the machines and GPUs of configs/launcher/slurm.yaml; others are one process with one GPU.
-
-    Raises:
-        UsageError: no such launcher or setting, one that is not possible, or settings without the launcher.
-    """
+    """Return the settings of the jobs that were asked for, None to run here, and the other key=value."""
     own = {key: value for key, value in values.items() if key.partition(".")[0] == "launcher"}
     rest = {key: value for key, value in values.items() if key not in own}
     if "launcher" in own and name is not None:
@@ -308,20 +291,7 @@ def as_yaml(requests: Sequence[Mapping[str, Any]]) -> str:
 def submit(
     jobs: Sequence[Sequence[Mapping[str, Any]]], flags: Sequence[str], settings: Slurm, out: Path
 ) -> list[End] | None:
-    """Write the requests of jobs, submit `sslbench run` of them, and wait where that was asked for.
-
-    Args:
-        jobs: written requests of each job.
-        flags: of `sslbench run`.
-        settings: resources of each job.
-        out: folder of the results, which the machines of the cluster share with this one.
-
-    Returns:
-        The ends of the jobs if they were waited for; else None.
-
-    Raises:
-        UsageError: submitit or SLURM is missing, or SLURM refuses the jobs.
-    """
+    """Write the requests of jobs, submit `sslbench run` of them, and wait where that was asked for."""
     texts = [as_yaml(requests) for requests in jobs]
     if any(HIDDEN in text for text in texts):
         raise UsageError(

@@ -36,16 +36,7 @@ def print_table(
     shared: Collection[str] = (),
     wrapped: str | None = None,
 ) -> None:
-    """Print a table on stdout. No name and no number is broken.
-
-    Args:
-        headings: of the columns. A column without any text is left out.
-        rows: texts, one for each heading.
-        names: columns that name a row; they are its first line where the columns do not fit beside each other.
-        left: further columns of text; the others have numbers.
-        shared: columns that are said once, above the table, if all rows have the same text.
-        wrapped: column of text that may take several lines, between words.
-    """
+    """Print a table on stdout. No name and no number is broken."""
     above = [i for i, h in enumerate(headings) if h in shared and len({row[i] for row in rows}) == 1 and rows[0][i]]
     shown = [i for i in range(len(headings)) if i not in above and any(row[i] for row in rows)]
     if above:

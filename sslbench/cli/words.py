@@ -21,9 +21,6 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     Example:
         >>> split_words(["knn", "k=10,20"])
         (['knn'], {'k': [10, 20]})
-
-    Raises:
-        UsageError: a value that cannot be read, or a key that is given twice.
     """
     names_, found = split_listed(words)
     return names_, {key: value for key, (value, _) in found.items()}
@@ -35,9 +32,6 @@ def split_sweep(words: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
     Example:
         >>> split_sweep(["knn", "k=10,20", "seed=3"])
         (['knn'], {'k': [10, 20], 'seed': [3]})
-
-    Raises:
-        UsageError: as for `split_words`, or a value is given twice.
     """
     names_, found = split_listed(words)
     swept = {key: value if listed else [value] for key, (value, listed) in found.items()}

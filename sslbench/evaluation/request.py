@@ -66,11 +66,7 @@ class RunSettings:
     )
 
     def check(self) -> None:
-        """Refuse values out of their range; this machine may still lack the device.
-
-        Raises:
-            UsageError: the message names the setting.
-        """
+        """Refuse values out of their range; this machine may still lack the device."""
         refuse_unknown_device(self.device)
         if self.batch_size < 1:
             raise UsageError(f"batch_size should be at least 1, not {self.batch_size}")
@@ -92,21 +88,13 @@ class RunSettings:
         check_decoder(self.decoder)
 
     def torch_device(self) -> "torch.device":
-        """Return the device of this process; see `choose_device`.
-
-        Raises:
-            UsageError: this machine has no such device.
-        """
+        """Return the device of this process; see `choose_device`."""
         from sslbench.runtime.device import choose_device
 
         return choose_device(self.device)
 
     def extract_settings(self) -> ExtractSettings:
-        """Return the settings of the extraction.
-
-        Raises:
-            UsageError: see `check`; or this machine has no such device.
-        """
+        """Return the settings of the extraction."""
         self.check()
         from sslbench.runtime.device import refuse_imitated
 
@@ -114,13 +102,7 @@ class RunSettings:
         refuse_imitated(self.precision, device)
         workers = resolve_workers(self.workers, device)
         return ExtractSettings(
-            device,
-            self.precision,
-            self.feature_dtype,
-            self.batch_size,
-            workers,
-            self.on_error,
-            self.start_method,
+            device, self.precision, self.feature_dtype, self.batch_size, workers, self.on_error, self.start_method
         )
 
     def each_seed(self) -> "list[RunSettings]":
@@ -197,11 +179,7 @@ class Request:
 
     @property
     def view(self) -> WholeImages:
-        """View of the images that all tasks take.
-
-        Raises:
-            UsageError: the tasks take labels of different kinds, or different views.
-        """
+        """View of the images that all tasks take."""
         refuse_different_labels(task.protocol for task in self.tasks)
         views = {task.kind.view: task.protocol for task in reversed(self.tasks)}
         if len(views) > 1:
@@ -235,11 +213,7 @@ class FeaturesRequest:
 
 
 def refuse_different_labels(names: Iterable[str]) -> None:
-    """Refuse protocols for which no data have the right labels.
-
-    Raises:
-        UsageError: two of them take labels of different kinds.
-    """
+    """Refuse protocols for which no data have the right labels."""
     taken = {name: protocols.find(name).kind.takes for name in names}
     for first, second in itertools.combinations(taken, 2):
         if set(taken[first]).isdisjoint(taken[second]):
@@ -257,17 +231,11 @@ def _new_places(published: Any, settings: Any) -> list[str]:
 
 
 def make_task(
-    protocol: str,
-    overrides: Mapping[str, Any],
-    benchmark: Benchmark | None = None,
-    preset: Preset | None = None,
+    protocol: str, overrides: Mapping[str, Any], benchmark: Benchmark | None = None, preset: Preset | None = None
 ) -> Task:
     """Return a protocol with its settings: the defaults, then the benchmark's, the preset's and the user's.
 
     What a later one changes marks the earlier ones modified; see `protocols.settings_layers`.
-
-    Raises:
-        UsageError: no such protocol or setting.
     """
     definition = protocols.find(protocol)
     layers = protocols.settings_layers(protocol, benchmark, preset, overrides)
@@ -357,11 +325,7 @@ def plain(value: Any) -> Any:
 
 
 def read_request(content: Mapping[str, Any], where: str) -> tuple[Request | FeaturesRequest, RunSettings, str]:
-    """Return a request, the settings of its run and its title from plain values, see `written`.
-
-    Raises:
-        UsageError: another version, an unknown key or name, a missing or impossible value, or a hidden secret.
-    """
+    """Return a request, the settings of its run and its title from plain values, see `written`."""
     values = dict(content)
     version = values.pop("version", None)
     if version != VERSION:

@@ -49,13 +49,7 @@ def describe_embeddings(
     elif part is not None:
         how, hashes, split = f"{part} alone", (pair.fingerprints[part == "test"],) * 2, (part, part)
     parts = [
-        DataPart(
-            name=f"{pair.data} ({part_name})",
-            fingerprint=sha,
-            n=len(f),
-            n_used=len(f),
-            classes=f.target.classes,
-        )
+        DataPart(name=f"{pair.data} ({part_name})", fingerprint=sha, n=len(f), n_used=len(f), classes=f.target.classes)
         for part_name, sha, f in zip(split, hashes, (train, test), strict=True)
     ]
     data = DataUsed(train=parts[0], test=parts[1], how=how, labels=train.target.name, known_by=pair.known_by)
@@ -92,23 +86,7 @@ log = logging.getLogger("sslbench")
 def evaluate(
     prepared: Prepared, *, store: Path, out: Path, command: str, progress: Progress | None = None
 ) -> list[Result]:
-    """Run every protocol on every layer and write one record each; floors are computed first.
-
-    Args:
-        prepared: from `prepare`.
-        store: folder of the feature store.
-        out: folder for the records.
-        command: command line of the user, for the record.
-        progress: receiver of the progress.
-
-    Returns:
-        The results, as they were written, those of protocols on images first. Empty on processes other than the first,
-        which only help to encode and to train.
-
-    Raises:
-        ResourceError: the evaluation is estimated not to fit into memory or on disk.
-        DataError: unreadable images, features that are not finite, labels that a protocol cannot use.
-    """
+    """Run every protocol on every layer and write one record each; floors are computed first."""
     if this_process().rank == 0:
         announce(prepared, store, out)
     with arithmetic(prepared.run.torch_device()):
@@ -131,20 +109,7 @@ def evaluate_features(
     name: str | None = None,
     request: FeaturesRequest | None = None,
 ) -> list[Result]:
-    """Evaluate embeddings made elsewhere; the floors are chance and majority only, and the record says so.
-
-    Args:
-        pair: features and labels of train and test.
-        tasks: the protocols.
-        run: settings of the run.
-        out: folder for the records.
-        command: as the user typed it.
-        name: of the embeddings in records and tables; None: that of their file.
-        request: the evaluation, for the records; None for arrays in memory.
-
-    Raises:
-        UsageError: a protocol that takes images.
-    """
+    """Evaluate embeddings made elsewhere; the floors are chance and majority only, and the record says so."""
     labels = pair.train.target
     log.info(f"{len(pair.train)} train and {len(pair.test)} test samples, {pair.how}{class_counts(labels)}")
     if pair.known_by == "rows":
@@ -172,12 +137,7 @@ def evaluate_features(
 
 
 def check_features_for(pair: FeaturePair, tasks: Sequence[Task], run: RunSettings) -> None:
-    """Check that every protocol can use features that were made elsewhere, with their labels.
-
-    Raises:
-        UsageError: a protocol that takes images, or several trainings of protocols that train nothing.
-        DataError: labels that a protocol cannot use.
-    """
+    """Check that every protocol can use features that were made elsewhere, with their labels."""
     check_groups(pair.test, tuple(pair.test.attributes), pair.name)
     check_seeds(run, tasks)
     check_features(pair, tasks)

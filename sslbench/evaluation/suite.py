@@ -80,21 +80,6 @@ def run_cells(
 
     A cell whose records were in `out` before, by `identity.record_id` and with all that is asked for, is not computed
     again. The holes stand in `holes.csv` beside the records from the moment they are found.
-
-    Args:
-        cells: those of one weights file in a row, so that it is loaded once. Weights whose images are decoded alike are
-            encoded in one pass.
-        run: settings of the run.
-        store: folder of the feature store.
-        out: folder for the records.
-        command: command line of the user, for the records.
-        progress: as for `evaluate`.
-
-    Returns:
-        The results by the weights as the user gave them, those that were there too, and the holes.
-
-    Raises:
-        ResultError: `holes.csv` cannot be written.
     """
     before = {path.stem.rpartition("-")[2]: path for path in sorted(out.glob("*/*.json"))}
     loaded: dict[tuple[str, bool], _Loaded] = {}
@@ -246,16 +231,7 @@ def _write(out: Path, cells: Sequence[SuiteCell], holes: Sequence[Hole]) -> None
 
 
 def likewise(prepared: Prepared, request: Request, loaded: Backbone) -> Prepared:
-    """Return the evaluation of other weights on the data of an evaluation that is prepared.
-
-    Args:
-        prepared: evaluation of the first weights.
-        request: the same for other weights.
-        loaded: their backbone.
-
-    Raises:
-        SslbenchError: the preprocessing or the layers do not fit them.
-    """
+    """Return the evaluation of other weights on the data of an evaluation that is prepared."""
     backbone, _ = for_request(loaded, request, prepared.run)
     request = dataclasses.replace(request, tasks=prepared.request.tasks)
     layers = layers_of(backbone, request)
@@ -272,11 +248,6 @@ def encode_ahead(several: Sequence[Prepared], *, store: Path, progress: Progress
     """Store the features of several weights, and of their untrained copies, in one pass where they are decoded alike.
 
     After an error everything is encoded later, one backbone after the other: it then belongs to one of the weights.
-
-    Args:
-        several: evaluations of different weights on the same data, see `likewise` and `can_encode_ahead`.
-        store: folder of the feature store.
-        progress: receiver of the progress.
     """
     first = several[0]
     data = one_part(first.data, shared_part(first.request.tasks))

@@ -87,11 +87,7 @@ class Benchmark:
 
 
 def load_benchmark(name: str) -> Benchmark:
-    """Load the benchmark of that name, or that YAML file.
-
-    Raises:
-        UsageError: no such benchmark, or its file is wrong.
-    """
+    """Load the benchmark of that name, or that YAML file."""
     file = names.find_file("benchmark", name)
     content = _read(file, name)
     for key in ("name", "sha256", "modified", "place"):
@@ -105,11 +101,7 @@ def load_benchmark(name: str) -> Benchmark:
 
 
 def load_suite(name: str) -> tuple[str, ...]:
-    """Return the names of the benchmarks in a suite (benchmarks/suites/NAME.yaml).
-
-    Raises:
-        UsageError: no such suite, or its file is wrong.
-    """
+    """Return the names of the benchmarks in a suite (benchmarks/suites/NAME.yaml)."""
     file = names.find_file("suite", name)
     return build(_Suite, read_yaml(file), str(file)).benchmarks
 
@@ -121,12 +113,7 @@ class _Suite:
 
 
 def data_of(benchmark: Benchmark, data: str | None = None, test_data: str | None = None) -> tuple[str, str | None]:
-    """Return the locations of train and test: the user's, else those that the benchmark names.
-
-    Raises:
-        UsageError: the data have to be given, or are not in the user's data folder (it says where they are looked for),
-            or the benchmark names a Python module that should read them.
-    """
+    """Return the locations of train and test: the user's, else those that the benchmark names."""
     if data is not None:
         if benchmark.test_folder and test_data is None:
             raise UsageError(
@@ -159,11 +146,7 @@ _OF_PRESETS = ("settings", "layers", "preprocessing")  # taken from a preset tha
 
 
 def source_text(name: str) -> tuple[Path, str]:
-    """Return the file of a benchmark and its text; for a computed one the template, with the data set's name in it.
-
-    Raises:
-        UsageError: no such benchmark.
-    """
+    """Return the file of a benchmark and its text; for a computed one the template, with the data set's name in it."""
     file = names.find_file("benchmark", name)
     text = file.read_bytes().decode("utf-8", "backslashreplace")
     return file, text.replace(_NAME, _data_set(name)) if file.name == _EACH else text

@@ -60,11 +60,7 @@ def family_of(name: str) -> str:
 
 
 def load_preset(name: str) -> Preset:
-    """Load the preset 'knn/dino', or a YAML file; the user's folders of $SSLBENCH_PATH come first.
-
-    Raises:
-        UsageError: no such preset, or its file is wrong.
-    """
+    """Load the preset 'knn/dino', or a YAML file; the user's folders of $SSLBENCH_PATH come first."""
     file = names.find_file("preset", as_file_name(name))
     content = read_yaml(file)
     for key in ("name", "sha256", "modified", "place"):
@@ -80,16 +76,7 @@ def load_preset(name: str) -> Preset:
 
 
 def find_presets(asked: Sequence[str], protocols: Sequence[str]) -> list[Preset]:
-    """Return the presets asked for: 'knn/dino', a YAML file, or 'dino' for each protocol that has one.
-
-    Args:
-        asked: value of --preset.
-        protocols: the protocols that were named; empty: those of the presets.
-
-    Raises:
-        UsageError: no such preset (with the nearest ones), a bare name without a protocol, or a preset of a protocol
-            that was not named.
-    """
+    """Return the presets asked for: 'knn/dino', a YAML file, or 'dino' for each protocol that has one."""
     known = names.list_names("preset")
     found: dict[str, Preset] = {}
     for name in asked:

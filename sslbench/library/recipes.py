@@ -39,18 +39,7 @@ _UNCHECKED = (ValueError, TypeError, AttributeError, KeyError, IndexError, Asser
 
 
 def compose(config: str, choices: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """configs/CONFIG.yaml with the files of its groups; a user's folders come before the built-in one.
-
-    Args:
-        config: name of the file.
-        choices: group -> file of that group, where it is not the one that the configuration names.
-
-    Returns:
-        The values, and the file that was taken of every group.
-
-    Raises:
-        UsageError: the files do not fit together.
-    """
+    """configs/CONFIG.yaml with the files of its groups; a user's folders come before the built-in one."""
     import yaml
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
@@ -93,14 +82,6 @@ def compose_pretraining(method: str, given: Mapping[str, Any], flags: Mapping[st
 
     A group that the user chooses (augment=small) stands as its file says: what the recipe said about that group was
     for the recipe's own choice.
-
-    Args:
-        method: a recipe; 'my_pkg.my_method', a module without one; or the config.yaml of an earlier run.
-        given: key=value words; 'augment', 'optimizer' and 'schedule' choose a file, dotted keys a value.
-        flags: setting -> value.
-
-    Raises:
-        UsageError: no such recipe or group, or another optimizer without a learning rate of its own.
     """
     if "method" in given:
         raise UsageError(
@@ -152,11 +133,7 @@ def _shorten(values: dict[str, Any], origins: dict[str, str], before: Any) -> No
 
 
 def inputs_of_run(method: str) -> dict[str, Any]:
-    """Return the data and first weights of an earlier run, from its config.yaml; {} for the name of a method.
-
-    Raises:
-        UsageError: the file has other inputs than `RUN_INPUTS`, or of another type.
-    """
+    """Return the data and first weights of an earlier run, from its config.yaml; {} for the name of a method."""
     if not (method.endswith(".yaml") and Path(method).is_file()):
         return {}
     inputs = read_yaml(Path(method)).get("run") or {}

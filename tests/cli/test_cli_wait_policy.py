@@ -21,8 +21,7 @@ except SystemExit:
 
 
 @pytest.mark.parametrize(
-    ("own", "wanted"),
-    [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "active"}, "ACTIVE"), ({"GOMP_SPINCOUNT": "77"}, None)],
+    ("own", "wanted"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "active"}, "ACTIVE"), ({"GOMP_SPINCOUNT": "77"}, None)]
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="libgomp of torch's wheels for Linux")
 def test_the_library_itself_has_read_the_policy(own, wanted):

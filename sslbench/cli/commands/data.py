@@ -109,13 +109,7 @@ def to_kwcoco(
 
 @command.command("prepare")
 @click.argument("name", required=False)
-@click.option(
-    "--archive",
-    "archives",
-    multiple=True,
-    type=LocalPath(),
-    help="Archive, or folder of archives; repeat.",
-)
+@click.option("--archive", "archives", multiple=True, type=LocalPath(), help="Archive, or folder of archives; repeat.")
 @click.option("--out", type=LocalPath(), help="Data folder. Default: $SSLBENCH_DATA, else ./data.")
 @click.option("--no-verify", is_flag=True, help="Skip checksums and counts, for part of a data set.")
 def prepare(name: str | None, archives: tuple[Path, ...], out: Path | None, no_verify: bool) -> None:
@@ -126,11 +120,7 @@ def prepare(name: str | None, archives: tuple[Path, ...], out: Path | None, no_v
     """
     terminal.show_messages()
     if name is None:
-        options.refuse(
-            click.get_current_context(),
-            used=(),
-            what="a list of data sets (NAME is missing)",
-        )
+        options.refuse(click.get_current_context(), used=(), what="a list of data sets (NAME is missing)")
         for line in prepared.described():
             click.echo(line)
         return
@@ -176,12 +166,7 @@ _PROJECT = click.option(
 @click.option("--overwrite", is_flag=True, help="Replace an existing name.")
 @_PROJECT
 def add(
-    name: str,
-    location: str,
-    image_column: str | None,
-    label_column: str | None,
-    overwrite: bool,
-    project: bool,
+    name: str, location: str, image_column: str | None, label_column: str | None, overwrite: bool, project: bool
 ) -> None:
     """Make NAME an alias of STRING for `--data NAME`.
 

@@ -119,14 +119,7 @@ def tasks() -> "tuple[Task, ...]":
 
 
 def pretrain_on(digits: Path, out: Path, seed: int, **changed: Any) -> "PretrainingOutcome":
-    """Pretrain on the training part, or find the weights of an earlier demo.
-
-    Args:
-        digits: folder with a part `train`.
-        out: folder of the run.
-        seed: of initialisation, order and views.
-        changed: other values of `SETTINGS`, for a shorter run.
-    """
+    """Pretrain on the training part, or find the weights of an earlier demo."""
     import torch
 
     from sslbench.train.observers.always import always

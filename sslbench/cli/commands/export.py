@@ -51,11 +51,7 @@ def command(
     from sslbench.evaluation.prediction import export_network
 
     request = evaluation.Request(
-        **weights.loading(),
-        data="",
-        tasks=(),
-        layers=layers,
-        preprocessing=preprocessing.values(),
+        **weights.loading(), data="", tasks=(), layers=layers, preprocessing=preprocessing.values()
     )
     report = export_network(request, out, overwrite=force)
     channels, height, width = report.shape

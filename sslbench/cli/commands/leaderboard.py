@@ -112,20 +112,7 @@ def write_board(
     average: bool = False,
     columns: Sequence[str] = (),
 ) -> None:
-    """Print the table of all records below `roots` and write it to files.
-
-    Args:
-        roots: folders of results; a record that lies in several of them counts once.
-        files: 'csv', 'html', 'markdown' or 'latex' -> file.
-        form: layout of the CSV.
-        metric: metric to show; None: the leading metric of each benchmark.
-        published: add rows of published numbers.
-        average: add each row's mean.
-        columns: names of extra columns, see `leaderboard.columns`.
-
-    Raises:
-        SslbenchError: there are no records, all are damaged, or a file cannot be written.
-    """
+    """Print the table of all records below `roots` and write it to files."""
     from sslbench import leaderboard
     from sslbench.leaderboard import columns as further_columns
     from sslbench.results import holes

@@ -67,11 +67,7 @@ def command(
 
 
 def written_requests(file: Path) -> list[dict[str, Any]]:
-    """Return the requests in a file, or that of a record, as they are written.
-
-    Raises:
-        SslbenchError: the file cannot be read, holds none, or is a record from before requests were written.
-    """
+    """Return the requests in a file, or that of a record, as they are written."""
     if file.suffix == ".json":
         return [request_of(read(file), file)]
     content = read_yaml(file)
@@ -82,11 +78,7 @@ def written_requests(file: Path) -> list[dict[str, Any]]:
 
 
 def request_of(record: Result, file: Path) -> dict[str, Any]:
-    """Return the written request of a record.
-
-    Raises:
-        ResultError: the record has none.
-    """
+    """Return the written request of a record."""
     if record.request is None:
         raise ResultError(
             f"{file} holds no request: it was made by {record.command}",

@@ -40,12 +40,7 @@ _SCATTER = {"features_path", "labels_path", "projection"}
 @click.option("--views", help="Pictures of patches: pca,attention,nearest. Default: all that the network has.")
 @click.option("--foreground", is_flag=True, help="Colour the foreground only, found by the first principal component.")
 @click.option("--projection", type=click.Choice(["pca", "tsne", "umap"]), help="Projection of features. Default: tsne.")
-@click.option(
-    "--features",
-    "features_path",
-    type=LocalPath(),
-    help="Features made elsewhere, .npy of one row each.",
-)
+@click.option("--features", "features_path", type=LocalPath(), help="Features made elsewhere, .npy of one row each.")
 @click.option("--labels", "labels_path", type=LocalPath(), help="CSV of their labels, in the same order.")
 @options.weights_options
 @options.data_options
@@ -111,11 +106,7 @@ def command(
 
 
 def print_definition(name: str) -> None:
-    """Print the definition of a name, or of KIND/NAME.
-
-    Raises:
-        UsageError: nothing is called so.
-    """
+    """Print the definition of a name, or of KIND/NAME."""
     if name in list_names("protocol"):
         _show_protocol(name)
         return

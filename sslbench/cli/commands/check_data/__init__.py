@@ -70,9 +70,7 @@ def _number_to_decode(ctx: click.Context, param: click.Parameter, value: str) ->
     help="Smallest cosine similarity of nearly equal images, on whitened pixels or features. Default: 0.85.",
 )
 @click.option(
-    "--pairs",
-    type=LocalPath(),
-    help="CSV file to write suspected leaks to: images of test and their matches in train.",
+    "--pairs", type=LocalPath(), help="CSV file to write suspected leaks to: images of test and their matches in train."
 )
 @click.option("--csv", type=LocalPath(), help="CSV file to write the images per class to.")
 @click.option("--sheet", type=LocalPath(), help="PNG file with example images of every class.")

@@ -61,14 +61,7 @@ class CheckedCommand:
 
 
 def check(ctx: click.Context, chosen: EvalOptions, names: Sequence[str], values: Mapping[str, Any]) -> CheckedCommand:
-    """Refuse names, paths, options and settings that do not exist, are not possible or have no effect.
-
-    Args:
-        ctx: the context of the command.
-        chosen: its options.
-        names: protocols.
-        values: key=value.
-    """
+    """Refuse names, paths, options and settings that do not exist, are not possible or have no effect."""
     benchmarks = _benchmarks(chosen, names)
     runs = protocol_runs(names, chosen.presets, benchmarks)
     refuse_unused(ctx, chosen, [run.protocol for run in runs])
@@ -186,11 +179,7 @@ def _needed_benchmark(name: str, needed: NeededBenchmark, chosen: EvalOptions, n
 def protocol_runs(
     protocols: Sequence[str], presets: Sequence[str], benchmarks: Sequence[Benchmark]
 ) -> list[ProtocolRun]:
-    """Return the protocols to run, in order: each with every preset asked for it, else with its defaults.
-
-    Raises:
-        UsageError: see `presets.find_presets`.
-    """
+    """Return the protocols to run, in order: each with every preset asked for it, else with its defaults."""
     named = list(dict.fromkeys(protocols or [benchmark.protocol for benchmark in benchmarks]))
     found = find_presets(presets, named)
     chosen = []
@@ -208,11 +197,7 @@ _URL = re.compile(r"[A-Za-z][\w+.-]*://")
 
 
 def expand(weights: Sequence[str]) -> list[str]:
-    """Return the weights with patterns such as 'runs/*/weights.torch' expanded, each once.
-
-    Raises:
-        UsageError: nothing fits a pattern.
-    """
+    """Return the weights with patterns such as 'runs/*/weights.torch' expanded, each once."""
     found: list[str] = []
     for word in weights:
         if not any(character in word for character in "*?[") or _URL.match(word) or Path(word).exists():

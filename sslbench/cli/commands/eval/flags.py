@@ -86,22 +86,14 @@ class EvalOptions:
         return tuple(name.strip() for name in (self.value_columns or "").split(",") if name.strip())
 
     def noise_shares(self) -> tuple[float, ...]:
-        """Return the shares in --noise.
-
-        Raises:
-            UsageError: one is not a number.
-        """
+        """Return the shares in --noise."""
         try:
             return tuple(float(part) for part in (self.noise or "").split(",") if part.strip())
         except ValueError:
             raise UsageError(f"--noise {self.noise}: should be shares such as 0.1,0.2,0.4") from None
 
     def run_settings(self) -> dict[str, Any]:
-        """Return the given options as fields of `RunSettings`.
-
-        Raises:
-            UsageError: two of them exclude each other.
-        """
+        """Return the given options as fields of `RunSettings`."""
         floors = {"floors": False} if self.no_floors else {}
         overlaps = {"overlaps": False} if self.no_overlaps else {}
         estimate = {"estimate": False} if self.no_estimate else {}
@@ -206,16 +198,7 @@ _EMBEDDING_REASONS = {
 
 
 def refuse_unused(ctx: click.Context, chosen: EvalOptions, names: Sequence[str]) -> None:
-    """Refuse options that have no effect on the protocols.
-
-    Args:
-        ctx: the context of the command.
-        chosen: its options.
-        names: the protocols that will run.
-
-    Raises:
-        UsageError: an option was typed that none of them uses.
-    """
+    """Refuse options that have no effect on the protocols."""
     found = [protocols.find(name) for name in names]
     of_protocols = {field.name for each in found for field in dataclasses.fields(each.settings)}
     settings = of_protocols & _PROTOCOL_SETTINGS.keys()
@@ -237,11 +220,7 @@ def _options_of(kind: protocols.Kind[Any]) -> frozenset[str]:
 
 
 def refuse_unused_of_weights(ctx: click.Context, chosen: EvalOptions) -> None:
-    """Refuse options about a file of weights where there is none.
-
-    Raises:
-        UsageError: such an option was typed beside --weights random or pixels.
-    """
+    """Refuse options about a file of weights where there is none."""
     files = [word for word in (*chosen.weights, *chosen.baselines) if word != "random" and not is_pixels(word)]
     if chosen.weights and not files:
         used = {str(parameter.name) for parameter in ctx.command.params} - _OF_A_FILE
@@ -249,11 +228,7 @@ def refuse_unused_of_weights(ctx: click.Context, chosen: EvalOptions) -> None:
 
 
 def protocol_names(chosen: EvalOptions, words: Sequence[str]) -> list[str]:
-    """Return the names of protocols among the words of a command as their files are spelt: low_shot is low-shot.
-
-    Raises:
-        UsageError: a word is a path, which belongs after a flag.
-    """
+    """Return the names of protocols among the words of a command as their files are spelt: low_shot is low-shot."""
     for word in words:
         if not ("/" in word or os.sep in word or (word not in list_names("protocol") and Path(word).exists())):
             continue

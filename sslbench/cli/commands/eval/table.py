@@ -230,13 +230,7 @@ def _selected(result: Result) -> str:
 
 
 def print_over_training(folder: Path, results: Mapping[str, Sequence[Result]], out: Path) -> None:
-    """Print a row per checkpoint and protocol, and write CSV and PNG beside the records.
-
-    Args:
-        folder: folder of the checkpoints.
-        results: file of each checkpoint -> its results; [] where it could not be evaluated.
-        out: folder of the records.
-    """
+    """Print a row per checkpoint and protocol, and write CSV and PNG beside the records."""
     curves = training_curves([(position(Path(file)), own) for file, own in results.items()])
     if not curves:
         return

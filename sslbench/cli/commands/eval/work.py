@@ -68,14 +68,7 @@ class Plan:
 
 
 def make_plan(chosen: EvalOptions, names: Sequence[str], values: Mapping[str, Any], checked: CheckedCommand) -> Plan:
-    """Return what a checked command evaluates; nothing is opened.
-
-    Args:
-        chosen: its options.
-        names: protocols.
-        values: key=value.
-        checked: from `check`.
-    """
+    """Return what a checked command evaluates; nothing is opened."""
     store, out = chosen.run.store_folder(), Path(chosen.out)
     if chosen.features is not None:
         return Plan((_features_request(chosen, checked),), (), {}, checked.run, checked.origins, store, out)
@@ -103,17 +96,7 @@ def make_plan(chosen: EvalOptions, names: Sequence[str], values: Mapping[str, An
 
 
 def with_checkpoints(weights: Sequence[str]) -> tuple[list[str], dict[str, tuple[str, ...]]]:
-    """Return the weights with folders of checkpoints replaced by their files in the order of training.
-
-    Args:
-        weights: from `expand`.
-
-    Returns:
-        The weights files, and those of each folder.
-
-    Raises:
-        UsageError: a folder has no checkpoints.
-    """
+    """Return the weights with folders of checkpoints replaced by their files in the order of training."""
     found: list[str] = []
     runs: dict[str, tuple[str, ...]] = {}
     for word in weights:
@@ -150,11 +133,7 @@ def plan_of(
     *,
     skip_existing: bool,
 ) -> Plan:
-    """Return what requests with their titles evaluate; folders of checkpoints are replaced by their files.
-
-    Raises:
-        UsageError: a folder has no checkpoints, or nothing can be skipped.
-    """
+    """Return what requests with their titles evaluate; folders of checkpoints are replaced by their files."""
     origins = {name: "the request" if name in changed_fields(run) else "default" for name in dataclasses.asdict(run)}
     images: dict[tuple[str, str], list[Request]] = {}
     features, folders = [], dict[str, tuple[str, ...]]()
@@ -262,10 +241,7 @@ def _requests(
 
 
 def layers_and_preprocessing(
-    run: ProtocolRun,
-    layers: tuple[str, ...],
-    preprocessing: Mapping[str, Any],
-    benchmark: Benchmark | None = None,
+    run: ProtocolRun, layers: tuple[str, ...], preprocessing: Mapping[str, Any], benchmark: Benchmark | None = None
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Return the layers and the preprocessing of a run: the user's, else the preset's, else the benchmark's."""
     parts = [part for part in (run.preset, benchmark) if part is not None]
@@ -452,17 +428,7 @@ def jobs_of(plan: Plan) -> list[list[dict[str, Any]]]:
 def submit(
     plan: Plan, jobs: Sequence[Sequence[Mapping[str, Any]]], launcher: Slurm, out: str
 ) -> tuple[int | None, list[End] | None]:
-    """Submit the jobs of a plan; tell of cells whose data are missing.
-
-    Args:
-        plan: of the command.
-        jobs: its written requests.
-        launcher: resources of the jobs.
-        out: the value of --out, which may be an address.
-
-    Returns:
-        The exit code, and the ends of the jobs if they were waited for.
-    """
+    """Submit the jobs of a plan; tell of cells whose data are missing."""
     code, folder = None, local_folder(out)
     if lost := [cell for cell in plan.cells if cell.problem is not None]:
         _, holes = run_cells(lost, plan.run, store=plan.store, out=folder, command="")

@@ -53,11 +53,7 @@ class PretrainFlags:
         return {key: values[key] for key in keys if values[key] is not None}
 
     def check(self) -> None:
-        """Refuse flags that depend on another one that is not given.
-
-        Raises:
-            UsageError: the message names the flag.
-        """
+        """Refuse flags that depend on another one that is not given."""
         if self.init is None and (self.init_format or self.stem):
             raise UsageError(f"{'--format' if self.init_format else '--stem'} needs --init, a weights file")
         if self.eval_test_data and not self.eval_data:

@@ -89,11 +89,7 @@ def _next(request: PretrainRequest, weights: Path) -> str:
 
 
 def print_plan(request: PretrainRequest, origins: Mapping[str, str], launcher: Slurm | None) -> None:
-    """Print the plan; opens the data, builds the networks and reads a few images for their channels.
-
-    Raises:
-        SslbenchError: anything that the run itself would refuse.
-    """
+    """Print the plan; opens the data, builds the networks and reads a few images for their channels."""
     prepared = prepare(request)
     settings = dataclasses.asdict(prepared.request.settings)
     origins = {**origins, **prepared.changes}

@@ -19,11 +19,7 @@ from sslbench.runtime.folders import refuse_unwritable
 
 
 def run_written(content: Mapping[str, Any], where: str, *, dry_run: bool) -> None:
-    """Train by a written request: version, method, settings (key -> value), and flags by their Python names.
-
-    Raises:
-        UsageError: an unknown key, or a value that is not possible.
-    """
+    """Train by a written request: version, method, settings (key -> value), and flags by their Python names."""
     values = dict(content)
     version, method, settings = values.pop("version", None), str(values.pop("method")), values.pop("settings", {})
     if version != VERSION:
