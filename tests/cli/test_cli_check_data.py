@@ -93,7 +93,7 @@ def test_images_that_were_encoded_again_are_found_by_pixels(check, photos):
 
 
 def test_what_a_large_set_is_not_searched_for_is_said(check, photos, monkeypatch):
-    monkeypatch.setattr("sslbench.cli.commands.check_data.DECODED", 35)
+    monkeypatch.setattr("sslbench.cli.commands.check_data.flags.DECODED", 35)
     assert "near duplicates were not searched: 36 images would be decoded (--near-copies pixels)" in check(photos)[1]
     assert "not searched" not in check(photos, "--near-copies", "none")[1]
     assert "not searched" not in check(photos, "--near-copies", "pixels")[1]
