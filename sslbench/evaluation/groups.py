@@ -10,7 +10,7 @@ from sslbench.evaluation.trainings import mean_tables
 from sslbench.features.array import Features
 from sslbench.metrics import groups as group_metrics
 from sslbench.metrics.groups import per_class
-from sslbench.results import GroupValue, MetricValue, Result, as_recorded, percent, records
+from sslbench.results import GroupValue, Result, metric_value, percent, records
 from sslbench.targets import kinds
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.target import OfClasses
@@ -100,12 +100,7 @@ def _with_groups(result: Result, scores: records.Scores, name: str, column: Sequ
     except KeyError:
         return _without_groups(result, [name])
     groups = tuple(
-        GroupValue(
-            name=group.name,
-            metric=MetricValue(
-                **{part: as_recorded(metric, getattr(group, part), ()) for part in ("value", "low", "high")}, n=group.n
-            ),
-        )
+        GroupValue(name=group.name, metric=metric_value(metric, (group.value, group.low, group.high), group.n))
         for group in found
     )
     warning = group_metrics.warning(name, found[0])

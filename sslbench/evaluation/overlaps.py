@@ -15,10 +15,10 @@ from sslbench.evaluation.record import Encoded
 from sslbench.evaluation.request import RunSettings, Task
 from sslbench.features.array import Features
 from sslbench.metrics.catalog import find as find_metric
-from sslbench.metrics.intervals import Interval, Units, mean_of_rows, over_trainings
+from sslbench.metrics.intervals import Units, mean_of_rows, over_trainings
 from sslbench.metrics.summary import one_measure, with_intervals
 from sslbench.paths import not_written
-from sslbench.results import MetricValue, Overlaps, Result, as_recorded, records
+from sslbench.results import MetricValue, Overlaps, Result, metric_value, records
 from sslbench.targets import kinds
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.target import OfClasses
@@ -137,7 +137,7 @@ def _without(result: Result, scores: records.Scores, out: set[str]) -> tuple[Met
     name = result.headline
     if scores.means is not None and name in scores.means.metrics:
         interval = mean_of_rows(find_metric(name), scores.means.values(name), np.flatnonzero(remaining), scores.groups)
-        return MetricValue(**_recorded(name, interval), n=len(labels)), ()
+        return metric_value(name, interval, len(labels)), ()
     draws = scores.draws_of(result)
     if not draws:
         return None, ("The score without suspected overlaps is unknown: the scores of the first draw alone are kept.",)
@@ -148,9 +148,4 @@ def _without(result: Result, scores: records.Scores, out: set[str]) -> tuple[Met
         return None, ()
     each = [with_intervals(measure, units, result.seed, _RESAMPLES)[name] for measure in measures]
     interval = over_trainings(each, find_metric(name).bounds) if len(each) > 1 else each[0]
-    return MetricValue(**_recorded(name, interval), n=len(labels)), ()
-
-
-def _recorded(name: str, interval: Interval) -> dict[str, float | None]:
-    """Return value, low and high of a metric as records hold them."""
-    return {part: as_recorded(name, value, ()) for part, value in zip(("value", "low", "high"), interval, strict=True)}
+    return metric_value(name, interval, len(labels)), ()

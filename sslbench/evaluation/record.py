@@ -6,7 +6,7 @@ import logging
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from sslbench.evaluation.trainings import ONE_TRAINING, draws
 from sslbench.features.array import Features
 from sslbench.identity import Measurement, groups_digest, record_id
 from sslbench.library.benchmarks import Benchmark
+from sslbench.library.presets import Preset
 from sslbench.metrics.classification import places
 from sslbench.names import did_you_mean
 from sslbench.results import (
@@ -57,6 +58,7 @@ from sslbench.targets.classes import Classes
 from sslbench.train.optimizers.optimizer import code_of
 
 log = logging.getLogger("sslbench")
+Named = TypeVar("Named", BenchmarkUsed, PresetUsed)
 _ROWS = 4096
 """Rows of features in memory at a time."""
 
@@ -130,25 +132,26 @@ class Subject:
 
 def measurement(subject: Subject, task: Task) -> Measurement:
     """Return what a protocol measures of a subject; `identity.record_id` names it."""
-    benchmark, preset = task.benchmark, task.preset
+    definition, optimizer = protocols.find(task.protocol), getattr(task.settings, "optimizer", None)
+    # As with a built-in protocol, the version of an installed plug-in's stands for its code.
+    own = [names.find_module("protocol", task.protocol)] if "." in task.protocol else []
+    read = task.kind.reads_trained_side(task.settings)
     return Measurement(
         weights=subject.weights,
         layer=subject.layer,
-        preprocessing=_as_read(subject.preprocessing, task),
+        # Of several protocols that run together, one may read a value that another does not.
+        preprocessing={name: value for name, value in subject.preprocessing.items() if name != "trained_side" or read},
         precision=subject.precision,
         # Protocols on images store no features.
         feature_dtype="float32" if task.kind.needs_images else subject.feature_dtype,
-        protocol=_protocol(task),
-        benchmark=None if benchmark is None else benchmark_used(benchmark),
-        preset=None
-        if preset is None
-        else PresetUsed(
-            name=preset.name,
-            version=preset.version,
-            source=preset.source,
-            sha256=preset.sha256,
-            modified=preset.modified,
+        protocol=ProtocolUsed(
+            name=task.protocol,
+            version=definition.version,
+            settings=plain(definition.recorded(task.settings)),
+            code=user_code.sha256([*own, *(code_of(optimizer) if optimizer else [])]),
         ),
+        benchmark=_as_used(BenchmarkUsed, task.benchmark),
+        preset=_as_used(PresetUsed, task.preset),
         data=subject.data,
         seed=subject.run.seed,
         seeds=subject.run.seeds if task.kind.trains else None,
@@ -156,21 +159,10 @@ def measurement(subject: Subject, task: Task) -> Measurement:
     )
 
 
-def _as_read(preprocessing: dict[str, Any], task: Task) -> dict[str, Any]:
-    """Return the values of a preprocessing that one of several protocols reads."""
-    read = task.kind.reads_trained_side(task.settings)
-    return {name: value for name, value in preprocessing.items() if name != "trained_side" or read}
-
-
-def benchmark_used(benchmark: Benchmark) -> BenchmarkUsed:
-    """Return a benchmark as records name it."""
-    return BenchmarkUsed(
-        name=benchmark.name,
-        version=benchmark.version,
-        sha256=benchmark.sha256,
-        modified=benchmark.modified,
-        metric=benchmark.metric,
-    )
+def _as_used(form: type[Named], definition: Benchmark | Preset | None) -> Named | None:
+    """Return a benchmark or preset as records name it."""
+    fields = [field.name for field in dataclasses.fields(form)]
+    return None if definition is None else form(**{name: getattr(definition, name) for name in fields})
 
 
 def asked(subject: Subject, task: Task) -> RequestedParts:
@@ -373,18 +365,6 @@ def finish(
     written = floors.write(result, scores, out)
     write_predicted(written, scores)
     return written
-
-
-def _protocol(task: Task) -> ProtocolUsed:
-    optimizer = getattr(task.settings, "optimizer", None)
-    # As with a built-in protocol, the version of an installed plug-in's stands for its code.
-    own = [names.find_module("protocol", task.protocol)] if "." in task.protocol else []
-    return ProtocolUsed(
-        name=task.protocol,
-        version=protocols.find(task.protocol).version,
-        settings=plain(protocols.find(task.protocol).recorded(task.settings)),
-        code=user_code.sha256([*own, *(code_of(optimizer) if optimizer else [])]),
-    )
 
 
 def describe(prepared: Prepared, backbone: Backbone, layer: str, encoded: Encoded, command: str) -> Subject:

@@ -154,12 +154,15 @@ def percent_metrics(outcome: Outcome, n: int) -> dict[str, MetricValue]:
     """Return the metrics of an outcome in the units of records; `n` is the number of test samples."""
     n = n if outcome.scored is None else outcome.scored
     return {
-        name: MetricValue(
-            **{part: as_recorded(name, v, outcome.absolute) for part, v in zip(_PARTS, values, strict=True)},
-            n=outcome.counts.get(name, n),
-        )
-        for name, values in outcome.metrics.items()
+        name: metric_value(name, interval, outcome.counts.get(name, n), outcome.absolute)
+        for name, interval in outcome.metrics.items()
     }
+
+
+def metric_value(name: str, interval: Interval, n: int, absolute: Collection[str] = ()) -> MetricValue:
+    """Return a metric with its interval in the unit of records, see `as_recorded`."""
+    value, low, high = (as_recorded(name, end, absolute) for end in interval)
+    return MetricValue(value=value, low=low, high=high, n=n)
 
 
 def as_recorded(name: str, value: float, absolute: Collection[str]) -> float | None:
