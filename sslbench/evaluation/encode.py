@@ -166,7 +166,16 @@ def encode_parts(
     work: bool = False,
 ) -> Encoded:
     """Return features of train and test; when both were cut from one source, that source is encoded and then cut."""
-    # So `sslbench extract` and evaluations with other seeds or test fractions share one entry of the store.
+    if run.on_the_fly:
+        features: list[dict[str, Features]] = []
+        for part in (data.train, data.test):
+            grids = {}
+            for layer in layers:
+                report = stage_progress(progress, f"{backbone.title} on {part.name}: {layer.text}")
+                grids[layer.text] = streamed(backbone, part, layer, run.extract_settings(), report)
+            features.append(grids)
+        return Encoded(features[0], features[1], (), 0.0, len(data.train) + len(data.test))
+    # `sslbench extract` and evaluations with other seeds or test fractions share the entry of the whole in the store.
     whole = data.whole
     parts = [("all", whole)] if whole is not None else [("train", data.train), ("test", data.test)]
     parts = parts[1:] if data.train is data.test and whole is None else parts  # one part stands for both
@@ -219,32 +228,3 @@ def rows_of(features: Features, part: Source) -> Features:
         grid=features.grid,
         rank=labelled.rank,
     )
-
-
-def encode(
-    backbone: Backbone,
-    prepared: Prepared,
-    layers: Sequence[Layer],
-    store: Path,
-    progress: Progress | None,
-    *,
-    work: bool = True,
-) -> Encoded:
-    """Return the features of both parts, from the store or computed when they are read."""
-    if not prepared.run.on_the_fly:
-        return encode_parts(backbone, prepared.data, layers, prepared.run, store, progress, work=work)
-    settings = prepared.run.extract_settings()
-    train, test = (
-        {
-            layer.text: streamed(
-                backbone,
-                part,
-                layer,
-                settings,
-                stage_progress(progress, f"{backbone.title} on {part.name}: {layer.text}"),
-            )
-            for layer in layers
-        }
-        for part in (prepared.data.train, prepared.data.test)
-    )
-    return Encoded(train, test, (), 0.0, len(prepared.data.train) + len(prepared.data.test))

@@ -12,7 +12,7 @@ from sslbench.distributed import this_process
 from sslbench.distributed.collectives import from_first, process_group
 from sslbench.evaluation import floors, overlaps
 from sslbench.evaluation.beside import write_curves, write_sheet
-from sslbench.evaluation.encode import encode, extract_part, rows_of, store_for
+from sslbench.evaluation.encode import encode_parts, extract_part, rows_of, store_for
 from sslbench.evaluation.groups import with_details
 from sslbench.evaluation.preparation import (
     Prepared,
@@ -66,7 +66,7 @@ def evaluate_on_features(
     for name, backbone in {"": prepared.backbone, **beside.found}.items():
         stores[name] = store_for(backbone, store, prepared.run)
         layers = floor_layers(prepared, backbone)
-        parts = encode(backbone, prepared, layers, stores[name], progress, work=not name)
+        parts = encode_parts(backbone, prepared.data, layers, prepared.run, stores[name], progress, work=not name)
         scored[name] = _Scored(backbone, parts, {})
     for name, each in scored.items():
         further = {

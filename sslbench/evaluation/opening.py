@@ -88,11 +88,7 @@ def _columns(request: Request) -> dict[str, Any]:
 
 
 def kinds_of_places(tasks: Sequence[Task]) -> tuple[type[Target], ...]:
-    """Return the kinds of target that protocols take, where formats read these; () of labelled images.
-
-    Raises:
-        UsageError: the protocols take labels of different kinds.
-    """
+    """Return the kinds of target that protocols take, where formats read these; () of labelled images."""
     refuse_different_labels(task.protocol for task in tasks)
     return next((task.kind.takes for task in tasks if task.kind.takes[0].default[0]), ())
 
