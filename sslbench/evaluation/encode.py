@@ -169,7 +169,7 @@ def encode_parts(
     if run.on_the_fly:
         features: list[dict[str, Features]] = []
         for part in (data.train, data.test):
-            grids = {}
+            grids: dict[str, Features] = {}
             for layer in layers:
                 report = stage_progress(progress, f"{backbone.title} on {part.name}: {layer.text}")
                 grids[layer.text] = streamed(backbone, part, layer, run.extract_settings(), report)

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
@@ -34,6 +35,13 @@ class Net(nn.Module):
         return self.conv(x).flatten(1)
 
 
+@functools.cache
+def net():
+    # One object: features of a module in memory are found again for that object only.
+    torch.manual_seed(0)
+    return Net()
+
+
 @pytest.fixture
 def photos(tmp_path):
     """Bright and dark pictures; those of the site 'south' carry the wrong label in test."""
@@ -57,7 +65,6 @@ def photos(tmp_path):
 
 
 def evaluate(photos, name="all.csv", **request):
-    torch.manual_seed(0)
     settings = {"knn": {"k": 3}}
     request = {
         "protocols": ["knn"],
@@ -66,7 +73,7 @@ def evaluate(photos, name="all.csv", **request):
         "run": RUN,
         "preprocessing": SMALL,
     } | request
-    return sslbench.evaluate(Net(), photos / name, **request)
+    return sslbench.evaluate(net(), photos / name, **request)
 
 
 @pytest.mark.parametrize("name", ["all.csv", "all.kwcoco.json"])
