@@ -1,15 +1,13 @@
 """Interface of data formats: every module of `sslbench.data.formats` has one, `FORMAT`, and is found by its name.
 
-A format reads samples (images with labels), objects (boxes and masks), and by the kind of their target label maps,
-depth, pairs of images or videos.
+A format reads samples (images with labels), and by the kind of their target boxes with masks, label maps, depth, pairs
+of images or videos.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.errors import UsageError
 from sslbench.names import find_module, list_names
@@ -66,22 +64,6 @@ class SampleReader(Generic[O]):
 
 
 @dataclasses.dataclass(frozen=True)
-class ObjectReader:
-    """Reader of images with boxes and masks.
-
-    Attributes:
-        recognises: cheap test of a location.
-        open: split -> source.
-        open_with: the same for images below another folder (`?images=FOLDER`) or by groups of images (`?group=KEY`,
-            '' without); None: there are no such options.
-    """
-
-    recognises: Callable[[str], bool]
-    open: Callable[[str], Mapping[str, ObjectSource]]
-    open_with: Callable[[str, Path | None, str], Mapping[str, ObjectSource]] | None = None
-
-
-@dataclasses.dataclass(frozen=True)
 class Reader(Generic[O]):
     """Reader of one kind of target.
 
@@ -117,14 +99,12 @@ class SourceFormat:
     Attributes:
         doc: docstring of its module; the first line is shown in lists of formats.
         samples: None: not readable as images with labels.
-        objects: None: no boxes.
-        readers: of other targets (label maps, depth, pairs, videos), by their kind.
+        readers: of other targets (boxes, label maps, depth, pairs, videos), by their kind.
         last_resort: asked after all others, for a format whose test also accepts theirs.
     """
 
     doc: str
     samples: SampleReader[Any] | None = None
-    objects: ObjectReader | None = None
     readers: Mapping[type[Target], Reader[Any]] = dataclasses.field(default_factory=dict)
     last_resort: bool = False
 

@@ -17,7 +17,6 @@ import yaml
 from sslbench import config
 from sslbench.data import bands, remote, strings, tiles
 from sslbench.data.containers.exports import NOT_READ, export_in, is_manifest, refuse_export, some_files
-from sslbench.data.containers.listed import images_folder
 from sslbench.data.containers.suffixes import is_clutter
 from sslbench.data.format import (
     Column,
@@ -127,29 +126,7 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
     >>> len(toys), toys.target.objects[0].boxes.shape[1]
     (8, 4)
     """
-    location = locate(spec)
-    unknown = next((key for key in location.options if key not in ("images", "group")), None)
-    if unknown is not None:
-        raise UsageError(f"{spec}: data with boxes take no option '?{unknown}='")
-    refuse_export(location.text)
-    for found in all_formats():
-        if found.objects is not None and found.objects.recognises(location.text):
-            if not location.options:
-                return dict(found.objects.open(location.text))
-            if found.objects.open_with is None:
-                raise UsageError(
-                    f"{spec}: '?images=' names the folder of the images, and '?group=' a key or column, of a manifest "
-                    "(.json) or a table (.csv)"
-                )
-            images, group = location.options.get("images", ""), location.options.get("group", "")
-            folder = images_folder(location.text, images)
-            return dict(found.objects.open_with(location.text, folder, group))
-    sources = open_data(location.text)  # raises if the location does not exist or is damaged
-    problem = f"no boxes were found in {location.text}{_content_of(Path(location.text))}"
-    _refuse_export_in(location.text, problem, sources)
-    raise UsageError(
-        problem, "Looked for:\n" + "\n".join(f"  {found.title}" for found in all_formats() if found.objects is not None)
-    )
+    return {split: ObjectSource.of(source) for split, source in open_as(spec, Boxes).items()}
 
 
 def _refuse_export_in(spec: str, problem: str, sources: Mapping[str, Source]) -> None:
@@ -171,7 +148,7 @@ def _refuse_export_in(spec: str, problem: str, sources: Mapping[str, Source]) ->
 def has_objects(spec: str) -> bool:
     """Return whether a location is of a kind that has boxes."""
     text = locate(spec).text
-    return any(found.objects is not None and found.objects.recognises(text) for found in all_formats())
+    return any(found.readers[Boxes].recognises(text, {}) for found in all_formats() if Boxes in found.readers)
 
 
 def _content_of(path: Path) -> str:
@@ -193,33 +170,8 @@ def _kinds(folder: Path) -> str:
     return ", ".join(f"{n:,} {suffix}" for suffix, n in suffixes.most_common(3))
 
 
-def open_boxes_as_data(spec: str) -> dict[str, ObjectSource]:
-    """Open images with boxes as sources; images without an object are left out. See `open_objects`.
-
-    Regions with many objects (COCO's iscrowd) are no objects.
-
-    Raises:
-        DataError: no image has an object.
-    """
-    found = open_objects(spec)
-    sources: dict[str, ObjectSource] = {}
-    for split, part in found.items():
-        kept = [i for i in range(len(part)) if len(part.target.boxes_of(i))]
-        notes = list(part.notes)
-        if len(kept) < len(part):
-            notes.append(
-                f"{part.name}: {len(part) - len(kept):,} of {len(part):,} images have no object and are left out"
-            )
-        if kept:
-            sources[split] = dataclasses.replace(part.select(kept), notes=tuple(notes))
-    if not sources:
-        total = sum(map(len, found.values()))
-        raise DataError(f"none of the {total:,} images of {spec} has an object", "Give images with boxes.")
-    return sources
-
-
 def open_as(spec: str, *kinds: type[Target]) -> dict[str, Source]:
-    """Open images with targets that are not labels: label maps, depth, pairs, videos; the format is recognised.
+    """Open images with targets that are not labels: boxes, label maps, depth, pairs, videos; the format is recognised.
 
     Args:
         spec: a place of a format that has a reader of such targets. Behind a '?' may stand options of the reader:
@@ -239,8 +191,6 @@ def open_as(spec: str, *kinds: type[Target]) -> dict[str, Source]:
     >>> open_as("textures:images", LabelMaps)["test"].target.name
     'map'
     """
-    if Boxes in kinds:
-        return dict(open_boxes_as_data(spec))
     formats = all_formats()
     readers = [found.readers[kind] for found in formats for kind in kinds if kind in found.readers]
     location = Location(spec, {}) if any(reader.unresolved(spec) for reader in readers) else locate(spec)
@@ -259,13 +209,15 @@ def open_as(spec: str, *kinds: type[Target]) -> dict[str, Source]:
             given = _build_options(reader.options, options, location.text)
             sources = dict(reader.open(text, given))
             by = getattr(given, "group", None)
-            return {split: by_folder(found) for split, found in sources.items()} if by == FOLDER else sources
+            by_folders = by == FOLDER and not any(source.grouped_by for source in sources.values())
+            return {split: by_folder(found) for split, found in sources.items()} if by_folders else sources
         if options and readers:
             _build_options(readers[-1].options, options, location.text)  # raises if one is unknown
         images = open_data(location.text)  # raises if the location does not exist or is damaged
     except OSError as error:
         raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
-    problem = f"{location.text} has no {' or '.join(map(_content, kinds))}"
+    content = _content_of(Path(location.text))
+    problem = f"no {' or '.join(map(_content, kinds))} were found in {location.text}{content}"
     _refuse_export_in(location.text, problem, images)
     raise UsageError(problem, "Looked for:\n" + "\n".join(f"  {found.title}" for found in able))
 

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sslbench.data.objects.types import with_objects
 from sslbench.data.open import open_as, open_data, refuse_targets_of_pixels
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest, choose_test, choose_train, limit, train_test, train_test_of
@@ -12,6 +13,7 @@ from sslbench.data.splits.objects import split_objects
 from sslbench.distributed.collectives import process_group_if_known
 from sslbench.errors import UsageError
 from sslbench.evaluation.request import Request, RunSettings, Task, refuse_different_labels
+from sslbench.targets.objects import Boxes
 from sslbench.targets.target import Target
 
 InMemoryData = Mapping[str, Mapping[str, Source]]
@@ -96,6 +98,11 @@ def kinds_of_places(tasks: Sequence[Task]) -> tuple[type[Target], ...]:
 def _of_kinds(kinds: tuple[type[Target], ...], request: Request, run: RunSettings) -> TrainTest:
     """Return train and test images with targets that are not labels, whose data have no columns."""
     kind = kinds[0]
+
+    def opened(place: str) -> Mapping[str, Source]:
+        sources = open_as(place, *kinds)
+        return with_objects(sources) if kind is Boxes else sources
+
     named = [flag for flag in ("image_column", "label_column", "groups", "value_columns") if getattr(request, flag)]
     if named:
         raise UsageError(f"{request.data} has {kind.title} and no columns, so {named[0]} has no effect")
@@ -106,10 +113,10 @@ def _of_kinds(kinds: tuple[type[Target], ...], request: Request, run: RunSetting
             raise UsageError(f"--data has no effect beside --test-data: {name} trains nothing", "Leave it out.")
         place = request.data if part == "train" else request.test_data or request.data
         choose = choose_train if part == "train" else choose_test
-        scored = choose(place, open_as(place, *kinds))
+        scored = choose(place, opened(place))
         return TrainTest(scored, scored, f"{scored.name} alone")
     return train_test_of(
-        lambda place: open_as(place, *kinds),
+        opened,
         request.data,
         request.test_data,
         seed=run.seed,

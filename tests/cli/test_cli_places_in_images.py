@@ -42,8 +42,8 @@ def test_videos_become_a_record_per_layer_and_two_are_compared(world, sslbench):
 
 
 WRONG = [
-    ((*PAIRS, "--data", "photos"), "photos has no pairs of images"),
-    ((*VIDEOS, "--data", "photos"), "photos has no videos with masks"),
+    ((*PAIRS, "--data", "photos"), "no pairs of images with corresponding points"),
+    ((*VIDEOS, "--data", "photos"), "no videos with masks"),
     ((*PAIRS, "--data", "homography:photos", "--resize", "32"), "--resize has no effect on correspondence"),
     ((*PAIRS, "--data", "homography:photos", "radius=3"), "radius has no effect"),
     ((*PAIRS, "--data", "photos", "--test-data", "homography:photos"), "--data has no effect beside --test-data"),

@@ -15,6 +15,7 @@ from sslbench.data.source import Source
 from sslbench.errors import UsageError
 from sslbench.targets import kinds
 from sslbench.targets.label_maps import LabelMaps
+from sslbench.targets.objects import Boxes
 from sslbench.targets.target import SeveralImages
 
 SAMPLES = [name for name in FORMATS if builtin_format(name).samples is not None]
@@ -32,7 +33,7 @@ def test_a_format_says_what_it_reads():
     silent = [
         name
         for name, found in ((name, builtin_format(name)) for name in FORMATS)
-        if not found.title or not (found.samples or found.objects or found.readers)
+        if not found.title or not (found.samples or found.readers)
     ]
     assert FORMATS and silent == []
 
@@ -66,7 +67,7 @@ def test_exactly_one_format_recognises_a_location_and_refuses_unknown_options_an
 def test_objects_and_label_maps_are_recognised_by_at_most_one_format(location, name):
     """Samples are not always of a format's own kind (VOC without annotations), so none may be found."""
     spec = location(name)
-    taking = [f for f in all_formats() if f.objects is not None and f.objects.recognises(spec)]
+    taking = [f for f in all_formats() if Boxes in f.readers and f.readers[Boxes].recognises(spec, {})]
     assert taking in ([], [builtin_format(name)])
     if taking and name != "several":
         assert all(len(source) for source in open_objects(spec).values())

@@ -336,7 +336,7 @@ def test_images_of_a_manifest_may_lie_elsewhere(tmp_path):
     assert len(open_data(f"{spec}?images=../photos")["all"]) == 6
     with pytest.raises(UsageError, match=r"there is no folder .*nowhere"):
         open_objects(f"{spec}?images=nowhere")
-    with pytest.raises(UsageError, match=r"names the folder of the images, and '\?group='"):
+    with pytest.raises(UsageError, match=r"takes no option, and '\?images='"):
         one_folder(tmp_path / "one")
         open_objects(f"{tmp_path / 'one'}?images=../photos")
 
@@ -474,7 +474,9 @@ def test_several_kinds_of_manifests_or_folders_are_named_not_guessed(tmp_path):
 
 def test_data_without_boxes_say_what_was_found_and_what_was_looked_for(tmp_path, class_folders):
     folder = class_folders(tmp_path / "photos", cat=2, dog=3)
-    with pytest.raises(UsageError, match=r"no boxes were found in .*photos \(cat/: 2 \.png; dog/: 3 \.png\)") as error:
+    with pytest.raises(
+        UsageError, match=r"boxes of objects were found in .*photos \(cat/: 2 \.png; dog/: 3 \.png\)"
+    ) as error:
         open_objects(str(folder))
     for kind in ("YOLO", "Pascal VOC's XML", "COCO", "Table of boxes"):
         assert kind in str(error.value)

@@ -451,7 +451,7 @@ def test_a_manifest_in_the_folder_is_named(tmp_path):
     (tmp_path / "train2017").mkdir()
     (tmp_path / "train2017" / "0.png").write_bytes(png(0))
     write(tmp_path, "lvis_v1_train.json", {"images": [{"id": 1, "file_name": "0.png"}], "annotations": []})
-    with pytest.raises(UsageError, match="no boxes were found") as error:
+    with pytest.raises(UsageError, match="no images with boxes of objects were found") as error:
         open_objects(str(tmp_path))
     assert error.value.remedy.endswith("lvis_v1_train.json is a COCO manifest: give that file.")
 

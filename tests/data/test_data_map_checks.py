@@ -72,7 +72,7 @@ def test_maps_are_checked_only_where_that_is_meant(check, data, tmp_path):
         photo(tmp_path / "photos" / ("cat", "dog")[i % 2] / f"{i}.png", i)
     assert "label maps" not in check(tmp_path / "photos", *fast)[1]
     code, out = check(tmp_path / "photos", "--label-maps")
-    assert code == 2 and "has no images with a class for every pixel" in out
+    assert code == 2 and "no images with a class for every pixel were found" in out
     code, out = check(data, "--label-maps", "--boxes")
     assert code == 2 and "--boxes does not go with label maps" in out
 

@@ -276,7 +276,7 @@ def test_one_image_cannot_be_split(coco):
 
 def test_images_without_boxes_are_refused(class_folders, tmp_path):
     folder = class_folders(tmp_path / "photos", cat=2, dog=2)
-    with pytest.raises(UsageError, match="no boxes were found in"):
+    with pytest.raises(UsageError, match="no images with boxes of objects were found in"):
         open_objects(str(folder))
     with pytest.raises(UsageError, match="there is no 'potos'"):
         open_objects(str(tmp_path / "potos"))

@@ -8,10 +8,11 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 
 from sslbench.data import textures
-from sslbench.data.open import open_as, open_boxes_as_data, open_data
+from sslbench.data.open import open_as, open_data
 from sslbench.data.textures import IMAGES, VIDEOS
 from sslbench.errors import UsageError
 from sslbench.targets.label_maps import Foreground, LabelMaps
+from sslbench.targets.objects import Boxes
 from sslbench.targets.videos import Parts, Poses, Tracks
 
 
@@ -77,7 +78,7 @@ def test_masks_are_the_pixels_of_the_objects(monkeypatch):
 
 
 def test_every_face_of_the_images_says_the_same():
-    samples, boxes = open_data(IMAGES), open_boxes_as_data(IMAGES)
+    samples, boxes = open_data(IMAGES), open_as(IMAGES, Boxes)
     maps, masks = open_as(IMAGES, LabelMaps), open_as(IMAGES, Foreground)
     assert list(samples) == list(boxes) == list(maps) == list(masks) == ["train", "test"]
     for split, source in samples.items():

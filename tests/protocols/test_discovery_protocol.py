@@ -10,7 +10,8 @@ from torch import nn
 
 from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
-from sslbench.data.open import open_as, open_boxes_as_data
+from sslbench.data.objects.types import with_objects
+from sslbench.data.open import open_as
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import ExtractSettings
@@ -19,6 +20,7 @@ from sslbench.protocols import discovery, saliency
 from sslbench.protocols._parts.objects import _sizes, searched_maps
 from sslbench.runtime.seeds import seeded
 from sslbench.targets.label_maps import Foreground
+from sslbench.targets.objects import Boxes
 
 PLAIN = Preprocessing(resize=None, crop=None, mean=(0.5,) * 3, std=(0.25,) * 3, origin="test")
 MODULES = {"boxes": discovery, "mask": saliency}
@@ -237,7 +239,7 @@ def test_boxes_of_a_reduced_image_are_in_pixels_of_the_file(tmp_path):
 
 def test_images_without_an_object_are_left_out_and_counted(tmp_path):
     path = write_manifest(tmp_path, [[(2, 3, 10, 10)], [], [(5, 5, 8, 8)], [(1, 1, 4, 4)]], crowd=(3,))
-    (source,) = open_boxes_as_data(str(path)).values()
+    (source,) = with_objects(open_as(str(path), Boxes)).values()
     assert len(source) == 2 and any("2 of 4 images have no object" in note for note in source.notes)
     assert source.target.boxes_of(1).tolist() == [[5, 5, 13, 13]]
     assert source.select([1]).target.boxes_of(0).tolist() == [[5, 5, 13, 13]]
@@ -247,7 +249,7 @@ def test_images_without_an_object_are_left_out_and_counted(tmp_path):
 def test_data_without_any_object_are_one_message(tmp_path):
     path = write_manifest(tmp_path, [[], []])
     with pytest.raises(DataError, match="none of the 2 images"):
-        open_boxes_as_data(str(path))
+        with_objects(open_as(str(path), Boxes))
 
 
 def masks_folder(folder, arrays):

@@ -17,15 +17,16 @@ from sslbench.config import setting
 from sslbench.data.containers.listed import find_listed, folders_beside, images_folder
 from sslbench.data.containers.names import split_name
 from sslbench.data.containers.sniff import BOX_COLUMNS, box_column, has_box_columns
-from sslbench.data.format import ObjectReader, SampleReader, SampleRequest, SourceFormat
+from sslbench.data.format import Reader, SampleReader, SampleRequest, SourceFormat
 from sslbench.data.formats.table import read_cells
 from sslbench.data.objects.annotated import AnnotatedImage, as_samples, object_sources
 from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.objects.crops import ElsewhereOptions
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects.types import ObjectOptions, ObjectSource
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
+from sslbench.targets.objects import Boxes
 
 _FILE = ("filename", "file_name", "image", "image_path", "path", "file", "img", "image_name", "image_id", "imageid")
 _CLASS = ("class", "label", "cell_type", "category", "class_name", "category_name", "name", "label_name", "labelname")
@@ -88,8 +89,9 @@ def open_objects(
     return object_sources(spec, splits, grouped_by=(columns or {}).get("group", ""))
 
 
-def _open_with(spec: str, below: Path | None, group: str) -> dict[str, ObjectSource]:
-    return open_objects(spec, below, {"group": group} if group else None)
+def _open_boxes(spec: str, options: ObjectOptions) -> dict[str, ObjectSource]:
+    columns = {"group": options.group} if options.group else None
+    return open_objects(spec, images_folder(spec, options.images), columns)
 
 
 def _read(table: Path, below: Path | None, named: Mapping[str, str]) -> dict[str, list[AnnotatedImage]]:
@@ -204,5 +206,5 @@ def open(request: SampleRequest[BoxTableOptions]) -> dict[str, Source]:
 FORMAT = SourceFormat(
     __doc__,
     SampleReader(recognises, open, BoxTableOptions, frozenset(("image", "label"))),
-    ObjectReader(recognises, open_objects, _open_with),
+    {Boxes: Reader(lambda spec, _: recognises(spec), _open_boxes, ObjectOptions)},
 )

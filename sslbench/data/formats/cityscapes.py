@@ -14,7 +14,7 @@ import numpy as np
 
 from sslbench.data.containers.names import split_name
 from sslbench.data.decode.picture import UnreadableImage
-from sslbench.data.format import ObjectReader, SourceFormat
+from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.images import Files
 from sslbench.data.maps.classes import LabelMapOptions, names_folders, with_ignored
 from sslbench.data.maps.files import MapPixels, ValueMaps, load
@@ -30,6 +30,7 @@ from sslbench.metrics.detection import masks
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.runtime.resources import usable_cores
 from sslbench.targets.label_maps import Grid
+from sslbench.targets.objects import Boxes
 
 IDS = 34
 """Numbers of the classes in labelIds files; 15 of them are not scored."""
@@ -156,11 +157,13 @@ def _annotated(pairs: Pairs, index: int) -> AnnotatedImage:
 
 FORMAT = SourceFormat(
     __doc__,
-    objects=ObjectReader(recognises, open_objects),
-    readers=map_readers(
-        lambda spec, options: not names_folders(options) and recognises(spec),
-        open_maps,
-        LabelMapOptions,
-        alone=recognises,
-    ),
+    readers={
+        Boxes: plain_reader(recognises, open_objects),
+        **map_readers(
+            lambda spec, options: not names_folders(options) and recognises(spec),
+            open_maps,
+            LabelMapOptions,
+            alone=recognises,
+        ),
+    },
 )

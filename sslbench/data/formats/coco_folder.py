@@ -13,7 +13,7 @@ from sslbench.data.containers.exports import export_of
 from sslbench.data.containers.names import split_rank
 from sslbench.data.containers.sniff import head_text, is_json_table
 from sslbench.data.containers.suffixes import is_clutter
-from sslbench.data.format import ObjectReader, SampleReader, SourceFormat
+from sslbench.data.format import SampleReader, SourceFormat, plain_reader
 from sslbench.data.formats import coco
 from sslbench.data.formats._parts.layout import split_of
 from sslbench.data.objects.annotated import as_samples
@@ -22,6 +22,7 @@ from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.wording import some
 from sslbench.errors import DataError
+from sslbench.targets.objects import Boxes
 
 _NAMES = ("_annotations.coco.json", "annotations.json", "labels.json", "result.json", "coco.json")
 """Names of the manifest of a folder, or of each of its splits."""
@@ -145,5 +146,5 @@ def open(spec: str, options: CropOptions) -> dict[str, Source]:
 FORMAT = SourceFormat(
     __doc__,
     SampleReader(recognises, lambda request: open(request.spec, request.options), CropOptions),
-    ObjectReader(recognises, open_objects),
+    {Boxes: plain_reader(recognises, open_objects)},
 )

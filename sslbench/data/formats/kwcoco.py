@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sslbench.data.format import ObjectReader, SampleReader, SourceFormat, plain_reader
+from sslbench.data.format import SampleReader, SourceFormat, plain_reader
 from sslbench.data.formats import coco
 from sslbench.data.formats.coco import WHOLE_IMAGES, CocoOptions
 from sslbench.data.maps.classes import LabelMapOptions
@@ -13,6 +13,7 @@ from sslbench.data.objects import toy
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.errors import UsageError
+from sslbench.targets.objects import Boxes
 from sslbench.targets.videos import Tracks
 
 
@@ -74,8 +75,8 @@ FORMAT = SourceFormat(
         CocoOptions,
         frozenset(("attribute",)),
     ),
-    ObjectReader(_is_no_file, open_objects),
     {
+        Boxes: plain_reader(_is_no_file, open_objects),
         **map_readers(lambda spec, _: _is_no_file(spec), _open_maps, LabelMapOptions),
         Tracks: plain_reader(_is_no_file, open_videos),
     },

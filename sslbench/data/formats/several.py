@@ -10,7 +10,14 @@ from typing import Any, TypeVar
 from sslbench import config
 from sslbench.data import catalog, strings
 from sslbench.data.containers.names import split_rank
-from sslbench.data.format import Column, NoOptions, ObjectReader, SampleReader, SampleRequest, SourceFormat
+from sslbench.data.format import (
+    Column,
+    NoOptions,
+    SampleReader,
+    SampleRequest,
+    SourceFormat,
+    plain_reader,
+)
 from sslbench.data.formats import yolo
 from sslbench.data.joined import join
 from sslbench.data.objects.types import ObjectSource
@@ -20,6 +27,7 @@ from sslbench.data.source import ORIGIN, Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.names import did_you_mean, refuse_location
+from sslbench.targets.objects import Boxes
 
 SUFFIXES = (".yaml", ".yml")
 S = TypeVar("S", bound=Source)
@@ -228,5 +236,7 @@ def _read_request(request: SampleRequest[NoOptions]) -> dict[str, Source]:
 
 _COLUMNS: frozenset[Column] = frozenset(("image", "label", "attribute", "value"))
 FORMAT = SourceFormat(
-    __doc__, SampleReader(recognises, _read_request, NoOptions, _COLUMNS), ObjectReader(recognises, open_objects)
+    __doc__,
+    SampleReader(recognises, _read_request, NoOptions, _COLUMNS),
+    {Boxes: plain_reader(recognises, open_objects)},
 )

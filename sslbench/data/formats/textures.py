@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sslbench.arrays import OfRows
 from sslbench.data.containers.names import numbered_ids
-from sslbench.data.format import NoOptions, ObjectReader, Reader, SampleReader, SourceFormat, plain_reader
+from sslbench.data.format import NoOptions, Reader, SampleReader, SourceFormat, plain_reader
 from sslbench.data.formats.boundaries import with_boundaries
 from sslbench.data.formats.coco.masks import open_maps
 from sslbench.data.images import Arrays
@@ -167,8 +167,8 @@ def _open_boundaries(spec: str, options: LabelMapOptions) -> dict[str, Source]:
 FORMAT = SourceFormat(
     __doc__,
     SampleReader(recognises, lambda request: open(request.spec), NoOptions),
-    ObjectReader(_is_no_file, open_objects),
     {
+        Boxes: plain_reader(_is_no_file, open_objects),
         **_MAPS,
         Boundaries: Reader(_MAPS[Foreground].recognises, _open_boundaries, LabelMapOptions),
         Tracks: plain_reader(_is_no_file, open_videos),

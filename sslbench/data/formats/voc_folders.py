@@ -9,7 +9,7 @@ boxes too, but as samples they are the classes.
 
 from pathlib import Path, PurePath
 
-from sslbench.data.format import ObjectReader, SampleReader, SourceFormat
+from sslbench.data.format import SampleReader, SourceFormat, plain_reader
 from sslbench.data.formats._parts.layout import (
     Place,
     files_below,
@@ -27,6 +27,7 @@ from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
+from sslbench.targets.objects import Boxes
 from sslbench.text import printable
 
 
@@ -115,5 +116,5 @@ def open(spec: str, options: CropOptions) -> dict[str, Source]:
 FORMAT = SourceFormat(
     __doc__,
     SampleReader(recognises, lambda request: open(request.spec, request.options), CropOptions),
-    ObjectReader(_recognises_objects, open_objects),
+    {Boxes: plain_reader(_recognises_objects, open_objects)},
 )

@@ -2,10 +2,12 @@
 
 import dataclasses
 import hashlib
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.config import setting
 from sslbench.data.decode.reading import DEFAULT, Reading
 from sslbench.data.groups import group_numbers
 from sslbench.data.source import Source
@@ -14,6 +16,14 @@ from sslbench.metrics.detection import Truth
 from sslbench.metrics.detection import masks as rle
 from sslbench.metrics.detection.keypoints import Skeleton
 from sslbench.targets.objects import Boxes
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectOptions:
+    """Options of boxes behind a '?'."""
+
+    images: str = setting("", "folder of the images")
+    group: str = setting("", "key of the images, or column: a seeded split keeps equal values on one side")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -153,3 +163,19 @@ class ObjectSource(Source):
     def content_key(self) -> bytes:
         """Return the key of the objects."""
         return ("objects" + self.objects_fingerprint()).encode()
+
+
+def with_objects(sources: Mapping[str, Source]) -> dict[str, Source]:
+    """Return the images that have an object; regions with many objects (COCO's iscrowd) are none."""
+    kept: dict[str, Source] = {}
+    for split, source in sources.items():
+        boxes = Boxes.of(source.target)
+        rows = [i for i in range(len(source)) if len(boxes.boxes_of(i))]
+        left_out = len(source) - len(rows)
+        note = f"{source.name}: {left_out:,} of {len(source):,} images have no object and are left out"
+        if rows:
+            kept[split] = dataclasses.replace(source.select(rows), notes=(*source.notes, *([note] if left_out else [])))
+    if not kept:
+        total = sum(map(len, sources.values()))
+        raise DataError(f"none of the {total:,} images has an object", "Give images with boxes.")
+    return kept

@@ -12,7 +12,7 @@ from sslbench.data.containers.members import refuse_twice
 from sslbench.data.containers.names import by_split, split_name
 from sslbench.data.containers.sniff import is_json_table
 from sslbench.data.containers.view import viewed
-from sslbench.data.format import ObjectReader, SampleReader, SourceFormat, plain_reader
+from sslbench.data.format import Reader, SampleReader, SourceFormat, plain_reader
 from sslbench.data.formats.coco import masks, panoptic
 from sslbench.data.formats.coco.asset_images import AssetImages
 from sslbench.data.formats.coco.assets import images_of
@@ -33,11 +33,12 @@ from sslbench.data.images import Files
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.foreground import map_readers
 from sslbench.data.objects.crops import ElsewhereOptions, crops_of
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects.types import ObjectOptions, ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
+from sslbench.targets.objects import Boxes
 from sslbench.targets.target import Images
 from sslbench.targets.videos import Tracks
 
@@ -242,6 +243,10 @@ def _recognises_maps(spec: str, _: Mapping[str, str]) -> bool:
     return panoptic.recognises(spec) or (Path(spec).is_file() and recognises(spec))
 
 
+def _open_boxes(spec: str, options: ObjectOptions) -> dict[str, ObjectSource]:
+    return open_objects(spec, images_folder(spec, options.images), options.group)
+
+
 def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     """Return the maps of a panoptic file or folder, else the masks of a manifest as label maps.
 
@@ -263,8 +268,8 @@ FORMAT = SourceFormat(
         CocoOptions,
         frozenset(("attribute",)),
     ),
-    ObjectReader(_recognises_objects, open_objects, open_objects),
     {
+        Boxes: Reader(lambda spec, _: _recognises_objects(spec), _open_boxes, ObjectOptions),
         **map_readers(_recognises_maps, open_maps, LabelMapOptions, alone=panoptic.recognises),
         Tracks: plain_reader(lambda spec: _recognises_objects(spec) and has_tracks(Path(spec)), open_videos),
     },

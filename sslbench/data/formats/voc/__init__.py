@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.format import ObjectReader, SampleReader, SourceFormat
+from sslbench.data.format import SampleReader, SourceFormat, plain_reader
 from sslbench.data.formats.voc import maps, objects
 from sslbench.data.formats.voc.tree import IMAGES, MAIN_LISTS, SPLITS, find_years, image_files, one_year, read_lines
 from sslbench.data.images import Files
@@ -16,6 +16,7 @@ from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.objects import Boxes
 
 # Value in a list (present, present in difficult objects only, absent) -> value in `MultiLabel`
 _VALUES = {"1": 1, "0": -1, "-1": 0}
@@ -119,6 +120,8 @@ def _read(path: Path) -> dict[str, int]:
 FORMAT = SourceFormat(
     __doc__,
     SampleReader(recognises, lambda request: open(request.spec, options=request.options), CropOptions),
-    ObjectReader(objects.recognises, objects.open_objects),
-    map_readers(maps.recognises, maps.open_maps, maps.VocMapOptions, alone=maps.maps_only),
+    {
+        Boxes: plain_reader(objects.recognises, objects.open_objects),
+        **map_readers(maps.recognises, maps.open_maps, maps.VocMapOptions, alone=maps.maps_only),
+    },
 )

@@ -18,7 +18,7 @@ from sslbench.config import read_yaml
 from sslbench.data.containers.listed import find_listed, tails
 from sslbench.data.containers.names import split_name
 from sslbench.data.containers.text import read_text
-from sslbench.data.format import ObjectReader, SampleReader, SourceFormat
+from sslbench.data.format import SampleReader, SourceFormat, plain_reader
 from sslbench.data.formats._parts.layout import Place, file_names, files_below, find_places
 from sslbench.data.formats.yolo.keypoints import Keypoints, read_keypoints
 from sslbench.data.maps.layout import by_key, walk
@@ -30,6 +30,7 @@ from sslbench.data.regular import open_regular
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
+from sslbench.targets.objects import Boxes
 from sslbench.text import printable
 
 _LISTS = ("classes.txt", "obj.names", "labels.txt", "_darknet.labels")
@@ -398,5 +399,5 @@ def open(spec: str, options: CropOptions) -> dict[str, Source]:
 FORMAT = SourceFormat(
     __doc__,
     SampleReader(recognises, lambda request: open(request.spec, request.options), CropOptions),
-    ObjectReader(recognises, open_objects),
+    {Boxes: plain_reader(recognises, open_objects)},
 )
