@@ -135,17 +135,12 @@ def _layers(spec: AlexNetSpec, channels: int) -> list[nn.Module]:
         layers.append(nn.BatchNorm2d(width) if spec.norms[number] else nn.Identity())
         layers.append(nn.ReLU())  # not in place, since earlier layers are read
         if number in (0, 1, 4):
-            layers.append(_pool(spec.local_norm if number < 2 else ""))
+            pool = nn.MaxPool2d(kernel_size=3, stride=2)
+            norm = nn.LocalResponseNorm(size=5, alpha=1e-4, beta=0.75)  # as in Krizhevsky et al. 2012
+            place = spec.local_norm if number < 2 else ""
+            layers.append({"": pool, "before": nn.Sequential(norm, pool), "after": nn.Sequential(pool, norm)}[place])
         channels = width
     return layers
-
-
-def _pool(local_norm: str) -> nn.Module:
-    pool = nn.MaxPool2d(kernel_size=3, stride=2)
-    if not local_norm:
-        return pool
-    norm = nn.LocalResponseNorm(size=5, alpha=1e-4, beta=0.75)
-    return nn.Sequential(norm, pool) if local_norm == "before" else nn.Sequential(pool, norm)
 
 
 class TorchvisionTrunk(nn.Module):

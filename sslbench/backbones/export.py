@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.classifier import Classifier
-from sslbench.backbones.layers import Layer, difference, forward_layers
+from sslbench.backbones.layers import Layer, forward_layers, relative_difference
 from sslbench.errors import BackboneError, UsageError
 from sslbench.preprocessing import Preprocessing
 from sslbench.weights.format_name import check_export
@@ -165,7 +165,7 @@ def export(
             run = write(network, examples[1], temporary, output, facts)
         except Exception as error:  # torch raises errors of many kinds for networks that it cannot trace
             raise BackboneError(f"{backbone.name} cannot be exported: {cause_of(error)}") from error
-        difference = max(difference(run(images), own) for images, own in zip(examples, wanted, strict=True))
+        difference = max(relative_difference(run(images), own) for images, own in zip(examples, wanted, strict=True))
         if not difference <= LARGEST_DIFFERENCE:
             raise BackboneError(
                 f"{backbone.name}: the outputs of the exported network differ by {difference:.1e} of the largest; "

@@ -169,19 +169,17 @@ def forward_layers(module: nn.Module, images: Tensor, layers: Sequence[Layer]) -
     for layer in taps:
         _check_once(layer, len(taken[layer.text]))
     return {
-        layer.text: _joined([taken[part.text][0] for part in layer.parts], layer.regions)
+        # One after the other within each region.
+        layer.text: torch.cat(
+            [taken[part.text][0].reshape(len(images), layer.regions, -1) for part in layer.parts], dim=2
+        ).flatten(1)
         if layer.parts
         else taken[layer.text][0]
         for layer in layers
     }
 
 
-def _joined(parts: Sequence[Tensor], regions: int) -> Tensor:
-    """Return the features of several layers (B, R * C_i) one after the other within each region, (B, R * sum C_i)."""
-    return torch.cat([part.reshape(len(part), regions, -1) for part in parts], dim=2).flatten(1)
-
-
-def difference(got: Tensor, wanted: Tensor) -> float:
+def relative_difference(got: Tensor, wanted: Tensor) -> float:
     """Return the largest difference as a fraction of the largest value; infinite for other shapes."""
     if got.shape != wanted.shape:
         return float("inf")

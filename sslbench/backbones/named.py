@@ -1,6 +1,5 @@
 """Weights by name or address: Hugging Face Hub, timm, VISSL's model zoo, http(s). Nothing else is ever downloaded."""
 
-import contextlib
 import dataclasses
 import difflib
 import functools
@@ -8,7 +7,6 @@ import glob
 import hashlib
 import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from sslbench import paths
@@ -148,19 +146,12 @@ def _from_url(url: str) -> FetchedWeights:
         return FetchedWeights(by_hand, url)
     if not remote.was_fetched(url):
         log.info(f"{url}: fetching from {host}")
-    with _with_place(by_hand):
-        (copy,) = remote.local_copies([url])
-    return FetchedWeights(copy, url)
-
-
-@contextlib.contextmanager
-def _with_place(by_hand: Path) -> Iterator[None]:
-    """Add the place for a file fetched by other means to errors of the network."""
     try:
-        yield
+        (copy,) = remote.local_copies([url])
     except UnreachableError as error:
         remedy = f"Without a network: download it elsewhere and put it at {by_hand}"
         raise WeightsError(error.message, remedy) from error
+    return FetchedWeights(copy, url)
 
 
 def refuse_unknown(weights: str) -> None:
@@ -236,7 +227,10 @@ def _from_hub(address: str) -> FetchedWeights:
                     _placed_or_fetched(repo, revision, str(Path(name).with_name(config)))
                 except WeightsError as error:
                     log.warning(f"{error.message}: what only it says of {name} is unknown")
-            return FetchedWeights(path, f"hf:{repo}@{_commit(path, revision)}:{name}")
+            # The Hub's cache has a file at .../snapshots/COMMIT/FILE.
+            parts = path.parts
+            commit = parts[parts.index("snapshots") + 1] if "snapshots" in parts else revision
+            return FetchedWeights(path, f"hf:{repo}@{commit}:{name}")
     raise WeightsError(
         f"hf:{repo} (revision {revision}) has none of the files {', '.join(names)}",
         f"Name the file: --weights hf:{repo}:FILE",
@@ -324,9 +318,3 @@ def _hub_file(repo: str, revision: str, name: str, by_hand: Path) -> Path | None
         raise offline from error
     finally:
         hub_log.setLevel(before)
-
-
-def _commit(path: Path, revision: str) -> str:
-    """Return the commit in a path of the Hub's cache: .../snapshots/COMMIT/FILE."""
-    parts = path.parts
-    return parts[parts.index("snapshots") + 1] if "snapshots" in parts else revision

@@ -15,7 +15,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from sslbench.arithmetic import arithmetic
 from sslbench.backbones.backbone import Backbone, copied, probe_images
 from sslbench.backbones.int8 import Int8Network, int8_network
-from sslbench.backbones.layers import Layer, difference, forward_layers, hooked, single_layers
+from sslbench.backbones.layers import Layer, forward_layers, hooked, relative_difference, single_layers
 from sslbench.errors import BackboneError, UsageError
 from sslbench.runtime.device import DTYPES
 from sslbench.runtime.resources import EncodingPrecision
@@ -60,7 +60,7 @@ def _what_changed(candidate: nn.Module, wanted: dict[str, Tensor], layers: Seque
         got = forward_layers(candidate, images, layers)
     except BackboneError as error:
         return f"the backbone does not run without it ({error.message})"
-    worst = max(difference(got[text], wanted[text]) for text in wanted)
+    worst = max(relative_difference(got[text], wanted[text]) for text in wanted)
     return "" if worst <= TOLERANCE else f"features would change by {worst:.1e} of the largest value"
 
 

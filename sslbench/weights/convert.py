@@ -242,7 +242,8 @@ def _output_file(table: FormatTable, found: Recognised, *, keep_heads: bool) -> 
     heads = found.heads if keep_heads else {}
     beside = {k.removeprefix(_HEADS_BESIDE): t for k, t in heads.items() if k.startswith(_HEADS_BESIDE)}
     inside = {k: t for k, t in heads.items() if not k.startswith(_HEADS_BESIDE)}
-    unnamed = [key for key in inside if not _is_head(table, key)]
+    patterns = [rules.parse_pattern(text) for text in table.file.heads]
+    unnamed = [key for key in inside if all(pattern.match(key) is None for pattern in patterns)]
     unnamed += [_HEADS_BESIDE + key for key in beside if not table.file.heads_at]
     canonical, dropped = {}, 0
     for name, tensor in found.canonical.items():
@@ -276,10 +277,6 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 
 def _holds(table: FormatTable, name: str) -> bool:
     return any(pattern.match(name) is not None for rule in table.rules for pattern in rule.canonical)
-
-
-def _is_head(table: FormatTable, name: str) -> bool:
-    return any(rules.parse_pattern(text).match(name) is not None for text in table.file.heads)
 
 
 def _head_patterns(table: FormatTable) -> set[str]:

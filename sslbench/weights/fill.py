@@ -37,14 +37,19 @@ def likely_cause(file: Shapes, backbone: Shapes, *, missing: Sequence[str], unex
     file: canonical name -> shape of the tensors in the file.
     backbone: name -> shape of the tensors in the module.
     """
-    return (
-        _folded(backbone, missing)
-        or _prefix(file, backbone, missing, unexpected)
-        or _layer_scale(missing, unexpected)
-        or _biases(unexpected)
-        or _architecture(file, backbone)
-        or _closest_rename(file, backbone, missing, unexpected)
-    )
+    if cause := _folded(backbone, missing) or _prefix(file, backbone, missing, unexpected):
+        return cause
+    for names, here, there in ((unexpected, "file", "backbone"), (missing, "backbone", "file")):
+        if names and all(_LAYER_SCALE.search(name) for name in names):
+            return f"The {here} has LayerScale, the {there} has none: the weights are of another variant of it"
+    if unexpected and all(re.search(r"attn\.[qkv]_bias$", name) for name in unexpected):
+        return (
+            "The file has biases of queries, keys and values, the backbone has none: the same name with _qkvb has them"
+        )
+    weights, built = describe(file), describe(backbone)
+    if weights and built and weights != built:
+        return f"The weights are of {weights}, the backbone is {built}"
+    return _closest_rename(file, backbone, missing, unexpected)
 
 
 def describe(shapes: Shapes) -> str:
@@ -120,29 +125,6 @@ def _folded(backbone: Shapes, missing: Sequence[str]) -> str:
         "zoo, whose R-50.pkl and R-101.pkl are the same networks with running statistics (--format "
         "detectron2_caffe2:msra)"
     )
-
-
-def _layer_scale(missing: Sequence[str], unexpected: Sequence[str]) -> str:
-    if unexpected and all(_LAYER_SCALE.search(name) for name in unexpected):
-        return "The file has LayerScale, the backbone has none: the weights are of another variant of it"
-    if missing and all(_LAYER_SCALE.search(name) for name in missing):
-        return "The backbone has LayerScale, the file has none: the weights are of another variant of it"
-    return ""
-
-
-def _biases(unexpected: Sequence[str]) -> str:
-    if unexpected and all(re.search(r"attn\.[qkv]_bias$", name) for name in unexpected):
-        return (
-            "The file has biases of queries, keys and values, the backbone has none: the same name with _qkvb has them"
-        )
-    return ""
-
-
-def _architecture(file: Shapes, backbone: Shapes) -> str:
-    here, there = describe(file), describe(backbone)
-    if here and there and here != there:
-        return f"The weights are of {here}, the backbone is {there}"
-    return ""
 
 
 def _closest_rename(file: Shapes, backbone: Shapes, missing: Sequence[str], unexpected: Sequence[str]) -> str:
@@ -258,10 +240,14 @@ def fill(
     with torch.no_grad():
         for name in matching:
             targets[name].copy_(tensors[name].reshape(targets[name].shape))  # (1,) into ()
+    sizes = {name: parameter.numel() for name, parameter in module.named_parameters(remove_duplicate=False)}
+    filled, total = sum(sizes.get(name, 0) for name in matching), sum(sizes.values())
+    pairs = [(tensors[name].dtype, targets[name].dtype) for name in matching]
+    casts = Counter((given, wanted) for given, wanted in pairs if given != wanted)
     return LoadReport(
         loaded=len(matching),
         total=len(targets) - len(counters),
-        parameters_loaded_fraction=_fraction(module, set(matching)),
+        parameters_loaded_fraction=filled / total if total else 1.0,
         missing=missing,
         unexpected=unexpected,
         mismatched=mismatched,
@@ -269,7 +255,7 @@ def fill(
         format=format,
         partial=partial,
         counters_missing=len(counters),
-        casts=_casts(targets, tensors, matching),
+        casts=tuple(f"{count} {str(a)[6:]} to {str(b)[6:]}" for (a, b), count in casts.items()),
         what=what,
         network=network,
     )
@@ -309,17 +295,6 @@ def _number_kind(tensor: Tensor) -> str:
     if tensor.is_complex() or tensor.is_quantized or tensor.dtype == torch.bool:
         return str(tensor.dtype)
     return "whole"
-
-
-def _fraction(module: nn.Module, filled: set[str]) -> float:
-    sizes = {name: parameter.numel() for name, parameter in module.named_parameters(remove_duplicate=False)}
-    total = sum(sizes.values())
-    return sum(size for name, size in sizes.items() if name in filled) / total if total else 1.0
-
-
-def _casts(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], names: list[str]) -> tuple[str, ...]:
-    kinds = Counter((tensors[n].dtype, targets[n].dtype) for n in names if tensors[n].dtype != targets[n].dtype)
-    return tuple(f"{count} {str(a)[6:]} to {str(b)[6:]}" for (a, b), count in kinds.items())
 
 
 def _refuse_not_finite(tensors: Mapping[str, Tensor], what: str) -> None:

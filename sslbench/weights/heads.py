@@ -159,11 +159,12 @@ def _own_heads(file: WeightsFile, found: Recognised) -> _Described:
         return {}
     if not isinstance(kinds, Mapping) or not all(isinstance(each, str) for each in kinds.values()):
         raise WeightsError(f"{file.path}: metadata.{METADATA} should list the layers of each head, separated by spaces")
-    return {name: (kinds[name].split(), _below(found, f"heads.{name}.")) for name in HEAD_NAMES if name in kinds}
-
-
-def _below(found: Recognised, start: str) -> dict[str, Tensor]:
-    return {key.removeprefix(start): tensor for key, tensor in found.heads.items() if key.startswith(start)}
+    described = {}
+    for name in (name for name in HEAD_NAMES if name in kinds):
+        start = f"heads.{name}."
+        tensors = {key.removeprefix(start): tensor for key, tensor in found.heads.items() if key.startswith(start)}
+        described[name] = kinds[name].split(), tensors
+    return described
 
 
 def _heads_of_format(file: WeightsFile, found: Recognised) -> _Described:

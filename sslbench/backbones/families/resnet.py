@@ -43,10 +43,6 @@ _MOST_BLOCKS = 1000
 _OPTIONS = "in_chans=4, last_stride=1, third_stride=1, output_stride=8, stride_in_1x1=true and zero_init_residual=true"
 
 
-def _takes(name: str) -> bool:
-    return ":" not in name and parse(name.partition(",")[0]) is not None
-
-
 def _build(name: str) -> Backbone:
     spec = parse(name)
     if spec is None:
@@ -88,4 +84,6 @@ def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str,
     return name
 
 
-FAMILY = Family(_takes, _build, _check_recorded, _recognise)
+FAMILY = Family(
+    lambda name: ":" not in name and parse(name.partition(",")[0]) is not None, _build, _check_recorded, _recognise
+)

@@ -108,7 +108,13 @@ def _read_file(path: Path, *, trust_pickle: bool = False) -> WeightsFile:
         loaded = distributed.joined(path, loaded, lambda part: _read_part(part, trust_pickle=trust_pickle))
     stubbed, suspicious = tuple(sorted(pickled.stubbed)), tuple(sorted(pickled.suspicious))
     if not _holds_dicts(loaded):
-        raise _no_dict(path, loaded, stubbed)
+        if stubbed and isinstance(loaded, InertObject):
+            raise WeightsError(
+                f"{path} holds a whole pickled object ({', '.join(stubbed[:3])}), not a dict of tensors",
+                "Save model.state_dict() instead of the model. --trust-pickle reads it as it is, if you trust its "
+                "author.",
+            )
+        raise WeightsError(f"{path} holds a {type(loaded).__name__}, not a dict of tensors", "Save model.state_dict().")
     converter = _PlainConverter(path, pickled.budget)
     try:
         content = haiku.flattened(converter.convert(loaded))
@@ -232,15 +238,6 @@ def _damaged(path: Path, error: Exception, container: Container = "torch zip") -
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     kind = "a file of torch.save" if container.startswith("torch ") else f"a {container} file"
     return WeightsError(f"{path} cannot be read as {kind}: {reason}", "It is damaged: download or copy it again.")
-
-
-def _no_dict(path: Path, loaded: object, stubbed: tuple[str, ...]) -> WeightsError:
-    if stubbed and isinstance(loaded, InertObject):
-        return WeightsError(
-            f"{path} holds a whole pickled object ({', '.join(stubbed[:3])}), not a dict of tensors",
-            "Save model.state_dict() instead of the model. --trust-pickle reads it as it is, if you trust its author.",
-        )
-    return WeightsError(f"{path} holds a {type(loaded).__name__}, not a dict of tensors", "Save model.state_dict().")
 
 
 class _PlainConverter:
