@@ -8,7 +8,7 @@ import signal
 
 import pytest
 import torch
-from helpers import kill_campaign, runs, two_processes
+from helpers import kills, runs, two_processes
 from helpers.small_methods import kinds_of_state, make
 
 from sslbench.runtime.signals import StoppedError
@@ -70,9 +70,9 @@ def run_together(rank, method, out, stop, changes):
 
 def killed(method, out, **how):
     """A run that was killed after its first checkpoints."""
-    started = kill_campaign.start(method, out, pause_after=STOP, **SMALL, **how)
-    kill_campaign.wait_for_pause(started)
-    kill_campaign.kill(started)
+    started = kills.start(method, out, pause_after=STOP, **SMALL, **how)
+    kills.wait_for_pause(started)
+    kills.kill(started)
     assert checkpoints.files(out / "checkpoints") and not (out / "weights.torch").exists()
 
 
@@ -95,7 +95,7 @@ def test_one_method_per_kind_of_state_is_stopped_and_continued(tmp_path):
             run(method, out, _StopAfter(STOP))
         assert checkpoints.files(out / "checkpoints") and not (out / "weights.torch").exists()
         assert run(method, out) == STOP - 1
-        differing += [method] if kill_campaign.digest(out) != kill_campaign.digest(undisturbed) else []
+        differing += [method] if kills.digest(out) != kills.digest(undisturbed) else []
     assert differing == [] and len(methods) >= 6
 
 
@@ -107,7 +107,7 @@ def test_killed_and_continued(method, tmp_path):
     run(method, tmp_path / "undisturbed")
     killed(method, out)
     assert run(method, out) == STOP - 1
-    assert kill_campaign.digest(out) == kill_campaign.digest(tmp_path / "undisturbed")
+    assert kills.digest(out) == kills.digest(tmp_path / "undisturbed")
     assert not [path for path in out.rglob("*") if ".part" in path.name]
 
 
@@ -121,7 +121,7 @@ def test_two_processes_are_stopped_and_continued(name, tmp_path):
     told = together("moco", tmp_path / "stopped", STOP, **SHARDED[name])
     assert told.startswith(f"stopped by signal 15 after update {STOP + 1} of 9")
     assert together("moco", tmp_path / "stopped", **SHARDED[name]) == STOP + 1
-    assert kill_campaign.digest(tmp_path / "stopped") == kill_campaign.digest(tmp_path / "undisturbed")
+    assert kills.digest(tmp_path / "stopped") == kills.digest(tmp_path / "undisturbed")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_two_processes_are_killed_and_continued(name, tmp_path):
     together("moco", tmp_path / "undisturbed", workers=workers, **SHARDED[name])
     killed("moco", tmp_path / "killed", processes=2, workers=workers, changes=SHARDED[name])
     assert together("moco", tmp_path / "killed", workers=workers, **SHARDED[name]) in (2, STOP - 1)
-    assert kill_campaign.digest(tmp_path / "killed") == kill_campaign.digest(tmp_path / "undisturbed")
+    assert kills.digest(tmp_path / "killed") == kills.digest(tmp_path / "undisturbed")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from helpers import kill_campaign, runs
+from helpers import kills, runs
 
 from sslbench.errors import UsageError
 from sslbench.pretraining import PretrainRequest, prepare
@@ -91,7 +91,7 @@ def test_a_run_with_parts_continues_bit_for_bit(tmp_path, changes):
         runs.run("simclr", tmp_path / "stopped", groups=GROUPS, observers=[Recorder(last=5)], **changes)
     outcome = runs.run("simclr", tmp_path / "stopped", groups=GROUPS, **changes)
     assert outcome.resumed_from == 4
-    assert kill_campaign.digest(tmp_path / "stopped") == kill_campaign.digest(undisturbed.weights.parent)
+    assert kills.digest(tmp_path / "stopped") == kills.digest(undisturbed.weights.parent)
 
 
 @pytest.mark.parametrize(
@@ -116,17 +116,17 @@ def test_supervised_with_mixed_images_continues_bit_for_bit(tmp_path, mixing):
     with pytest.raises(InterruptedError):
         runs.run("supervised", tmp_path / "stopped", observers=[Recorder(last=3)], **changes)
     runs.run("supervised", tmp_path / "stopped", **changes)
-    digest = kill_campaign.digest(undisturbed.weights.parent)
-    assert kill_campaign.digest(tmp_path / "stopped") == digest
+    digest = kills.digest(undisturbed.weights.parent)
+    assert kills.digest(tmp_path / "stopped") == digest
     unmixed = runs.run("supervised", tmp_path / "unmixed", epochs=2)
-    assert kill_campaign.digest(unmixed.weights.parent) != digest
+    assert kills.digest(unmixed.weights.parent) != digest
 
 
 def test_a_function_of_batches_changes_every_batch(tmp_path, own):
     short = {"epochs": 1, "schedule": {"lr": 1.0}}
     mixed = runs.run("simclr", tmp_path / "mixed", batch_transform="of_batches:mixed", **short)
     unmixed = runs.run("simclr", tmp_path / "unmixed", **short)
-    assert kill_campaign.digest(mixed.weights.parent) != kill_campaign.digest(unmixed.weights.parent)
+    assert kills.digest(mixed.weights.parent) != kills.digest(unmixed.weights.parent)
     assert prepare(request("simclr", tmp_path, batch_transform="of_batches:mixed")).code()
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import kill_campaign, runs, two_processes
+from helpers import kills, runs, two_processes
 from PIL import Image
 from torch.nn import functional
 
@@ -369,16 +369,16 @@ def test_a_run_is_not_continued_with_changed_code(part, tmp_path, monkeypatch, c
 def test_two_runs_in_one_folder_exclude_each_other(undisturbed, tmp_path, monkeypatch):
     """The second is told who has it; when the first is killed, the folder is free at once."""
     monkeypatch.setenv("SLURM_JOB_ID", "77")
-    started = kill_campaign.start("simclr", tmp_path / "out", workers=1, pause_after=5)
+    started = kills.start("simclr", tmp_path / "out", workers=1, pause_after=5)
     monkeypatch.delenv("SLURM_JOB_ID")
     try:
-        kill_campaign.wait_for_pause(started)
+        kills.wait_for_pause(started)
         (first,) = started
         message = rf"out/checkpoints is in use by another run: process {first.pid} on \S+, SLURM job 77, since \d{{4}}-"
         with pytest.raises(UsageError, match=message):
             runs.run("simclr", tmp_path / "out")
     finally:
-        kill_campaign.kill(started)
+        kills.kill(started)
     outcome = runs.run("simclr", tmp_path / "out")
     assert outcome.resumed_from == 4 and same(outcome.weights, undisturbed[0].weights)
     assert not [path for path in (tmp_path / "out").rglob("*") if ".part" in path.name]

@@ -1,6 +1,7 @@
 """Writes keys/*.txt: names, shapes and dtypes of files of each format, from the real architectures, without weights.
 
-Run it from the repository's root after adding a format: `python tests/weights/make_key_lists.py`.
+Run it from the repository's root after adding a format: `python tests/weights/make_key_lists.py`. The other lists were
+written once by the habits of those who publish the files, whose names do not change: there is no script of them.
 """
 
 from collections.abc import Mapping
