@@ -122,9 +122,6 @@ def _columns(poses: FloatArray) -> FloatArray:
     return np.concatenate([poses, missing], axis=1)
 
 
-_CALLS = 25  # of array functions, for each layer in an update
-
-
 def cost(settings: Settings, shapes: Shapes) -> Cost:
     """Count the updates (a pass forward, two of its size back) and both predictions."""
     widths = (shapes.width, *settings.hidden, len(POSE_COLUMNS))
