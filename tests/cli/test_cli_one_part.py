@@ -1,4 +1,4 @@
-"""Protocols that need no labels, or look at one part of the data only, as a user runs them."""
+"""Evaluations of one part, of weights that do not fit, over a training, and on dense data."""
 
 import csv
 import json
@@ -6,8 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
+import torch
 
+from sslbench import evaluate_checkpoints
+from sslbench.backbones.build import build
+from sslbench.errors import UsageError
+from sslbench.evaluation import RunSettings, estimate
+from sslbench.features import external
+from sslbench.features.external import read_train_test
+from sslbench.preprocessing import Preprocessing
 from sslbench.results.records import read_scores, read_tree, scores_path
+from sslbench.train import checkpoints
 
 OWN = ("--weights", "w.pth", "--backbone", "tiny_net_of_the_tests:net")
 
@@ -111,3 +121,248 @@ def test_a_size_that_is_none_is_refused(world, sslbench):
         assert code == 2 and "8GB or 500MB" in err, wrong
     code, _, err = sslbench("eval", "lsr", *OWN, "--data", "photos", "--max-memory", "1GB")
     assert code == 2 and "--max-memory does not go with lsr" in err
+
+
+NET = ("--weights", "w.pth", "--backbone", "tiny_net_of_the_tests:net", "--layers", "conv2")
+SHORT = ("size=32", "crop=[32,32]", "window=null", "steps=20", "warmup_steps=2", "lr=[0.001]")
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (("discovery", "--data", "kwcoco:shapes8-64", "method=lost"), "corloc"),
+        (("correspondence", "--data", "homography:photos/test", "size=32"), "match_recall@5px"),
+        (("segmentation", "--data", "kwcoco:shapes16-64", *SHORT), "mIoU"),
+    ],
+)
+def test_plan_record_and_picture(words, value, world, sslbench):
+    code, plan, err = sslbench("eval", *words, *NET, "--dry-run")
+    assert code == 0, err
+    of_images = plan.partition("preprocessing\n")[2].partition("layers\n")[0]
+    assert "mean" in of_images and not {"resize", "crop", "squash", "scales"} & set(of_images.split())
+    assert not (world / "results").exists()
+
+    code, out, err = sslbench("eval", *words, *NET)
+    assert code == 0, err
+    from sslbench.results import records as stored
+
+    (record,) = [each for each in stored.read_tree(Path("results")) if each.weights.name == "w.pth"]
+    assert record.metrics[value].low <= record.metrics[value].value <= record.metrics[value].high
+    assert {"mean", "std", "origin"} <= set(record.preprocessing)
+    assert not {"resize", "crop", "squash", "resized_side", "scales"} & set(record.preprocessing)
+    assert "pixels" in record.floors and value in out
+
+    assert stored.picture_path(record).is_file() == (words[0] != "correspondence")
+    code, _, err = sslbench("show", record.file, "--out", "seen")
+    if words[0] == "correspondence":
+        assert code == 1 and "no picture lies beside it" in err
+    else:
+        assert code == 0 and Path("seen/index.html").is_file() and len(list(Path("seen").glob("*.png"))) == 1
+
+    code, _, err = sslbench("eval", *words, *NET, "--resize", "48")
+    assert code == 2 and "--resize has no effect" in err
+
+
+WORDS = ("--features", "x.npy", "--labels", "y.npy")
+
+
+@pytest.fixture
+def arrays(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "x.npy", rng.normal(size=(300, 8)).astype(np.float16))
+    np.save(tmp_path / "y.npy", np.arange(300) % 3)
+    np.save(tmp_path / "x2.npy", rng.normal(size=(60, 8)).astype(np.float16))
+    np.save(tmp_path / "y2.npy", np.arange(60) % 3)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_plan_tells_shapes_settings_and_cost_and_computes_nothing(arrays, sslbench, monkeypatch):
+    monkeypatch.setattr(external, "_sha256", lambda *parts: pytest.fail("all features were read"))
+    code, out, err = sslbench(
+        "eval", "knn", "svm", *WORDS, "--test-features", "x2.npy", "--test-labels", "y2.npy", "k=7", "--dry-run"
+    )
+    assert code == 0, err
+    assert "300 x 8 float16, 3 classes, single label" in out and "60 x 8 float16" in out
+    assert "command line" in out and "free" in out
+    estimated = [line.split()[0] for line in out[out.index("estimate,") :].splitlines()[1:] if "memory" in line]
+    assert estimated[:2] == ["knn", "svm"]
+    assert not (arrays / "results").exists()
+
+
+def test_features_without_labels_and_without_an_estimate(arrays, sslbench):
+    code, out, err = sslbench("eval", "geometry", "--features", "x.npy", "--no-estimate", "--dry-run")
+    assert code == 0 and "all of x.npy" in out and "estimate," not in out, err
+
+
+def test_what_the_run_would_refuse_the_plan_refuses(arrays, sslbench, monkeypatch):
+    code, _, err = sslbench("eval", "finetune", *WORDS, "--dry-run")
+    assert code == 2 and "takes images" in err
+    monkeypatch.setattr(estimate, "free_memory", lambda: 1000.0)
+    code, out, err = sslbench("eval", "knn", *WORDS, "--dry-run")
+    assert code == 1 and "knn needs about" in err and "fewer rows" in err and "in all" in out
+
+
+def test_a_memory_mapped_file_with_its_rows_in_order_is_not_copied(arrays):
+    files = [arrays / name for name in ("x.npy", "y.npy", "x2.npy", "y2.npy")]
+    pair = read_train_test(*files, label_column=None, test_fraction=0.2, seed=0)
+    assert isinstance(pair.train.x, np.memmap) and isinstance(pair.test.x, np.memmap)
+    split = read_train_test(*files[:2], None, None, label_column=None, test_fraction=0.2, seed=0)
+    assert isinstance(split.whole.x, np.memmap) and len(split.train) + len(split.test) == 300
+
+
+NAME = "resnet50w0.125"  # all names of a ResNet-50, an eighth of its channels
+SMALL = ("--data", "photos", "--resize", "32x32", "--crop", "none", "--no-floors", "k=3")
+
+
+@pytest.fixture
+def tensors(shared):
+    return torch.load(shared("weights") / f"{NAME}.pth", weights_only=True)
+
+
+@pytest.fixture
+def evaluate(world, sslbench):
+    def run(path, *more):
+        return sslbench("eval", "knn", "--weights", path, *SMALL, *more)
+
+    return run
+
+
+def with_head(tensors):
+    return {**tensors, "fc.weight": torch.rand(3, 256), "fc.bias": torch.rand(3)}
+
+
+def prefixed(prefix, tensors):
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def refused(world, outcome):
+    code, out, err = outcome
+    assert code == 1 and out == "" and "Traceback" not in err
+    assert " images in " not in err, "an image was decoded"
+    assert not [path for path in (world / "results").rglob("*") if path.is_file()], "a result was written"
+    return err
+
+
+def test_a_data_parallel_is_taken_off(world, evaluate, tensors):
+    torch.save({"state_dict": prefixed("module.", with_head(tensors))}, "a.pth")
+    code, _, err = evaluate("a.pth")
+    assert code == 0, err
+    assert "loaded 318 of 318 backbone tensors (100.0 % of parameters)" in err and "ignored: fc.*" in err
+
+
+def test_b_moco_with_its_queue(world, evaluate, tensors):
+    both = prefixed("module.encoder_q.", with_head(tensors)) | prefixed("module.encoder_k.", with_head(tensors))
+    torch.save({"state_dict": both | {"module.queue": torch.ones(2, 3), "module.queue_ptr": torch.zeros(1)}}, "b.pth")
+    code, _, err = evaluate("b.pth")
+    assert code == 0, err
+    assert "loaded 318 of 318 backbone tensors (100.0 % of parameters), format moco" in err
+    ignored = err.partition("ignored: ")[2].partition("\n")[0]
+    assert "fc.*" in ignored and "queue" in ignored
+
+
+@pytest.mark.parametrize("backbone", [(), ("--backbone", NAME)])
+def test_c_junk_names(world, evaluate, tensors, backbone):
+    torch.save({f"junk{i}.x": tensor for i, tensor in enumerate(tensors.values())}, "c.pth")
+    err = refused(world, evaluate("c.pth", *backbone))
+    assert "no known format" in err and "'junk0.x', 'junk1.x'" in err and "--format" in err
+
+
+def test_d_a_mistyped_path(world, evaluate, tensors):
+    torch.save(tensors, "resnet.pth")
+    err = refused(world, evaluate("resent.pth"))
+    assert "there is no weights file resent.pth" in err and "Did you mean 'resnet.pth'?" in err
+
+
+def test_e_a_tenth_of_the_tensors_is_missing(world, evaluate, tensors):
+    kept = {name: tensor for i, (name, tensor) in enumerate(tensors.items()) if i % 10}
+    torch.save(kept, "e.pth")
+    err = refused(world, evaluate("e.pth"))
+    assert "tensors missing: 'conv1.weight'" in err and "--allow-partial" in err
+    code, _, err = evaluate("e.pth", "--allow-partial")
+    assert code == 0 and "PARTIAL: " in err
+    from sslbench.results.records import read_tree
+
+    [record] = read_tree(world / "results")
+    assert record.weights.loaded < record.weights.total, "the record says so too"
+
+
+def test_f_layer_scale_that_the_backbone_does_not_have(world, evaluate):
+    torch.save(timm.create_model("vit_small_patch14_dinov2", num_classes=0, depth=2).state_dict(), "f.pth")
+    err = refused(world, evaluate("f.pth", "--backbone", "timm:vit_small_patch14_dinov2,depth=2,init_values=0"))
+    assert "4 unexpected: 'blocks.0.ls1.gamma'" in err and "LayerScale" in err
+
+
+def test_g_one_wrong_shape(world, evaluate, tensors):
+    torch.save(tensors | {"layer2.0.conv2.weight": torch.rand(16, 16, 1, 1)}, "g.pth")
+    err = refused(world, evaluate("g.pth"))
+    assert (
+        "1 of another shape: 'layer2.0.conv2.weight' (16, 16, 1, 1) in the file, (16, 16, 3, 3) in the backbone" in err
+    )
+
+
+BACKBONE = "resnet18w0.125"
+DATA = ("--data", "sklearn:digits", "--limit", "100", "--device", "cpu", "--workers", "0", "--no-overlaps")
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """The checkpoints of a run after 5 and 10 updates."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")  # one line per row
+    preprocessing = json.dumps(Preprocessing(resize=(16, 16), crop=(16, 16)).record())
+    for step in (10, 5):
+        content = {
+            "backbone": BACKBONE,
+            "state_dict": build(BACKBONE, seed=step).module.state_dict(),
+            "metadata": {"epochs": step / 5, "preprocessing": preprocessing},
+        }
+        checkpoints.write(tmp_path / "runs" / "a" / "checkpoints", step, content, keep=9)
+    return tmp_path
+
+
+def test_every_checkpoint_has_a_row_and_the_second_time_nothing_is_computed(run, sslbench):
+    words = ("eval", "knn", "--weights", "runs/a/checkpoints", *DATA)
+    code, out, err = sslbench(*words)
+    assert code == 0, err
+    rows = [line.split() for line in out.splitlines() if line.startswith("knn  ")]
+    assert [row[:4] for row in rows] == [["knn", "res5avg", "5", "1"], ["knn", "res5avg", "10", "2"]]
+    assert "untrained" in out and "top1 of update 10 less update 5: " in out and "paired over 100 samples" in out
+    with (run / "results" / "training-a-knn.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [f"{float(row['value']):.2f}" for row in table] == [row[5] for row in rows]
+    assert (run / "results" / "training-a-knn.png").read_bytes()[:4] == b"\x89PNG"
+    code, again, err = sslbench(*words)
+    assert code == 0 and err.count("already computed") == 2 and again == out
+
+
+def test_a_damaged_checkpoint_is_a_hole_and_the_others_are_shown(run, sslbench):
+    path = run / "runs" / "a" / "checkpoints" / "step_000000005.ckpt"
+    path.write_bytes(path.read_bytes()[:1000])
+    code, out, err = sslbench("eval", "knn", "--weights", "runs/a/checkpoints", *DATA)
+    assert code == 1 and "step_000000005.ckpt" in err
+    assert len([line for line in out.splitlines() if line.startswith("knn  ")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("runs", "Give a weights file, or RUN/checkpoints. It holds: w.torch."),
+        ("runs/a", "Did you mean runs/a/checkpoints?"),
+    ],
+)
+def test_a_folder_without_checkpoints_is_one_message(folder, message, run, sslbench):
+    (run / "runs" / "w.torch").touch()
+    code, out, err = sslbench("eval", "knn", "--weights", folder, *DATA)
+    assert (code, out) == (2, "")
+    assert f"--weights {folder}: this folder has no checkpoints of a pretraining run" in err and message in err
+    assert not (run / "results").exists()
+
+
+def test_from_python(run):
+    settings = RunSettings(device="cpu", workers=0, floors=False, overlaps=False)
+    (curve,) = evaluate_checkpoints("runs/a/checkpoints", "sklearn:digits", protocols="knn", run=settings, limit=200)
+    assert [(point.at.step, point.at.epoch) for point in curve.points] == [(5, 1.0), (10, 2.0)]
+    with pytest.raises(UsageError, match="has no checkpoints of a pretraining run"):
+        evaluate_checkpoints("runs", "sklearn:digits")

@@ -1,6 +1,10 @@
-"""Tables at the width of the terminal: names and numbers stay whole."""
+"""Tables on terminals, Windows, and threads that wait."""
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -89,3 +93,62 @@ def test_eval_and_compare_on_a_narrow_terminal(world, sslbench, monkeypatch):
     assert code == 0, err
     table = out.splitlines()[:8]
     assert max(map(len, table)) <= 60 and any(re.match(r"  A - B +[+-]\d+\.\d\d  \([+-]", line) for line in table), out
+
+
+NETWORK = "--backbone resnet_basic_1-1-1-1w0.125_cifar"
+COMMANDS = [
+    f"pretrain simclr {NETWORK} epochs=1 schedule.warmup_epochs=0 augment=small --limit 32 batch_size=16 --out p",
+    "pretrain p/config.yaml --out q --workers 1",
+    "eval knn linear --weights p/weights.torch --data kwcoco:shapes16 --no-floors --out r",
+    "eval knn linear --weights p/weights.torch --data kwcoco:shapes16 --no-floors --out r",
+    "eval finetune --weights p/weights.torch --limit 40 epochs=1 --workers 0 --no-floors --out r",
+    "leaderboard r --csv board.csv --html board.html",
+    "data to-kwcoco kwcoco:shapes8 shapes.kwcoco.json",
+    "convert p/weights.torch y.pth --to torchvision",
+    "inspect y.pth",
+    "check-data kwcoco:shapes8 --workers 0",
+]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="open files are found in /proc")
+def test_commands_work_without_what_windows_lacks(tmp_path):
+    environment = os.environ | {"SSLBENCH_CACHE": str(tmp_path / "cache"), "SSLBENCH_TRACEBACK": "1"}
+    program = [sys.executable, str(Path(__file__).parents[1] / "helpers" / "windows.py"), *COMMANDS]
+    done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=3600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "start no second run that writes there" in done.stderr
+    for written in ("p/weights.torch", "board.csv", "board.html", "y.pth", "shapes.kwcoco.json"):
+        assert (tmp_path / written).is_file()
+    assert len((tmp_path / "board.csv").read_text().splitlines()) > 1
+    assert not list(tmp_path.rglob("*.part*"))
+
+
+# libgomp prints what it has read from the environment as it is loaded, by torch or by this.
+SHOW = """
+import ctypes, importlib.util, pathlib, sys
+from sslbench.cli import main
+assert "torch" not in sys.modules, "it is too late once OpenMP is loaded"
+try:
+    main.main(["--version"])
+except SystemExit:
+    folder = pathlib.Path(importlib.util.find_spec("torch").origin).parent
+    for library in [*folder.glob("lib/libgomp*.so*"), *folder.parent.glob("torch.libs/libgomp*.so*")][:1]:
+        ctypes.CDLL(str(library))
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "active"}, "ACTIVE"), ({"GOMP_SPINCOUNT": "77"}, None)]
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="libgomp of torch's wheels for Linux")
+def test_the_library_itself_has_read_the_policy(own, wanted):
+    theirs = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
+    env = {key: value for key, value in os.environ.items() if key not in theirs}
+    env |= {"OMP_DISPLAY_ENV": "verbose"} | own
+    done = subprocess.run([sys.executable, "-c", SHOW], env=env, capture_output=True, text=True, check=True)
+    if "GOMP_SPINCOUNT" not in done.stderr:
+        pytest.skip("torch's OpenMP library is not libgomp")
+    if wanted is None:
+        assert "GOMP_SPINCOUNT = '77'" in done.stderr
+    else:
+        assert f"OMP_WAIT_POLICY = '{wanted}'" in done.stderr

@@ -1,11 +1,16 @@
-"""`sslbench data download` and `data list`, from a server of this process."""
+"""Downloads, addresses of data, and secrets in them."""
 
+import contextlib
 import gzip
 import hashlib
 import io
+import logging
+import socket
 import struct
 import tarfile
+import threading
 
+import fsspec
 import numpy as np
 import pytest
 import torchvision.datasets
@@ -15,12 +20,20 @@ from PIL import Image
 
 from sslbench import paths
 from sslbench.cli.commands.data import command
+from sslbench.cli.commands.eval.check import expand
+from sslbench.data import catalog, remote
+from sslbench.data.catalog import CatalogEntry
 from sslbench.data.download import downloads, find_download, states
 from sslbench.data.formats.torchvision import all_sets
+from sslbench.data.location import locate
 from sslbench.data.open import open_data
-from sslbench.errors import DataError, UsageError
+from sslbench.data.remote import urls
+from sslbench.errors import DataError, SslbenchError, UsageError
 from sslbench.library.benchmarks import load_benchmark
 from sslbench.names import list_names
+from sslbench.results import plain
+from sslbench.text import csv_text, visible, without_secrets
+from sslbench.weights.save import own_content
 
 
 def run(*arguments):
@@ -153,3 +166,195 @@ def test_every_download_is_a_data_set_of_benchmarks_with_a_page():
         if each.data:
             assert each.data.removeprefix("torchvision:") in all_sets()
             assert load_benchmark(f"knn/{name}").data == each.data
+
+
+@contextlib.contextmanager
+def answering(answer):
+    """The address of a server that calls `answer(first line of the request, connection)`."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(0.05)
+        over = threading.Event()
+
+        def one(connection):
+            with connection, contextlib.suppress(OSError):
+                request = connection.recv(65536)
+                answer(request.split(b"\r\n")[0].decode(), connection)
+
+        def serve():
+            while not over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    threading.Thread(target=one, args=(listening.accept()[0],), daemon=True).start()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            over.set()
+            thread.join()
+
+
+def test_what_is_no_url_is_refused_with_the_url():
+    for url in (
+        "http://a b/x.tar",
+        "http://host/%00.tar",
+        "http://[::1/x.tar",
+        "http://host:port/x.tar",
+        "http://host\n/x.tar",
+    ):
+        with pytest.raises(UsageError, match="not a URL"):
+            remote.local_copies([url])
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"what?\r\n\r\n",
+        b"HTTP/1.1 9999 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: abc\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"x" * 100_000,
+        b"HTTP/1.1 301 Moved\r\nLocation: http://[::1\r\n\r\n",
+        b"HTTP/1.1 301 Moved\r\nLocation: file:///etc/hostname\r\n\r\n",
+        b"",
+    ],
+    ids=lambda sent: repr(sent[:40]),
+)
+def test_an_answer_that_is_none_is_one_message(sent, monkeypatch):
+    monkeypatch.setattr(remote, "PAUSES_S", ())
+    with answering(lambda _, connection: connection.sendall(sent)) as address, pytest.raises(SslbenchError) as raised:
+        remote.local_copies([f"{address}/x.tar"])
+    assert f"{address}/x.tar" in raised.value.message
+
+
+def test_a_url_that_is_signed_for_get_alone_is_read(tmp_path):
+    content = b"x" * 1000
+
+    def answer(line, connection):
+        if line.startswith("HEAD"):
+            connection.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+        else:
+            connection.sendall(b"HTTP/1.1 200 OK\r\nETag: one\r\nContent-Length: 1000\r\n\r\n" + content)
+
+    with answering(answer) as address:
+        copies = remote.local_copies([f"{address}/x.zip?signature=abc"])
+        assert copies[0].read_bytes() == content
+
+
+def test_the_size_behind_a_range_is_that_of_the_whole():
+    def answer(line, connection):
+        if line.startswith("HEAD"):
+            connection.sendall(b"HTTP/1.1 405 No\r\nContent-Length: 0\r\n\r\n")
+        else:
+            head = b"HTTP/1.1 206 Partial\r\nContent-Range: bytes 0-0/1234\r\nContent-Length: 1\r\n\r\n"
+            connection.sendall(head + b"x")
+
+    with answering(answer) as address:
+        assert urls.described(f"{address}/x.zip").size == 1234
+
+
+SECRET = "5eCrEt9"
+LOGIN, QUERY = f"me:{SECRET}@", f"?X-Amz-Credential=a/{SECRET}/b&X-Amz-Signature={SECRET}"
+URLS = (
+    f"https://{LOGIN}host/a.tar",
+    f"https://{SECRET}@host/a.tar",
+    f"https://host:8080/a.tar{QUERY}",
+    f"https://host/a.tar?{SECRET}",
+    f"https://host/a.tar?sv=1&sig={SECRET}%2F",
+    f"https://host/a.tar?unit=annotation&Other={SECRET}",
+    f"https://host/a.tar#access_token={SECRET}",
+    f"https:/host/a.tar?key={SECRET}",
+    f"s3://KEY:{SECRET}/+x@bucket/a.tar",
+    f"ftp://me:{SECRET}@host/a.tar",
+    f"several:a=https://host/a.tar?sig={SECRET},b=https://host/b.tar?sig={SECRET}",
+)
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_no_form_of_a_url_shows_its_secrets(url, caplog):
+    wrapped = f"cannot read '{url}', or \"{url}\": ({url})."
+    shown = (
+        without_secrets(wrapped),
+        str(DataError(wrapped, wrapped)),
+        visible(wrapped),
+        csv_text([[url]]),
+        str(plain({"command": wrapped, "data": [url]})),
+        str(own_content({}, backbone="resnet18", metadata={"data": url, "settings": {"list": [wrapped]}})),
+    )
+    logging.getLogger("sslbench").warning("%s: trying again", url)
+    assert [text for text in (*shown, caplog.text) if SECRET in text] == []
+    assert "host" in shown[0] or "bucket" in shown[0]
+
+
+def test_what_is_no_secret_stays():
+    for text in (
+        "https://host:8080/path/user@domain/x.tar?unit=annotation&size=64&group=patient_id",
+        "https://host/w.pth#sha256=" + "0a" * 32,
+        "s3://bucket/train-{0000..0099}.tar",
+        "s3://bucket/a?.tar",
+        "C:/photos/a.csv",
+        "Is it https://host/a? No.",
+    ):
+        assert without_secrets(text) == text
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_a_signed_url_is_read_and_no_file_holds_its_secrets(tmp_path, cache, caplog):
+    with serving(tmp_path / "served") as served:
+        with tarfile.open(tmp_path / "served" / "a.tar", "w"):
+            pass
+        url = f"{served.address.replace('://', f'://{LOGIN}')}/a.tar{QUERY}"
+        with caplog.at_level("DEBUG"):
+            path = locate(url).text
+            origin = remote.origin_of(tmp_path / path)
+            with remote.opened(origin):
+                pass
+        assert served.fetched() == {f"a.tar{QUERY}": 1}
+    assert SECRET not in caplog.text
+    files = [file for file in cache.rglob("*") if file.is_file()]
+    assert len(files) > 1
+    assert [file for file in files if SECRET in str(file) or SECRET.encode() in file.read_bytes()] == []
+
+
+def test_urls_that_differ_in_hidden_parts_alone_are_other_files(tmp_path, cache):
+    with serving(tmp_path / "served") as served:
+        (tmp_path / "served" / "a.csv").write_text("x")
+        copies = remote.local_copies([f"{served.address}/a.csv?key={i}" for i in (1, 2)])
+        first, second = (remote.origin_of(copy) for copy in copies)
+    assert copies[0] != copies[1] and first.url == second.url
+    assert first.name != second.name and first.stamp != second.stamp
+
+
+def test_an_address_with_a_login_gets_no_name_in_a_catalog(tmp_path):
+    with pytest.raises(UsageError, match=r"would hold the login or key of https://\*\*\*@host/a.tar"):
+        catalog.add("mine", CatalogEntry(f"https://{LOGIN}host/a.tar"), tmp_path / "data.yaml")
+    assert not (tmp_path / "data.yaml").exists()
+
+
+def test_an_object_that_is_replaced_by_one_of_equal_size_is_not_kept(cache, monkeypatch):
+    system = fsspec.filesystem("memory")
+    system.pipe_file("/b/x.csv", b"old")
+    asked, answers = remote.described, []
+
+    def replaced(url):
+        answers.append(asked(url))
+        if len(answers) == 2:  # the state was compared, and nothing is read yet
+            system.pipe_file("/b/x.csv", b"new")
+        return answers[-1]
+
+    monkeypatch.setattr(remote, "PAUSES_S", ())
+    monkeypatch.setattr(remote, "described", replaced)
+    with pytest.raises(DataError, match=r"memory://b/x.csv has changed since it was opened"):
+        remote.local_copies(["memory://b/x.csv"])
+    assert list(cache.rglob("x.csv")) == []
+
+
+def test_weights_may_be_a_signed_url():
+    url = "https://host/w.pth?token=a&x=1"
+    assert expand([url]) == [url]

@@ -1,12 +1,17 @@
-"""Tar shards: webdataset's keys and labels, ranges of shards, and what is refused."""
+"""Images in tar files, packed ones too, and in rows of text."""
 
+import base64
+import bz2
+import gzip
 import io
 import json
+import lzma
+import sys
 import tarfile
 
 import numpy as np
 import pytest
-from helpers.containers import add_to_tar, pictures, png, write_shards, write_tar
+from helpers.containers import add_to_tar, pictures, png, write_shards, write_tar, write_tsv
 
 from sslbench.data.decode.handlers import make_decoder
 from sslbench.data.decode.picture import Wanted
@@ -232,3 +237,140 @@ def test_texts_without_an_image_of_their_key_are_no_labels(tar):
     source = open_data(tar(members))["all"]
     assert texts(source) == ["cat", "dog"]
     assert "2 files of other kinds (.txt, .json) left out" in "\n".join(source.notes)
+
+
+PACK = {"tar.gz": gzip.compress, "tgz": gzip.compress, "tar.bz2": bz2.compress, "tar.xz": lzma.compress}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "remote"
+
+
+@pytest.mark.parametrize("suffix", [*PACK, "tar"])
+def test_a_compressed_archive_is_unpacked_once_into_the_cache(tmp_path, cache, suffix):
+    plain = open_data(write_tar(tmp_path, pictures()))["all"]
+    (tmp_path / "packed").mkdir()
+    packed = tmp_path / "packed" / f"t.{suffix}"  # .tar: told by what is in it
+    packed.write_bytes(PACK.get(suffix, gzip.compress)((tmp_path / "t.tar").read_bytes()))
+    source = open_data(str(packed))["all"]
+    assert source.ids == plain.ids and source.fingerprint() == plain.fingerprint()
+    assert source.images.path(0) == f"{packed}/{plain.ids[0]}"
+    assert list(packed.parent.iterdir()) == [packed]
+    (copy,) = cache.glob(f"*/t.{suffix}")
+    assert copy.read_bytes() == (tmp_path / "t.tar").read_bytes()
+    before = copy.stat().st_ino
+    assert open_data(str(packed))["all"].images.read(3) == plain.images.read(3)
+    assert copy.stat().st_ino == before
+    copy.unlink()
+    assert source.images.read(3) == plain.images.read(3)
+
+
+def test_compressed_shards_with_the_same_names_inside_have_the_ids_of_plain_ones(tmp_path, cache):
+    for k in range(2):
+        with tarfile.open(tmp_path / f"s{k}.tar", "w") as archive:
+            add_to_tar(archive, "1.png", png(k))
+            add_to_tar(archive, "1.cls", b"ab"[k : k + 1])
+        (tmp_path / f"s{k}.tar.gz").write_bytes(gzip.compress((tmp_path / f"s{k}.tar").read_bytes()))
+    source = open_data(f"{tmp_path}/s{{0..1}}.tar.gz")["all"]
+    assert source.ids == open_data(f"{tmp_path}/s{{0..1}}.tar")["all"].ids == ("s0/1.png", "s1/1.png")
+
+
+def test_an_archive_that_unpacks_to_more_than_the_cache_holds_stops_there(tmp_path, cache, monkeypatch):
+    (tmp_path / "t.tar.gz").write_bytes(gzip.compress(bytes(50_000_000)))
+    monkeypatch.setenv("SSLBENCH_REMOTE_CACHE", "3MB")
+    with pytest.raises(DataError, match=r"t.tar.gz has more than [\d,]+ bytes, and the cache may hold 3,000,000"):
+        open_data(str(tmp_path / "t.tar.gz"))
+    assert sum(p.stat().st_size for p in cache.rglob("*") if p.is_file()) == 0
+
+
+@pytest.mark.parametrize("damage", [lambda c: c[: len(c) // 2], lambda c: c[:300] + bytes(50) + c[350:]])
+@pytest.mark.parametrize("suffix", ["tar.gz", "tar.bz2", "tar.xz"])
+def test_a_damaged_compressed_archive_is_named(tmp_path, cache, suffix, damage):
+    write_tar(tmp_path, pictures())
+    packed = tmp_path / f"t.{suffix}"
+    packed.write_bytes(damage(PACK[suffix]((tmp_path / "t.tar").read_bytes())))
+    with pytest.raises(DataError, match=rf"{packed} is damaged or truncated"):
+        open_data(str(packed))
+    assert list(cache.glob("*/t.*")) == []
+
+
+def test_zstandard_is_named_where_it_is_missing(tmp_path, cache, monkeypatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    (tmp_path / "t.tar.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(20))
+    with pytest.raises(DataError, match=r"needs the package zstandard\npip install zstandard"):
+        open_data(str(tmp_path / "t.tar.zst"))
+
+
+def test_zstandard_unpacks(tmp_path, cache):
+    zstandard = pytest.importorskip("zstandard")
+    plain = open_data(write_tar(tmp_path, pictures()))["all"]
+    content = zstandard.ZstdCompressor().compress((tmp_path / "t.tar").read_bytes())
+    (tmp_path / "t.tar.zst").write_bytes(content)
+    assert open_data(str(tmp_path / "t.tar.zst"))["all"].fingerprint() == plain.fingerprint()
+    (tmp_path / "half.tar.zst").write_bytes(content[: len(content) // 2])
+    with pytest.raises(DataError, match="damaged or truncated"):
+        open_data(str(tmp_path / "half.tar.zst"))
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """`rows([["key", bytes, "label"], ...])` writes r.tsv; bytes are written as base64."""
+
+    def write(lines, encode=base64.b64encode, end="\n"):
+        text = "\n".join("\t".join(encode(c).decode() if isinstance(c, bytes) else c for c in cells) for cells in lines)
+        (tmp_path / "r.tsv").write_text(text + end)
+        return str(tmp_path / "r.tsv")
+
+    return write
+
+
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
+@pytest.mark.parametrize("end", ["", "\n", "\n\n"])
+def test_key_image_label(rows, encode, end):
+    source = open_data(rows([["b", png(1), "cat"], ["a", png(2), "dog"]], encode, end))["all"]
+    assert source.ids == ("a", "b") and texts(source) == ["dog", "cat"]
+    assert [source.images.read(i) for i in range(2)] == [png(2), png(1)]
+    assert source.images.path(0).endswith("r.tsv/a")
+
+
+def test_the_image_may_be_last_and_the_label_may_be_missing(rows):
+    assert texts(open_data(rows([["a", "cat", png(1)], ["b", "dog", png(2)]]))["all"]) == ["cat", "dog"]
+    assert isinstance(open_data(rows([["a", png(1)], ["b", png(2)]]))["all"].target, Unlabelled)
+
+
+def test_several_labels_and_a_header(rows):
+    source = open_data(rows([["key", "image", "label"], ["a", png(1), "x;y"], ["b", png(2), "x"]]))["all"]
+    assert texts(source) == ["x;y", "x"]
+    assert "header" in source.notes[0]
+
+
+def test_a_table_of_paths_is_still_a_table(tmp_path):
+    (tmp_path / "a.png").write_bytes(png(1))
+    (tmp_path / "t.tsv").write_text("path\tlabel\na.png\tcat\n")
+    assert open_data(str(tmp_path / "t.tsv"))["all"].images.read(0) == png(1)
+
+
+def test_rows_that_cannot_be_used_are_named(rows):
+    for lines, message in (
+        ([["a", png(1), "x"], ["b", png(2)]], "line 2: 2 cells, should be 3 as before"),
+        ([["a", png(1), "x"], ["b", png(2), ""]], "line 2: the label is empty"),
+        ([["a", png(1), "x"], ["", png(2), "x"]], "line 2: the key is empty"),
+        ([["a", png(1), "x", "y"]], "4 cells, should be 2 or 3"),
+        ([["a", png(1), "x"], ["a", png(2), "x"]], "1 image more than once: a"),
+    ):
+        with pytest.raises(DataError, match=message):
+            open_data(rows(lines))
+
+
+def test_a_cell_that_is_no_base64_is_an_unreadable_image(tmp_path):
+    spec = write_tsv(tmp_path, pictures())
+    lines = (tmp_path / "rows.tsv").read_text().splitlines()
+    key, image, label = lines[3].split("\t")
+    lines[3] = f"{key}\t{image[:50]}!{image[51:]}\t{label}"
+    (tmp_path / "rows.tsv").write_text("\n".join(lines) + "\n")
+    source = open_data(spec)["all"]
+    with pytest.raises(OSError, match="damaged in"):
+        source.images.read(source.ids.index(key))
+    assert not source.images.digests()[source.ids.index(key)].any()

@@ -1,6 +1,8 @@
-"""Forward passes side by side: the same bits for any number of streams, one thread each, errors are raised."""
+"""Features that are read as they come: streams and remote shards."""
 
 import dataclasses
+import multiprocessing
+import os
 import threading
 from collections import Counter
 from typing import ClassVar
@@ -8,6 +10,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from helpers import containers
+from helpers.serving import serving
 from helpers.waiting import SECONDS
 from PIL import Image
 from torch import nn
@@ -15,8 +19,11 @@ from torch import nn
 from sslbench.backbones.build import build
 from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
+from sslbench.data import remote
 from sslbench.data.images import Files
+from sslbench.data.loading import loader
 from sslbench.data.loading.loader import PictureBatch
+from sslbench.data.open import open_data
 from sslbench.data.source import Source
 from sslbench.errors import BackboneError, DataError
 from sslbench.features import streams
@@ -154,3 +161,64 @@ def test_at_most_one_stream_for_each_core_by_default(threads, monkeypatch):
     monkeypatch.setattr(streams, "usable_cores", lambda: 3)
     assert streams.number_of_streams(torch.device("cpu")) == 3
     assert streams.number_of_streams(torch.device("cuda")) == 1
+
+
+CPU = ExtractSettings(torch.device("cpu"), batch_size=2, workers=0)
+FORK = multiprocessing.get_context("fork")
+SHARDS, EACH = 7, 8
+
+
+@pytest.fixture(scope="module")
+def backbone():
+    torch.set_num_threads(1)
+    return dataclasses.replace(build("resnet18w0.125"), preprocessing=Preprocessing(16, (16, 16)))
+
+
+def run_on_shards(backbone, spec, root, progress=None):
+    layers = resolve_layers(backbone, ("res5avg",))
+    return extract(backbone, open_data(spec)["all"], layers, CPU, root=root, split="all", progress=progress)
+
+
+def _rank(backbone, spec, root, rank, world, last, ahead):
+    """Encode this process's rows; if it is the last one, after the other one has encoded all of its own."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
+    real = loader.batches
+
+    def late(*arguments, **options):
+        assert ahead.wait(SECONDS)
+        yield from real(*arguments, **options)
+
+    if rank == last:
+        loader.batches = late
+    run_on_shards(backbone, spec, root, progress=lambda done, total: done == total and ahead.set())
+
+
+@pytest.mark.parametrize(("world", "last"), [(1, None), (2, None), (2, 0), (2, 1)])
+def test_each_shard_is_fetched_once_however_far_one_process_is_ahead(backbone, tmp_path, monkeypatch, world, last):
+    monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
+    with serving(tmp_path / "served") as server:
+        # Names run across the shards: in order of id, every image would lie in another shard than the one before.
+        samples = containers.pictures(SHARDS * EACH)
+        local = containers.write_shards(tmp_path / "served", samples, SHARDS)
+        size = (tmp_path / "served" / "s-0000.tar").stat().st_size
+        monkeypatch.setenv("SSLBENCH_REMOTE_CACHE", str((1 + 2 * world) * size + 2000))
+        spec = f"{server.address}/s-{{0000..{SHARDS - 1:04d}}}.tar"
+        open_data(spec)
+        for copy in remote.folder().rglob("s-*.tar"):
+            copy.unlink()
+        server.requests.clear()
+        ahead = FORK.Event()
+        arguments = [(backbone, spec, tmp_path / "f", r, world, last, ahead) for r in range(world)]
+        ranks = [FORK.Process(target=_rank, args=of_rank) for of_rank in arguments]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(SECONDS)
+            assert process.exitcode == 0
+        assert server.fetched() == {f"s-{k:04d}.tar": 1 for k in range(SHARDS)}
+        found, alone = run_on_shards(backbone, spec, tmp_path / "f"), run_on_shards(backbone, local, tmp_path / "local")
+    assert found.decoded == 0 and alone.decoded == len(samples)
+    ours, files = found.features["res5avg"], alone.features["res5avg"]
+    assert ours.ids == files.ids
+    assert np.allclose(ours.x, files.x, atol=1e-5)
+    assert f",{server.address}/s-0000.tar/" in (found.entry.folder / "index.csv").read_text()
