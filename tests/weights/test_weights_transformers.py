@@ -82,13 +82,11 @@ def pooled_patches(model, x):
     return model(pixel_values=rows, pixel_attention_mask=mask, spatial_shapes=shapes).pooler_output
 
 
-# Name -> (class, its configuration's, settings, features as transformers computes them, format of the folder, format in
-# memory).
+# Name -> (class, settings, features as transformers computes them, format of the folder, format in memory).
 MODELS = {
-    "dinov3": ("DINOv3ViTModel", "DINOv3ViTConfig", ROTARY, class_token, "huggingface_dinov3", "transformers5_dinov3"),
+    "dinov3": ("DINOv3ViTModel", ROTARY, class_token, "huggingface_dinov3", "transformers5_dinov3"),
     "dinov3_gated": (
         "DINOv3ViTModel",
-        "DINOv3ViTConfig",
         ROTARY | GATED,
         class_token,
         "huggingface_dinov3_swiglu",
@@ -96,87 +94,48 @@ MODELS = {
     ),
     "dinov3_convnext": (
         "DINOv3ConvNextModel",
-        "DINOv3ConvNextConfig",
         CNN,
         pooled,
         "huggingface_dinov3_convnext",
         "transformers5_dinov3_convnext",
     ),
-    "convnext": ("ConvNextModel", "ConvNextConfig", CNN, pooled, "huggingface_convnext", "huggingface_convnext"),
-    "convnextv2": ("ConvNextV2Model", "ConvNextV2Config", CNN, pooled, "huggingface_convnext", "huggingface_convnext"),
-    "siglip": ("SiglipVisionModel", "SiglipVisionConfig", VIT, pooled, "huggingface_siglip", "huggingface_siglip"),
-    "siglip2": (
-        "Siglip2VisionModel",
-        "Siglip2VisionConfig",
-        NAFLEX,
-        pooled_patches,
-        "huggingface_siglip2",
-        "huggingface_siglip2",
-    ),
-    "clip": ("CLIPVisionModel", "CLIPVisionConfig", VIT, pooled, "huggingface_clip", "huggingface_clip"),
-    "laion_clip": (
-        "CLIPVisionModel",
-        "CLIPVisionConfig",
-        VIT | {"hidden_act": "gelu"},
-        pooled,
-        "huggingface_clip",
-        "huggingface_clip",
-    ),
-    "aimv2": ("Aimv2VisionModel", "Aimv2VisionConfig", VIT, mean, "huggingface_aimv2", "huggingface_aimv2"),
-    "ijepa": ("IJepaModel", "IJepaConfig", VIT, mean, "huggingface_vit", "transformers5_vit"),
-    "vjepa2": ("VJEPA2Model", "VJEPA2Config", VIDEO, encoded_image, "huggingface_vjepa2", "huggingface_vjepa2"),
-    "deit": ("DeiTModel", "DeiTConfig", VIT, class_and_distilled, "huggingface_vit", "transformers5_vit"),
-    "vit_mae": (
-        "ViTMAEModel",
-        "ViTMAEConfig",
-        VIT | {"mask_ratio": 0.0},
-        unshuffled,
-        "huggingface_vit",
-        "transformers5_vit",
-    ),
-    "vit_msn": ("ViTMSNModel", "ViTMSNConfig", VIT, class_token, "huggingface_vit", "transformers5_vit"),
-    "resnet": ("ResNetModel", "ResNetConfig", RESNET, pooled, "huggingface_resnet", "huggingface_resnet"),
-    "beit": ("BeitModel", "BeitConfig", VIT | RELATIVE, pooled, "huggingface_beit", "transformers5_beit"),
-    "beit_shared": ("BeitModel", "BeitConfig", VIT | SHARED, class_token, "huggingface_beit", "transformers5_beit"),
+    "convnext": ("ConvNextModel", CNN, pooled, "huggingface_convnext", "huggingface_convnext"),
+    "convnextv2": ("ConvNextV2Model", CNN, pooled, "huggingface_convnext", "huggingface_convnext"),
+    "siglip": ("SiglipVisionModel", VIT, pooled, "huggingface_siglip", "huggingface_siglip"),
+    "siglip2": ("Siglip2VisionModel", NAFLEX, pooled_patches, "huggingface_siglip2", "huggingface_siglip2"),
+    "clip": ("CLIPVisionModel", VIT, pooled, "huggingface_clip", "huggingface_clip"),
+    "laion_clip": ("CLIPVisionModel", VIT | {"hidden_act": "gelu"}, pooled, "huggingface_clip", "huggingface_clip"),
+    "aimv2": ("Aimv2VisionModel", VIT, mean, "huggingface_aimv2", "huggingface_aimv2"),
+    "ijepa": ("IJepaModel", VIT, mean, "huggingface_vit", "transformers5_vit"),
+    "vjepa2": ("VJEPA2Model", VIDEO, encoded_image, "huggingface_vjepa2", "huggingface_vjepa2"),
+    "deit": ("DeiTModel", VIT, class_and_distilled, "huggingface_vit", "transformers5_vit"),
+    "vit_mae": ("ViTMAEModel", VIT | {"mask_ratio": 0.0}, unshuffled, "huggingface_vit", "transformers5_vit"),
+    "vit_msn": ("ViTMSNModel", VIT, class_token, "huggingface_vit", "transformers5_vit"),
+    "resnet": ("ResNetModel", RESNET, pooled, "huggingface_resnet", "huggingface_resnet"),
+    "beit": ("BeitModel", VIT | RELATIVE, pooled, "huggingface_beit", "transformers5_beit"),
+    "beit_shared": ("BeitModel", VIT | SHARED, class_token, "huggingface_beit", "transformers5_beit"),
     "data2vec": (
         "Data2VecVisionModel",
-        "Data2VecVisionConfig",
         VIT | RELATIVE | {"use_mean_pooling": False},
         class_token,
         "huggingface_beit",
         "huggingface_beit",
     ),
-    "data2vec_bare": (
-        "Data2VecVisionModel",
-        "Data2VecVisionConfig",
-        VIT | RELATIVE,
-        mean_of_patches,
-        "huggingface_beit",
-        "huggingface_beit",
-    ),
-    "swin": ("SwinModel", "SwinConfig", SWIN, pooled, "huggingface_swin", "transformers5_swin"),
-    "regnet": ("RegNetModel", "RegNetConfig", REGNET, pooled, "huggingface_regnet", "huggingface_regnet"),
+    "data2vec_bare": ("Data2VecVisionModel", VIT | RELATIVE, mean_of_patches, "huggingface_beit", "huggingface_beit"),
+    "swin": ("SwinModel", SWIN, pooled, "huggingface_swin", "transformers5_swin"),
+    "regnet": ("RegNetModel", REGNET, pooled, "huggingface_regnet", "huggingface_regnet"),
     "regnet_x": (
         "RegNetForImageClassification",
-        "RegNetConfig",
         REGNET | {"layer_type": "x"},
         pooled_before_classifier,
         "huggingface_regnet_x",
         "huggingface_regnet_x",
     ),
-    "swinv2": ("Swinv2Model", "Swinv2Config", SWIN, pooled, "huggingface_swinv2", "huggingface_swinv2"),
-    "vit": ("ViTModel", "ViTConfig", VIT, class_token, "huggingface_vit", "transformers5_vit"),
-    "dinov2": (
-        "Dinov2WithRegistersModel",
-        "Dinov2WithRegistersConfig",
-        VIT,
-        class_token,
-        "huggingface_dinov2",
-        "transformers5_dinov2",
-    ),
+    "swinv2": ("Swinv2Model", SWIN, pooled, "huggingface_swinv2", "huggingface_swinv2"),
+    "vit": ("ViTModel", VIT, class_token, "huggingface_vit", "transformers5_vit"),
+    "dinov2": ("Dinov2WithRegistersModel", VIT, class_token, "huggingface_dinov2", "transformers5_dinov2"),
     "dinov2_gated": (
         "Dinov2Model",
-        "Dinov2Config",
         VIT | {"use_swiglu_ffn": True},
         class_token,
         "huggingface_dinov2_swiglu",
@@ -186,9 +145,10 @@ MODELS = {
 
 
 def model_of(name):
-    kind, config, options, *_ = MODELS[name]
+    kind, options, *_ = MODELS[name]
     torch.manual_seed(0)
-    model = getattr(transformers, kind)(getattr(transformers, config)(**options)).eval()
+    network = getattr(transformers, kind)
+    model = network(network.config_class(**options)).eval()
     for key, tensor in model.named_parameters():
         torch.nn.init.normal_(tensor, mean=float("norm" in key and key.endswith("weight")), std=0.2)
     return model
@@ -453,7 +413,8 @@ def changed_value(key, value):
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_no_field_of_a_configuration_is_read_past(name, folders, tmp_path):
     """With any field changed, the features are those of transformers' network of that configuration, or a message."""
-    kind, config, options, features, *_ = MODELS[name]
+    kind, options, features, *_ = MODELS[name]
+    network = getattr(transformers, kind)
     model, folder = folders(name)
     folder, images = shutil.copytree(folder, tmp_path / "model"), torch.randn(2, 3, 32, 32)
     written = json.loads((folder / "config.json").read_text())
@@ -467,7 +428,7 @@ def test_no_field_of_a_configuration_is_read_past(name, folders, tmp_path):
         except BackboneError as error:
             assert key in error.message and "config.json" in error.message and "--backbone" in error.remedy, error
             continue
-        changed = getattr(transformers, kind)(getattr(transformers, config)(**options | {key: other})).eval()
+        changed = network(network.config_class(**options | {key: other})).eval()
         shapes = {name: tensor.shape for name, tensor in changed.state_dict().items()}
         tensors = {name: t for name, t in model.state_dict().items() if shapes.get(name) == t.shape}
         changed.load_state_dict(tensors, strict=False)  # heads may differ
