@@ -1,7 +1,8 @@
 """Formats of vision transformers: names and shapes are those of the timm model, and so are the numbers.
 
 The forward passes here are written from the original definitions, slowly and under the original names; the backbone
-that sslbench builds from the same tensors has to give the same features.
+that sslbench builds from the same tensors has to give the same features. Those of transformers' networks are compared
+with the library itself (test_weights_transformers.py).
 """
 
 import dataclasses
@@ -198,22 +199,7 @@ def tokens_of(net, images, names, *, registers="", bias=True):
     return x
 
 
-def hugging_face_vit(net, images):
-    stem = "vit.embeddings.patch_embeddings.projection"
-    x = tokens_of(net, images, (stem, "vit.embeddings.cls_token", "vit.embeddings.position_embeddings"))
-    for i in range(2):
-        layer = f"vit.encoder.layer.{i}"
-        y = norm(x, *net.pair(f"{layer}.layernorm_before", WIDTH), 1e-12)
-        at = f"{layer}.attention.attention"
-        q, k, v = (linear(y, *net.pair(f"{at}.{name}", WIDTH, WIDTH)) for name in ("query", "key", "value"))
-        x = x + linear(attend(q, k, v), *net.pair(f"{layer}.attention.output.dense", WIDTH, WIDTH))
-        y = norm(x, *net.pair(f"{layer}.layernorm_after", WIDTH), 1e-12)
-        y = gelu(linear(y, *net.pair(f"{layer}.intermediate.dense", HIDDEN, WIDTH)))
-        x = x + linear(y, *net.pair(f"{layer}.output.dense", WIDTH, HIDDEN))
-    return norm(x, *net.pair("vit.layernorm", WIDTH), 1e-12)[:, 0]
-
-
-def hugging_face_dinov2(net, images, *, gated=False):
+def hugging_face_dinov2(net, images):
     at, stem = "dinov2_with_registers.embeddings", "dinov2_with_registers.embeddings.patch_embeddings.projection"
     x = tokens_of(
         net, images, (stem, f"{at}.cls_token", f"{at}.position_embeddings"), registers=f"{at}.register_tokens"
@@ -226,19 +212,11 @@ def hugging_face_dinov2(net, images, *, gated=False):
         y = linear(attend(q, k, v), *net.pair(f"{layer}.attention.output.dense", WIDTH, WIDTH))
         x = x + y * net(f"{layer}.layer_scale1.lambda1", WIDTH)
         y = norm(x, *net.pair(f"{layer}.norm2", WIDTH), 1e-6)
-        if gated:
-            a, b = linear(y, *net.pair(f"{layer}.mlp.weights_in", 2 * HIDDEN, WIDTH)).chunk(2, -1)
-            y = linear(a * a.sigmoid() * b, *net.pair(f"{layer}.mlp.weights_out", WIDTH, HIDDEN))
-        else:
-            y = gelu(linear(y, *net.pair(f"{layer}.mlp.fc1", HIDDEN, WIDTH)))
-            y = linear(y, *net.pair(f"{layer}.mlp.fc2", WIDTH, HIDDEN))
+        y = gelu(linear(y, *net.pair(f"{layer}.mlp.fc1", HIDDEN, WIDTH)))
+        y = linear(y, *net.pair(f"{layer}.mlp.fc2", WIDTH, HIDDEN))
         x = x + y * net(f"{layer}.layer_scale2.lambda1", WIDTH)
     net("dinov2_with_registers.embeddings.mask_token", 1, WIDTH)
     return norm(x, *net.pair("dinov2_with_registers.layernorm", WIDTH), 1e-6)[:, 0]
-
-
-def hugging_face_dinov2_gated(net, images):
-    return hugging_face_dinov2(net, images, gated=True)
 
 
 def dinov2(net, images, *, gated=False, names=lambda i: f"blocks.{i}"):
@@ -340,9 +318,7 @@ def simmim(net, images):
 
 
 ORACLES = {
-    "huggingface_vit": (hugging_face_vit, ""),
     "huggingface_dinov2": (hugging_face_dinov2, ""),
-    "huggingface_dinov2_swiglu": (hugging_face_dinov2_gated, ""),
     "dinov2": (dinov2, ""),
     "dinov2_swiglu": (dinov2_gated, ""),
     "openai_clip": (openai_clip, ""),
