@@ -49,7 +49,11 @@ def detect_views(detector: Detector, views: Sequence[Tensor], size: Size) -> Ins
         return InstancePredictions(merged.boxes, merged.scores, merged.classes, none)
     total: Tensor | int = 0
     for view, flip in every:
-        masks = detector.masks([view.to(device)], [_seen(merged, view, flip, size)])[0]
+        boxes = merged.boxes / _factors(view, size).to(merged.boxes)
+        masks = detector.masks(
+            [view.to(device)],
+            [InstancePredictions(_mirrored(boxes, view.shape[2]) if flip else boxes, merged.scores, merged.classes)],
+        )[0]
         total = total + (masks.flip(2) if flip else masks)
     merged = InstancePredictions(merged.boxes, merged.scores, merged.classes, torch.as_tensor(total) / len(every))
     return rescale(merged, seen=size, size=size)
@@ -60,12 +64,6 @@ def _found(detector: Detector, view: Tensor, flip: bool, size: Size) -> Instance
     found = detector([view.to(next(detector.parameters()).device)], with_masks=False)[0]
     boxes = _mirrored(found.boxes, view.shape[2]) if flip else found.boxes
     return InstancePredictions(boxes * _factors(view, size).to(boxes), found.scores, found.classes)
-
-
-def _seen(found: InstancePredictions, view: Tensor, flip: bool, size: Size) -> InstancePredictions:
-    """Return detections with their boxes in pixels of a view."""
-    boxes = found.boxes / _factors(view, size).to(found.boxes)
-    return InstancePredictions(_mirrored(boxes, view.shape[2]) if flip else boxes, found.scores, found.classes)
 
 
 def _factors(view: Tensor, size: Size) -> Tensor:

@@ -55,7 +55,11 @@ def read_foreign(path: Path, test: ObjectSource) -> Foreign:
     around = keypoints is not None and not any("bbox" in row for row in rows)
     boxes, scores = _around(keypoints) if around and keypoints is not None else _boxes(path, rows), _scores(path, rows)
     sizes = test.target.sizes[images]
-    _refuse_shares(path, boxes, sizes)
+    if len(boxes) and boxes.max() <= 1.5 and (sizes.max(initial=0) > 8 or not sizes.any()):
+        raise ResultError(
+            f"{path}: all boxes lie in 0 to {boxes.max():.3g}: they are shares of the image",
+            "COCO's result format holds pixels: multiply x and width by the image's width, y and height by its height.",
+        )
     _refuse_corners(path, boxes, sizes)
     corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
     further = []
@@ -258,15 +262,6 @@ def _scores(path: Path, rows: Sequence[Mapping[str, Any]]) -> FloatArray:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
-
-
-def _refuse_shares(path: Path, boxes: FloatArray, sizes: IntArray) -> None:
-    """Refuse boxes in shares of the image."""
-    if len(boxes) and boxes.max() <= 1.5 and (sizes.max(initial=0) > 8 or not sizes.any()):
-        raise ResultError(
-            f"{path}: all boxes lie in 0 to {boxes.max():.3g}: they are shares of the image",
-            "COCO's result format holds pixels: multiply x and width by the image's width, y and height by its height.",
-        )
 
 
 def _outside(boxes: FloatArray, sizes: IntArray) -> BoolArray:

@@ -58,7 +58,9 @@ def draw_predictions(
         draw_pair(image, position, title, truth, predictions, least_score)
         for image, position, title in zip(images, positions, titles, strict=True)
     ]
-    _write(_grid(pairs, columns), path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(path) as temporary:
+        _grid(pairs, columns).save(temporary, "PNG")
 
 
 def colour(label: int) -> tuple[int, int, int]:
@@ -217,9 +219,3 @@ def _grid(pairs: Sequence[Image.Image], columns: int) -> Image.Image:
             x += width + _GAP
         y += height + _GAP
     return sheet
-
-
-def _write(sheet: Image.Image, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with new_file(path) as temporary:
-        sheet.save(temporary, "PNG")

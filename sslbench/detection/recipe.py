@@ -341,7 +341,11 @@ def check(recipe: DetectionRecipe) -> None:
         _check_keypoints(full)
     _check_widths(full)
     if full.architecture not in ("fcos", *DETR):
-        _check_anchors(full)
+        levels = 1 if full.architecture == "c4" else 5
+        sizes = full.anchor_sizes or ()
+        if len(sizes) != levels or len({len(level) for level in sizes}) != 1 or not sizes[0]:
+            what = "one list" if levels == 1 else f"{levels} lists of the same length, one for each level"
+            raise UsageError(f"anchor_sizes of {full.architecture} should be {what}, not {[list(s) for s in sizes]}")
 
 
 def _refuse_without_effect(full: DetectionRecipe) -> None:
@@ -411,14 +415,6 @@ def _check_widths(full: DetectionRecipe) -> None:
             raise UsageError(
                 f"{name}={width}: its channels are normalised in 32 groups", "Give a multiple of 32, 64 or more."
             )
-
-
-def _check_anchors(full: DetectionRecipe) -> None:
-    levels = 1 if full.architecture == "c4" else 5
-    sizes = full.anchor_sizes or ()
-    if len(sizes) != levels or len({len(level) for level in sizes}) != 1 or not sizes[0]:
-        what = "one list" if levels == 1 else f"{levels} lists of the same length, one for each level"
-        raise UsageError(f"anchor_sizes of {full.architecture} should be {what}, not {[list(s) for s in sizes]}")
 
 
 def changed_network(recipe: DetectionRecipe) -> bool:

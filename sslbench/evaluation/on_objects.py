@@ -7,7 +7,6 @@ runs. A finished training is read from its record, so that the same command cont
 import dataclasses
 import functools
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 
 from sslbench.backbones.backbone import Backbone
@@ -79,7 +78,9 @@ class _ObjectEvaluation:
         reading = Reading(used.decoder, used.max_pixels, self.run.start_method)
         parts = (prepared.data.train, prepared.data.test)
         self.train, self.test = (dataclasses.replace(ObjectSource.of(part), reading=reading) for part in parts)
-        self.workers = self.run.workers if self.run.workers != "auto" else _workers(self.run)
+        self.workers = self.run.workers
+        if self.workers == "auto":  # on a processor the detector is slower than decoding, and needs the cores itself
+            self.workers = 0 if self.run.torch_device().type == "cpu" else max(default_workers(), 1)
         self.watch: Watch = getattr(progress, "line", None) or _log_line
 
     def results(self) -> list[Result]:
@@ -104,7 +105,12 @@ class _ObjectEvaluation:
         if rank() != 0:
             return []
         result = compared(own, baselines, self.train, self.test, self.recipe, self.run)
-        result = self._with_missing(result, diverged)
+        asked = "random" in self.prepared.request.baselines
+        missing = {} if asked or result.weights.untrained else {"untrained": _NO_BASELINE}
+        if "random" in diverged:
+            missing["untrained"] = diverged["random"]
+        notes = [f"no comparison with {name}: {reason}" for name, reason in diverged.items() if name != "random"]
+        result = dataclasses.replace(result, missing_floors=missing, notes=(*result.notes, *notes))
         result = records.write_without_scores(dataclasses.replace(result, asked=requested), self.out)
         return [*(other.result for other in baselines), result]
 
@@ -127,15 +133,6 @@ class _ObjectEvaluation:
             others += [other] if other is not None else []
         log.info(f"finished before, nothing is computed: {own.file}")
         return [*others, own]
-
-    def _with_missing(self, result: Result, diverged: Mapping[str, str]) -> Result:
-        """Return the record with the baselines that are missing: the untrained one as a floor, others as notes."""
-        asked = "random" in self.prepared.request.baselines
-        missing = {} if asked or result.weights.untrained else {"untrained": _NO_BASELINE}
-        if "random" in diverged:
-            missing["untrained"] = diverged["random"]
-        notes = [f"no comparison with {name}: {reason}" for name, reason in diverged.items() if name != "random"]
-        return dataclasses.replace(result, missing_floors=missing, notes=(*result.notes, *notes))
 
     def _trainings(self, backbone: Backbone, weights: str) -> DetectorResult:
         """Train and score a detector, once for each seed, and write the records; the last one is that of their mean."""
@@ -269,8 +266,3 @@ class _ObjectEvaluation:
 
 def _log_line(line: DetectionLogLine) -> None:
     log.info(f"iteration {line.iteration} of {line.iterations}: {line.summary()}")
-
-
-def _workers(run: RunSettings) -> int:
-    """Return the number of decoding processes: none beside a detector on the processor, which is the slower one."""
-    return 0 if run.torch_device().type == "cpu" else max(default_workers(), 1)

@@ -189,12 +189,20 @@ class Method(method.Method[Config]):
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the rebalanced cross entropy; in the first pass count colours instead."""
-        pictures = self._pictures(batch.views[0])
+        view = batch.views[0]
+        shape = (1, 3, 1, 1)
+        mean, std = (
+            torch.tensor(values).to(view, non_blocking=True).view(shape)
+            for values in (self._normalisation.mean, self._normalisation.std)
+        )
+        pictures = ((view * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
         ab = chroma(pictures[:, :, :: self.config.stride, :: self.config.stride])
         coloured = (ab.abs() > GREY).flatten(1).any(dim=1)
         indices, shares = soft_encode(ab.permute(0, 2, 3, 1), self.config.neighbours, self.config.sigma)
         if step.index < 0:
-            self._count(indices[coloured][..., 0])
+            nearest = indices[coloured][..., 0].flatten()
+            counts = torch.bincount(nearest, minlength=len(colours())).to(widest_float(nearest.device))
+            self._counts = counts if self._counts is None else self._counts + counts
             return Loss(ab.new_zeros(()), ab.new_zeros(len(ab), 1))
         maps = self._maps(normalise(pictures, LIGHTNESS, batch.views[0].dtype))
         size = (ab.shape[2], ab.shape[3])
@@ -205,22 +213,8 @@ class Method(method.Method[Config]):
         parts = {"accuracy": 100 * (hits * coloured).sum() / coloured.sum().clamp(min=1)}
         return Loss(value, maps.detach().float().mean(dim=(2, 3)), parts)
 
-    def _pictures(self, view: Tensor) -> Tensor:
-        """Return the pictures of a normalised view with 8 bits, as evaluations get them."""
-        shape = (1, 3, 1, 1)
-        mean, std = (
-            torch.tensor(values).to(view, non_blocking=True).view(shape)
-            for values in (self._normalisation.mean, self._normalisation.std)
-        )
-        return ((view * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
-
     def _maps(self, lightness: Tensor) -> Tensor:
         return feature_map(self.backbone, lightness)
-
-    def _count(self, indices: Tensor) -> None:
-        """Add up the pixels of each colour in the first pass."""
-        counts = torch.bincount(indices.flatten(), minlength=len(colours())).to(widest_float(indices.device))
-        self._counts = counts if self._counts is None else self._counts + counts
 
     @torch.no_grad()
     def after_update(self, step: Step) -> None:

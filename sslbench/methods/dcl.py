@@ -49,15 +49,11 @@ def decoupled(views: Tensor, temperature: float, sigma: float | None = None) -> 
     """
     positives, negatives = similarities(views, temperature)
     if sigma is not None:
-        positives = positives * _weights(positives.detach() * temperature / sigma)
+        scaled = positives.detach() * temperature / sigma
+        values = scaled.exp()
+        images = sum_(scaled.new_full((), scaled.shape[2]))
+        positives = positives * (2 - values * images / sum_(values.sum(dim=2))[:, :, None])
     return mean_over_pairs(negatives - positives)
-
-
-def _weights(scaled: Tensor) -> Tensor:
-    """Return eq. 7's weights for cosines (V, V, B) divided by sigma, normalised over the images of all processes."""
-    values = scaled.exp()
-    images = sum_(scaled.new_full((), scaled.shape[2]))
-    return 2 - values * images / sum_(values.sum(dim=2))[:, :, None]
 
 
 class Method(method.Method[Config]):

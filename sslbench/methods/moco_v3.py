@@ -83,9 +83,17 @@ class Method(method.Method[Config]):
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)
         if _is_plain_vit(backbone):
-            _initialise_vit(backbone, config, setup)
+            if not setup.loaded:
+                initialise(backbone, class_token_std=1e-6, separate_qkv=True)
+                nn.init.zeros_(backbone.patch_embed.proj.bias)
+            if config.positions == "sincos":
+                fix_positions(backbone, loaded=setup.loaded)
         if config.freeze_patch_projection:
-            _freeze_patch_projection(backbone)
+            # The backbone may be any network, of timm or a user; only vision transformers have this module.
+            projection = getattr(getattr(backbone, "patch_embed", None), "proj", None)
+            if isinstance(projection, nn.Module):
+                projection.requires_grad_(False)
+                log.info("moco_v3: the patch projection keeps its initial weights (freeze_patch_projection)")
         self.projector = mlp(
             [setup.feature_dim, *config.projector], norm=True, last_norm="plain", bias=False, last_bias=False
         )
@@ -128,21 +136,3 @@ class Method(method.Method[Config]):
 def _is_plain_vit(backbone: nn.Module) -> TypeGuard[VisionTransformer]:
     """Return whether a backbone is a vision transformer of timm with a linear patch projection."""
     return isinstance(backbone, VisionTransformer) and isinstance(backbone.patch_embed, PatchEmbed)
-
-
-def _initialise_vit(vit: VisionTransformer, config: Config, setup: Setup) -> None:
-    """Set the published initial weights, unless weights were loaded, and the positions of the settings."""
-    if not setup.loaded:
-        initialise(vit, class_token_std=1e-6, separate_qkv=True)
-        nn.init.zeros_(vit.patch_embed.proj.bias)
-    if config.positions == "sincos":
-        fix_positions(vit, loaded=setup.loaded)
-
-
-def _freeze_patch_projection(backbone: nn.Module) -> None:
-    """Freeze the patch projection, if the network has one."""
-    # The backbone may be any network, of timm or a user; only vision transformers have this module.
-    projection = getattr(getattr(backbone, "patch_embed", None), "proj", None)
-    if isinstance(projection, nn.Module):
-        projection.requires_grad_(False)
-        log.info("moco_v3: the patch projection keeps its initial weights (freeze_patch_projection)")

@@ -108,7 +108,13 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
     precision = choose_precision(request.settings.precision, device)
     settings = dataclasses.replace(request.settings, precision=precision)
     request = dataclasses.replace(request, settings=settings)
-    _refuse_gpu_settings(request, device)
+    without_effect = [key for key in ("tf32", "cudnn_benchmark") if key in request.chosen]
+    if without_effect and device.type != "cuda":
+        verb = "has" if len(without_effect) == 1 else "have"
+        raise UsageError(
+            f"{' and '.join(without_effect)} {verb} no effect on the device {device.type}",
+            "Leave it out, or use a GPU.",
+        )
     per_process = settings.batch_size // process.world
     workers = resolve_workers(settings.workers, device)
     source, reading = _open(request), Reading(settings.decoder, settings.max_pixels, settings.start_method)
@@ -165,7 +171,11 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
     if settings.activation_checkpointing:
         checkpoint_activations(backbone)
     method = with_sync_bn(method, device, enabled=settings.sync_bn, world=process.world)
-    _check_export(settings.export, method)
+    choices = ["auto", *method.exports()]
+    if settings.export not in choices:
+        raise UsageError(
+            f"export={settings.export}: this method has no such network", f"Choose {' or '.join(choices)}."
+        )
     transform = make_batch_transform(settings.batch_transform, setup) if settings.batch_transform else None
     settings = dataclasses.replace(settings, augment=augment)
     return PreparedPretraining(
@@ -267,17 +277,6 @@ def _space(request: PretrainRequest) -> Literal["RGB", "lightness"]:
     return space
 
 
-def _refuse_gpu_settings(request: PretrainRequest, device: torch.device) -> None:
-    """Refuse settings that the user set and that act on CUDA GPUs only."""
-    without_effect = [key for key in ("tf32", "cudnn_benchmark") if key in request.chosen]
-    if without_effect and device.type != "cuda":
-        verb = "has" if len(without_effect) == 1 else "have"
-        raise UsageError(
-            f"{' and '.join(without_effect)} {verb} no effect on the device {device.type}",
-            "Leave it out, or use a GPU.",
-        )
-
-
 def _open(request: PretrainRequest) -> Source:
     refuse_targets_of_pixels(request.data)
     parts = open_data(request.data, image_column=request.image_column, label_column=request.label_column, together=True)
@@ -360,9 +359,3 @@ def _part_rates(settings: PretrainSettings, name: str, part: PartSettings, epoch
     if part.weight_decay is None:
         return rates
     return dataclasses.replace(rates, weight_decay=schedules.constant(part.weight_decay))
-
-
-def _check_export(name: str, method: Method[Any]) -> None:
-    choices = ["auto", *method.exports()]
-    if name not in choices:
-        raise UsageError(f"export={name}: this method has no such network", f"Choose {' or '.join(choices)}.")

@@ -59,20 +59,15 @@ def _locked(folder: Path) -> Iterator[None]:
                 break
         with naming(path):
             file.truncate(0)
-            file.write(_own_description())
+            job = os.environ.get("SLURM_JOB_ID")
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            file.write(
+                f"process {os.getpid()} on {socket.gethostname()}"
+                + (f", SLURM job {job}" if job else "")
+                + f", since {since}\n"
+            )
             file.flush()
         yield
-
-
-def _own_description() -> str:
-    """Return a line that names this process, for the lock file."""
-    job = os.environ.get("SLURM_JOB_ID")
-    since = time.strftime("%Y-%m-%d %H:%M:%S")
-    return (
-        f"process {os.getpid()} on {socket.gethostname()}"
-        + (f", SLURM job {job}" if job else "")
-        + f", since {since}\n"
-    )
 
 
 def _wait_or_refuse(path: Path, deadline: float) -> None:

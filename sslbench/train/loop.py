@@ -68,7 +68,8 @@ class TrainingPlan:
         average_decay: decay of the moving average of `method.averaged()`.
         frozen: number of updates for which parameters are frozen, by prefix of their names.
         log_every: updates between log lines; 0 for none.
-        save_every: updates between checkpoints; the last update is always saved. 0: by the clock, every few minutes.
+        save_every: updates between checkpoints; the last update is always saved. 0: by the clock of
+            each process, for runs whose `save` sends nothing between processes.
         evaluate_every: updates between evaluations, 0 for none.
     """
 

@@ -293,19 +293,18 @@ def _arguments(
         else:
             arguments[key] = _finite(value, hints[key], f"{where}: {key}")
     if "epochs" in parameters:
-        arguments["epochs"] = _epochs_for(arguments["milestones"], where, epochs)
+        if epochs is None:
+            raise UsageError(
+                f"{where}: milestones are in epochs, whose number is not known here", "Use 'step' instead."
+            )
+        late = [milestone for milestone in arguments["milestones"] if milestone >= epochs]
+        if late:
+            listed = ", ".join(f"{milestone:g}" for milestone in late)
+            log.warning(
+                "%s: training ends after %g epochs, so the milestones %s are never reached", where, epochs, listed
+            )
+        arguments["epochs"] = epochs
     return arguments
-
-
-def _epochs_for(milestones: tuple[float, ...], where: str, epochs: float | None) -> float:
-    """Return the epochs of the training; warn about milestones after its end."""
-    if epochs is None:
-        raise UsageError(f"{where}: milestones are in epochs, whose number is not known here", "Use 'step' instead.")
-    late = [milestone for milestone in milestones if milestone >= epochs]
-    if late:
-        listed = ", ".join(f"{milestone:g}" for milestone in late)
-        log.warning("%s: training ends after %g epochs, so the milestones %s are never reached", where, epochs, listed)
-    return epochs
 
 
 def _finite(value: Any, kind: Any, where: str) -> Any:

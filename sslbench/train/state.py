@@ -165,7 +165,12 @@ def _network_tensors(state: State) -> dict[str, Tensor]:
 
 def _small_state(state: State) -> dict[str, Any]:
     """Return what the first process writes in any case; every process calls this."""
-    processes = gather_objects({"random": random_states(state.device), "local": _on_cpu(state.method.local_state())})
+    processes = gather_objects(
+        {
+            "random": random_states(state.device),
+            "local": {name: tensor.detach().cpu() for name, tensor in state.method.local_state().items()},
+        }
+    )
     return {
         "scaler": state.scaler.state_dict(),
         "processes": processes,
@@ -244,7 +249,3 @@ def _read_shards(state: State, folder: Path, rest: dict[str, Any]) -> None:
     moments = empty_moments(state.method, stored)
     read_shards(folder, _network_tensors(state) | {prefix + name: tensor for name, tensor in moments.items()})
     load_optimizer_shards(state.method, state.optimizer, moments, rest)
-
-
-def _on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu() for name, tensor in tensors.items()}

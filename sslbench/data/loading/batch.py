@@ -206,15 +206,14 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
             if candidate not in taken and (image := self._read(candidate, unreadable)) is not None:
                 taken.add(candidate)
                 return candidate, image
-        raise self._too_few(unreadable)
-
-    def _too_few(self, unreadable: list[Unreadable]) -> DataError:
         found = {path: reason for _, path, reason in unreadable}
         files = some([f"{path} ({reason})" for path, reason in found.items()])
-        return DataError(
-            f"{self.name}: {counted(len(found), 'image')} tried for one batch cannot be read, and no "
-            f"replacement is left: {files}",
-            "sslbench check-data lists them. Repair or remove them, or lower batch_size.",
+        raise (
+            DataError(
+                f"{self.name}: {counted(len(found), 'image')} tried for one batch cannot be read, and no "
+                f"replacement is left: {files}",
+                "sslbench check-data lists them. Repair or remove them, or lower batch_size.",
+            )
         )
 
     def _seed(self, epoch: int, position: int, before: int) -> None:

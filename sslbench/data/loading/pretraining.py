@@ -145,19 +145,16 @@ class TrainingData:
             start=start_worker,
             start_method=self._start_method,
         ):
-            self._report(batch)
+            for index, path, reason in batch.unreadable:
+                if index not in self._reported:
+                    self._reported.add(index)
+                    _log.warning("cannot be read and is replaced by another image: %s: %s", path, reason)
             yield self._with_origins(batch)
 
     def _with_origins(self, batch: RawBatch) -> RawBatch:
         if self._origins is None:
             return batch
         return dataclasses.replace(batch, origins=tuple(self._origins[i] for i in batch.indices.tolist()))
-
-    def _report(self, batch: RawBatch) -> None:
-        for index, path, reason in batch.unreadable:
-            if index not in self._reported:
-                self._reported.add(index)
-                _log.warning("cannot be read and is replaced by another image: %s: %s", path, reason)
 
 
 @dataclasses.dataclass(frozen=True)

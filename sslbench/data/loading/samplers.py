@@ -32,7 +32,12 @@ def choose_sampler(asked: str, source: Source) -> SamplerName:
         asked = "weighted" if source.weights else "shuffled"
     sampler = check_sampler(asked, source)
     if sampler == "weighted":
-        _check_origins(source)
+        present = set(source.attributes[ORIGIN])
+        for name in sorted(set(source.weights) - present):
+            raise UsageError(
+                f"sampler=weighted: there is no image of {name} in {source.name}",
+                "Use a larger --limit, or drop this source.",
+            )
     elif source.weights:
         _log.warning("%s: sampler=%s ignores its weights", source.name, sampler)
     return sampler
@@ -67,16 +72,6 @@ def origins_of(source: Source) -> tuple[IntArray, npt.NDArray[np.float64]]:
     number = {name: i for i, name in enumerate(names)}
     codes = np.fromiter((number[name] for name in column), dtype=np.int64, count=len(column))
     return codes, np.array([source.weights.get(name, 1.0) for name in names])
-
-
-def _check_origins(source: Source) -> None:
-    """Raise unless there are images of every origin that has a weight."""
-    present = set(source.attributes[ORIGIN])
-    for name in sorted(set(source.weights) - present):
-        raise UsageError(
-            f"sampler=weighted: there is no image of {name} in {source.name}",
-            "Use a larger --limit, or drop this source.",
-        )
 
 
 def epoch_order(
@@ -131,24 +126,18 @@ def epoch_order(
             moments[rng.permutation(rows)] = (np.arange(len(rows)) + rng.random(len(rows))) / len(rows)
         return np.argsort(moments, kind="stable")
     if sampler == "weighted":
-        quota = _quotas(n, np.ones(len(members)) if weights is None else weights[present], rng)
+        # Systematic sampling: the shares lie end to end, and each counts the unit marks, from a random start, that it
+        # contains; so its mean over epochs is exact.
+        shares = np.ones(len(members)) if weights is None else weights[present]
+        ends = np.cumsum(shares) / shares.sum() * n
+        ends[-1] = n
+        marks: IntArray = np.floor(ends + rng.random()).astype(np.int64)
+        quota = np.diff(marks, prepend=0)
     else:
         quota = np.full(len(members), n // len(members))
         quota[rng.permutation(len(members))[: n % len(members)]] += 1
     drawn = [_equally_often(rows, int(q), rng) for rows, q in zip(members, quota, strict=True)]
     return rng.permutation(np.concatenate(drawn))
-
-
-def _quotas(n: int, weights: npt.NDArray[np.float64], rng: np.random.Generator) -> IntArray:
-    """Return integers with sum n, each share rounded up or down so that its mean is exact.
-
-    Systematic sampling: the shares lie end to end, and each counts the unit marks, from a random start, that it
-    contains.
-    """
-    ends = np.cumsum(weights) / weights.sum() * n
-    ends[-1] = n
-    marks: IntArray = np.floor(ends + rng.random()).astype(np.int64)
-    return np.diff(marks, prepend=0)
 
 
 def _turns(shards: IntArray, seed: int, epoch: int) -> IntArray:

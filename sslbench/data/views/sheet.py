@@ -36,19 +36,14 @@ def contact_sheet(views: Sequence[Tensor], path: Path, *, rows: int = 8) -> None
         label = f"view {number}\n{view.shape[3]} x {view.shape[2]} px"
         draw.multiline_text((left, 2), label, fill=_INK, font=font, spacing=1)
         for row in range(count):
-            sheet.paste(_enlarged(view[row], factor), (left, _HEADING + row * (height + _GAP)))
+            image = Image.fromarray(np.ascontiguousarray(view[row].permute(1, 2, 0).numpy()))
+            sheet.paste(
+                image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST),
+                (left, _HEADING + row * (height + _GAP)),
+            )
         left += width + _GAP
     for row in range(count):
         draw.text((8, _HEADING + row * (height + _GAP)), str(row + 1), fill=_INK, font=font)
-    _write(sheet, path)
-
-
-def _enlarged(view: Tensor, factor: int) -> Image.Image:
-    image = Image.fromarray(np.ascontiguousarray(view.permute(1, 2, 0).numpy()))
-    return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
-
-
-def _write(sheet: Image.Image, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path) as temporary:
         sheet.save(temporary, "PNG")

@@ -153,14 +153,22 @@ def run(
         own_log(folder / _LOG if rank() == 0 else None),
         registered(data, configuration.cfg, Path(scratch), recipe.mirrored_keypoints) as cfg,
     ):
-        _join()
+        comm = load("utils.comm")  # its process groups are those of an earlier run, and may have ended
+        comm._get_global_gloo_group.cache_clear()
+        comm.create_local_process_group.cache_clear()
+        comm._LOCAL_PROCESS_GROUP = None
+        if world_size() > 1:
+            comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", world_size())))
         whole = dataclasses.replace(configuration, cfg=cfg)
         load("utils.env").seed_all_rng(training.seed)  # every process starts with the same heads
         model = build_model(whole)
         taken = load_weights(model, backbone)
         log.info(taken)
         if rank() == 0:
-            _write_configuration(configuration, stem)
+            path = stem.with_name(stem.name + CONFIGURATION)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with new_file(path) as temporary:
+                temporary.write_text(configuration.cfg.dump(), encoding="utf-8")
         trained = train.train(model, whole, recipe, data.train, training, watch)
         began = time.perf_counter()
         found, variants = detect(model, cfg, data.test, workers=training.workers, progress=progress)
@@ -184,23 +192,6 @@ def as_detector(
     detector = build_detector(backbone, recipe, classes, keypoints=keypoints)
     fill(detector, from_detectron2(ran.state), what="the detector trained by Detectron2")
     return detector.eval()
-
-
-def _join() -> None:
-    """Reset Detectron2's process groups, which may have ended, and make one for each machine."""
-    comm = load("utils.comm")
-    comm._get_global_gloo_group.cache_clear()
-    comm.create_local_process_group.cache_clear()
-    comm._LOCAL_PROCESS_GROUP = None
-    if world_size() > 1:
-        comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", world_size())))
-
-
-def _write_configuration(configuration: Configured, stem: Path) -> None:
-    path = stem.with_name(stem.name + CONFIGURATION)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with new_file(path) as temporary:
-        temporary.write_text(configuration.cfg.dump(), encoding="utf-8")
 
 
 def _notes(configuration: Configured, data: Parts[ObjectSource], stem: Path, taken: str) -> tuple[str, ...]:

@@ -78,16 +78,14 @@ def _mask_form(source: ObjectSource, cfg: Any) -> str | None:
         return None
     form = str(cfg.INPUT.MASK_FORMAT)
     all_masks = [mask for objects in source.target.objects for mask in objects.masks or ()]
-    if form == "polygon" and not all(_is_polygons(mask) for mask in all_masks):
+    if form == "polygon" and not all(
+        isinstance(mask, list) and all(isinstance(part, list) and len(part) >= 6 for part in mask) for mask in all_masks
+    ):
         raise UsageError(
             f"d2.INPUT.MASK_FORMAT=polygon, but {source.name} has masks that are not polygons",
             "Leave it out: bitmask supports every form.",
         )
     return form
-
-
-def _is_polygons(mask: Any) -> bool:
-    return isinstance(mask, list) and all(isinstance(part, list) and len(part) >= 6 for part in mask)
 
 
 def entries(source: ObjectSource, masks: str | None, *, keypoints: bool = False) -> list[dict[str, Any]]:

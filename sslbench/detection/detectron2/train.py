@@ -117,15 +117,11 @@ def _trainer(model: Any, cfg: Any, source: ObjectSource, run: TrainingRun) -> An
         engine.hooks.IterationTimer(),
         engine.hooks.LRScheduler(optimizer, solver.build_lr_scheduler(_whole_warm_up(cfg), optimizer)),
     ]
-    if cfg.TEST.PRECISE_BN.ENABLED and _has_bn(model):
+    if cfg.TEST.PRECISE_BN.ENABLED and any(isinstance(m, _BatchNorm) and m.training for m in model.modules()):
         precise = train_loader(source, cfg, workers=0)
         hooks.append(engine.hooks.PreciseBN(0, model, precise, cfg.TEST.PRECISE_BN.NUM_ITER))
     trainer.register_hooks(hooks)
     return trainer
-
-
-def _has_bn(model: Any) -> bool:
-    return any(isinstance(m, _BatchNorm) and m.training for m in model.modules())
 
 
 def _whole_warm_up(cfg: Any) -> Any:
@@ -163,18 +159,13 @@ def _last_hook(
                     told(line)
             stop = signal_on_any_process(signal_number, run.device, compare=done % SIGNAL_INTERVAL == 0)
             if stop or last or done % run.save_every == 0:
-                _save(model, self.trainer, run, done)
+                state = {"backend": BACKEND, "model": module_state(model), "trainer": self.trainer.state_dict()}
+                if rank() == 0:
+                    checkpoints.write(run.folder, done, {**state, "about": run.about}, keep=_KEEP)
             if stop and not last:
                 stop_together(stop, f"iteration {done} of {recipe.iterations}")
 
     return Last()
-
-
-def _save(model: Any, trainer: Any, run: TrainingRun, done: int) -> None:
-    """Return the checkpoint's content; Detectron2's own checkpointer can read it too."""
-    state = {"backend": BACKEND, "model": module_state(model), "trainer": trainer.state_dict()}
-    if rank() == 0:
-        checkpoints.write(run.folder, done, {**state, "about": run.about}, keep=_KEEP)
 
 
 @contextlib.contextmanager

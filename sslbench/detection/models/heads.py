@@ -218,12 +218,10 @@ class KeypointHead(nn.Sequential):
         if not len(at):
             return {"loss_keypoint": logits.sum() * 0}
         total = functional.cross_entropy(logits.flatten(2).flatten(0, 1)[at], places.flatten()[at], reduction="sum")
-        number = len(at) if self.recipe.keypoint_loss_over == "labelled" else self._all(len(regions))
+        number: float = len(at)
+        if self.recipe.keypoint_loss_over == "all":  # as if every drawn region were an object with all of them
+            number = len(regions) * self.keypoints * self.recipe.roi_samples * self.recipe.roi_positives
         return {"loss_keypoint": self.recipe.keypoint_loss_weight * total / number}
-
-    def _all(self, images: int) -> float:
-        """Return the number of keypoints if every drawn region were an object with all of them."""
-        return images * self.keypoints * self.recipe.roi_samples * self.recipe.roi_positives
 
     def detections(self, x: Tensor, found: Sequence[InstancePredictions]) -> list[InstancePredictions]:
         """Return the detections with their keypoints: x, y and the score of Detectron2.

@@ -186,12 +186,8 @@ def sinkhorn(scores: Tensor, *, epsilon: float, iterations: int, power_law: floa
     log_share = (-power_law * rank_of_prototype.log()).log_softmax(dim=0)
     log_q = scores / epsilon
     for _ in range(iterations):
-        log_q = log_q - _log_sum_over_samples(log_q) + log_share
+        # n may be 0 on some processes; the shift keeps the exponentials finite.
+        shift = max_(log_q.amax(dim=0) if len(log_q) else log_q.new_full(log_q.shape[1:], -torch.inf))
+        log_q = log_q - (sum_((log_q - shift).exp().sum(dim=0)).log() + shift) + log_share
         log_q = log_q.log_softmax(dim=1)
     return log_q.softmax(dim=1)
-
-
-def _log_sum_over_samples(x: Tensor) -> Tensor:
-    """Return log(sum(exp(x))) over the rows of all processes: (n, K) -> (K,)."""
-    shift = max_(x.amax(dim=0) if len(x) else x.new_full(x.shape[1:], -torch.inf))  # n may be 0 on some processes
-    return sum_((x - shift).exp().sum(dim=0)).log() + shift

@@ -44,7 +44,11 @@ class TensorBoard(Observer):
         epoch = (line.step - 1) // self.run.per_epoch
         if self.histograms and epoch > self.last_histograms:
             self.last_histograms = epoch
-            self._add_histograms(line.step)
+            for name, parameter in self.run.method.named_parameters():
+                for title, values in (("Parameters", parameter.detach()), ("Gradients", parameter.grad)):
+                    # TensorBoard's bins cannot hold values that are not finite; fp16 gradients may have some.
+                    if values is not None and (finite := values[torch.isfinite(values)]).numel():
+                        self.writer.add_histogram(f"{title}/{name}", finite.float(), line.step)
         self.writer.flush()
 
     def evaluated(self, record: dict[str, float | int]) -> None:
@@ -81,10 +85,3 @@ class TensorBoard(Observer):
             values["Memory/Peak_GPU_Memory_reserved_MiB"] = torch.cuda.max_memory_reserved() / _MIB
             values["Memory/Current_GPU_Memory_reserved_MiB"] = torch.cuda.memory_reserved() / _MIB
         return {tag: value for tag, value in values.items() if value is not None}
-
-    def _add_histograms(self, step: int) -> None:
-        for name, parameter in self.run.method.named_parameters():
-            for title, values in (("Parameters", parameter.detach()), ("Gradients", parameter.grad)):
-                # TensorBoard's bins cannot hold values that are not finite; fp16 gradients may have some.
-                if values is not None and (finite := values[torch.isfinite(values)]).numel():
-                    self.writer.add_histogram(f"{title}/{name}", finite.float(), step)

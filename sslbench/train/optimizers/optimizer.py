@@ -17,7 +17,6 @@ from sslbench.names import did_you_mean, find_module, find_object, modules, refu
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 Scaling = Literal["none", "linear", "sqrt"]
 
@@ -56,7 +55,15 @@ def find(name: str) -> OptimizerKind:
     'Lamb'
     """
     if name.startswith(_TIMM):
-        return OptimizerKind(_of_timm(name.removeprefix(_TIMM)))
+        from timm import optim as package
+
+        optim: Any = package  # its names are not exported for type checkers
+        theirs = name.removeprefix(_TIMM)
+        if theirs not in optim.list_optimizers():
+            raise UsageError(f"timm has no optimizer called '{theirs}'", did_you_mean(theirs, optim.list_optimizers()))
+        if optim.get_optimizer_info(theirs).second_order:
+            raise UsageError(f"optimizer {name} needs second derivatives, which training does not compute")
+        return OptimizerKind(optim.get_optimizer_class(theirs, bind_defaults=False))
     if ":" in name:
         return OptimizerKind(find_object(name))
     module = find_module("optimizer", name)
@@ -79,17 +86,6 @@ def code_of(name: str) -> list[Any]:
     return [of_class, *([] if ":" in name else [find_module("optimizer", name)])]
 
 
-def _of_timm(name: str) -> Any:
-    from timm import optim as package
-
-    optim: Any = package  # its names are not exported for type checkers
-    if name not in optim.list_optimizers():
-        raise UsageError(f"timm has no optimizer called '{name}'", did_you_mean(name, optim.list_optimizers()))
-    if optim.get_optimizer_info(name).second_order:
-        raise UsageError(f"optimizer {_TIMM}{name} needs second derivatives, which training does not compute")
-    return optim.get_optimizer_class(name, bind_defaults=False)
-
-
 def refuse_unknown(name: str) -> None:
     """Refuse a name that no optimizer has, without importing one."""
     if ":" in name:
@@ -97,7 +93,9 @@ def refuse_unknown(name: str) -> None:
     if "." in name:
         refuse_missing_module(name)
     elif name not in (known := modules("optimizer")):
-        raise UsageError(f"there is no optimizer called '{name}'", did_you_mean(name, [*known, f"{_TIMM}{name}"]))
+        raise UsageError(
+            f"there is no optimizer called '{name}'", f"{did_you_mean(name, known)} Those of timm are {_TIMM}NAME."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +221,9 @@ def make_optimizer(
     else:
         fused &= kind.fused
         if fused:
-            options["fused"] = all(_may_fuse(parameter) for group in groups for parameter in group["params"])
+            # torch's fused steps are for these devices, and not for sharded parameters.
+            every = [parameter for group in groups for parameter in group["params"]]
+            options["fused"] = all(p.device.type in ("cpu", "cuda") and not hasattr(p, "device_mesh") for p in every)
         try:
             optimizer = kind.builder(groups, **options)
         except (TypeError, ValueError) as error:
@@ -235,11 +235,6 @@ def make_optimizer(
             _start_momentum(optimizer)
     set_rates(optimizer, lr=settings.lr, weight_decay=settings.weight_decay)
     return optimizer
-
-
-def _may_fuse(parameter: "nn.Parameter") -> bool:
-    """Return whether torch has a fused step for a parameter: on these devices, if it is not sharded."""
-    return parameter.device.type in ("cpu", "cuda") and not hasattr(parameter, "device_mesh")
 
 
 def _start_momentum(optimizer: "torch.optim.Optimizer") -> None:
