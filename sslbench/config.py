@@ -117,7 +117,7 @@ def refuse_outside(settings: Any, where: str) -> None:
             continue
         low, high = (float(end) for end in within[1:-1].split(","))
         for number in value if isinstance(value, tuple) else (value,):
-            if number is None or low < number < high:
+            if not is_number(number) or low < number < high:  # null, or a word in place of a number
                 continue
             if not ((number == low and within[0] == "[") or (number == high and within[-1] == "]")):
                 shown = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default

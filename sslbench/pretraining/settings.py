@@ -1,12 +1,11 @@
 """Settings of a pretraining run: the keys of configs/pretrain.yaml, and the arguments of a run."""
 
 import dataclasses
-import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from sslbench.config import build, setting
+from sslbench.config import build, refuse_outside, setting
 from sslbench.data.decode.reading import check_decoder
 from sslbench.data.loading.samplers import AskedSampler
 from sslbench.data.sharded import WINDOW
@@ -28,8 +27,10 @@ class ScheduleSettings:
     """Schedules, each a mapping with a name, or a number (see `sslbench.train.schedules`)."""
 
     lr: Spec = setting(1.0, "factor of the learning rate after the warm-up")
-    freeze_epochs: float = setting(0.0, "epochs before the warm-up during which the factor is 0", unit="epochs")
-    warmup_epochs: float = setting(0.0, "epochs of linear warm-up of the factor", unit="epochs")
+    freeze_epochs: float = setting(
+        0.0, "epochs before the warm-up during which the factor is 0", unit="epochs", within="[0, inf)"
+    )
+    warmup_epochs: float = setting(0.0, "epochs of linear warm-up of the factor", unit="epochs", within="[0, inf)")
     warmup_start: float = setting(0.0, "factor at the start of the warm-up")
     weight_decay: Spec | None = setting(None, "values of the weight decay; null: optimizer.weight_decay throughout")
     momentum: Spec | None = setting(None, "values of SGD's momentum; null: optimizer.momentum throughout")
@@ -47,10 +48,10 @@ class PretrainSettings:
     optimizer: OptimizerSettings
     schedule: ScheduleSettings
     backbone: str = setting("resnet50", "architecture: a ResNet, a timm model, module:callable")
-    epochs: float = setting(100, "passes over the data", unit="epochs")
-    batch_size: int = setting(256, "images per update over all processes")
-    accumulate: int = setting(1, "forward passes per update")
-    clip_norm: float | None = setting(None, "largest norm of the gradients; null does not clip")
+    epochs: float = setting(100, "passes over the data", unit="epochs", within="(0, inf)")
+    batch_size: int = setting(256, "images per update over all processes", within="[1, inf)")
+    accumulate: int = setting(1, "forward passes per update", within="[1, inf)")
+    clip_norm: float | None = setting(None, "largest norm of the gradients; null does not clip", within="[0, inf)")
     clip_each: bool = setting(False, "apply clip_norm to each tensor's gradient (DINO's code) instead of all together")
     precision: AskedPrecision = setting(
         "auto", "precision of the forward pass (autocast); auto: bf16 on a GPU that computes in it, else fp32"
@@ -70,52 +71,46 @@ class PretrainSettings:
         None, "own learning rate, weight decay and schedule of the parameters of a name, or part of it between dots"
     )
     freeze: dict[str, int] | None = setting(None, "frozen parameters: prefix of the name, and number of updates")
-    ema: float | None = setting(None, "decay of a moving average of the backbone, saved as weights_ema.torch")
-    seed: int = setting(0, "seed of initial weights, order of images, and views")
+    ema: float | None = setting(
+        None, "decay of a moving average of the backbone, saved as weights_ema.torch; null: none", within="[0, 1)"
+    )
+    seed: int = setting(0, "seed of initial weights, order of images, and views", within="[0, 4294967295]")
     device: str = setting("auto", "auto, cpu, cuda, cuda:1, mps")
-    workers: int | Literal["auto"] = setting("auto", "worker processes for decoding and views, per training process")
-    prefetch: int = setting(4, "batches prefetched by each worker")
+    workers: int | Literal["auto"] = setting(
+        "auto", "worker processes for decoding and views, per training process", within="[0, inf)"
+    )
+    prefetch: int = setting(4, "batches prefetched by each worker", within="[1, inf)")
     start_method: StartMethod = setting("auto", "start method of the worker processes")
     batch_transform: str | None = setting(None, "function of your own that changes every batch: my_module:my_function")
     decoder: tuple[str, ...] = setting((), "decoders of your own: my_module.my_function")
-    max_pixels: int = setting(MAX_PIXELS, "larger images count as unreadable", unit="pixels")
+    max_pixels: int = setting(MAX_PIXELS, "larger images count as unreadable", unit="pixels", within="[1, inf)")
     sampler: AskedSampler = setting(
         "auto",
         "order of the images: shuffled; balanced draws every class equally often, stratified mixes classes "
         "evenly, weighted draws several sources by their weights, shards reads from a few shards at a time; auto: "
         "weighted if the data have weights, else shuffled",
     )
-    shard_window: int = setting(WINDOW, "number of shards from which sampler=shards draws at a time", unit="shards")
-    log_every: int = setting(10, "interval of the log", unit="updates")
+    shard_window: int = setting(
+        WINDOW, "number of shards from which sampler=shards draws at a time", unit="shards", within="[1, inf)"
+    )
+    log_every: int = setting(10, "interval of the log", unit="updates", within="[1, inf)")
     save_every: str = setting("1 epoch", "interval of checkpoints: 'N epochs' or 'N updates'")
-    keep: int = setting(2, "checkpoints to keep; older ones are removed")
+    keep: int = setting(2, "checkpoints to keep; older ones are removed", within="[1, inf)")
     eval_every: float = setting(10, "interval of evaluations on --eval-data", unit="epochs")
-    eval_k: int = setting(20, "neighbours of the kNN evaluation")
+    eval_k: int = setting(20, "neighbours of the kNN evaluation", within="[1, inf)")
     eval_linear: bool = setting(False, "train a linear head beside the network, and score it on --eval-data")
     export: str = setting("auto", "network in weights.torch, if a method has several: student, teacher")
 
     def check(self, *, world: int = 1) -> None:
         """Refuse values that are not possible, whatever the data, the weights and the machine."""
         _check_method(self.method)
+        refuse_outside(self, "pretrain")
         refuse_unknown_device(self.device)
         _check_batch(self.batch_size, self.accumulate, world)
-        if self.workers != "auto" and self.workers < 0:
-            raise UsageError(f"workers {self.workers} must not be negative")
-        if not 0 <= self.seed < 2**32:
-            raise UsageError(f"seed should be from 0 to {2**32 - 1}, not {self.seed}")
-        if not 0 < self.epochs < math.inf:
-            raise UsageError(f"epochs {self.epochs:g} must be positive")
-        for name in ("log_every", "keep", "prefetch", "max_pixels", "shard_window", "eval_k"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} {getattr(self, name)} must be at least 1")
-        if self.clip_norm is not None and not self.clip_norm >= 0:
-            raise UsageError(f"clip_norm {self.clip_norm:g} must not be negative", "Use null for no clipping.")
         if self.clip_each and not self.clip_norm:
             raise UsageError(
                 "clip_each=true clips nothing without clip_norm", "Set clip_norm=3, or leave clip_each out."
             )
-        if self.ema is not None and not 0 <= self.ema < 1:
-            raise UsageError(f"ema {self.ema:g} must be from 0 to below 1", "Use null for no average.")
         if self.zero and self.strategy == "fsdp":
             raise UsageError(
                 "zero=true and strategy=fsdp: fsdp divides the optimizer's state already", "Leave zero out."
@@ -137,7 +132,7 @@ class PretrainSettings:
         for where, values in {"schedule": {}, **own}.items():
             schedule = build(ScheduleSettings, {**dataclasses.asdict(self.schedule), **(values or {})}, where)
             phases = schedule.freeze_epochs, schedule.warmup_epochs
-            if not (min(phases) >= 0 and sum(phases) <= self.epochs + 1):  # training is a whole number of updates
+            if sum(phases) > self.epochs + 1:  # training is a whole number of updates
                 schedules.check_phases(*phases, self.epochs, where=f"{where}.lr")
             for name in ("lr", "weight_decay", "momentum"):
                 spec = getattr(schedule, name)
@@ -157,8 +152,6 @@ def _check_method(method: Mapping[str, Any]) -> None:
 
 def _check_batch(batch_size: int, accumulate: int, world: int) -> None:
     """Refuse images per update that cannot be divided into passes of at least two images."""
-    if accumulate < 1:
-        raise UsageError(f"accumulate {accumulate} must be at least 1")
     passes = world * accumulate
     if batch_size < passes or batch_size % passes:
         raise UsageError(

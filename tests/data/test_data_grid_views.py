@@ -110,8 +110,8 @@ def test_sizes_and_evaluated_size_of_the_recipes():
 
 def test_senseless_grids_are_refused():
     for settings, message in (
-        ({"side": 0}, "side should be at least 1"),
-        ({"side": 3, "gap": -1}, "gap should not be negative"),
+        ({"side": 0}, "grid: side should be 1 or more"),
+        ({"side": 3, "gap": -1}, "grid: gap should be 0 or more"),
         ({"gap": 2}, "no effect without side=2"),
         ({"augment": "views"}, "no effect without side=2"),
     ):

@@ -165,12 +165,12 @@ def test_what_cannot_be_grouped_is_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr": -0.1}, "optimizer.lr must be 0 or more"),
-        ({"lr": float("nan")}, "optimizer.lr"),
-        ({"base_batch_size": 0}, "optimizer.base_batch_size must be above 0"),
-        ({"layer_decay": 0.0}, "optimizer.layer_decay must be above 0"),
-        ({"momentum": 1.0}, "optimizer.momentum must be from 0 to below 1"),
-        ({"betas": (0.9, 1.5)}, "optimizer.betas"),
+        ({"lr": -0.1}, "optimizer: lr should be 0 or more, not -0.1"),
+        ({"lr": float("nan")}, "optimizer: lr should be"),
+        ({"base_batch_size": 0}, "optimizer: base_batch_size should be 1 or more"),
+        ({"layer_decay": 0.0}, "optimizer: layer_decay should be above 0"),
+        ({"momentum": 1.0}, "optimizer: momentum should be from 0 to below 1"),
+        ({"betas": (0.9, 1.5)}, "optimizer: betas should be from 0 to below 1, not 1.5"),
         ({"nesterov": True, "momentum": 0.0}, "nesterov needs optimizer.momentum"),
     ],
 )

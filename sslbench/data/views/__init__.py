@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from sslbench.config import setting
+from sslbench.config import refuse_outside, setting
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD
@@ -30,10 +30,6 @@ def entry_name(entry: str | Mapping[str, Any]) -> str:
     ('blur', 'v2.RandomPosterize')
     """
     return str(entry.get("name", "")) if isinstance(entry, Mapping) else str(entry)
-
-
-def _probability(name: str, value: float) -> None:
-    _check(0 <= value <= 1, f"{name} should be a probability, 0 to 1, not {value:g}")
 
 
 def _check(right: bool, message: str) -> None:
@@ -74,68 +70,63 @@ def _check_order(entries: Any, colours: tuple[str, ...]) -> None:
 class Jitter:
     """Colour jitter as torchvision's ColorJitter: four changes in random order."""
 
-    p: float = setting(0.0, "probability")
-    brightness: float = setting(0.0, "factor drawn from 1 - b to 1 + b")
-    contrast: float = setting(0.0, "factor drawn from 1 - c to 1 + c")
-    saturation: float = setting(0.0, "factor drawn from 1 - s to 1 + s")
-    hue: float = setting(0.0, "shift drawn from -h to h", unit="turns")
+    p: float = setting(0.0, "probability", within="[0, 1]")
+    brightness: float = setting(0.0, "factor drawn from 1 - b to 1 + b", within="[0, inf)")
+    contrast: float = setting(0.0, "factor drawn from 1 - c to 1 + c", within="[0, inf)")
+    saturation: float = setting(0.0, "factor drawn from 1 - s to 1 + s", within="[0, inf)")
+    hue: float = setting(0.0, "shift drawn from -h to h", unit="turns", within="[0, 0.5]")
 
     def __post_init__(self) -> None:
-        _probability("jitter: p", self.p)
-        for name in ("brightness", "contrast", "saturation"):
-            _check(getattr(self, name) >= 0, f"jitter: {name} should not be negative, not {getattr(self, name):g}")
-        _check(0 <= self.hue <= 0.5, f"jitter: hue should lie between 0 and 0.5, not {self.hue:g}")
+        refuse_outside(self, "augment: jitter")
 
 
 @dataclasses.dataclass(frozen=True)
 class Blur:
     """Gaussian blur. Pillow's GaussianBlur(radius) approximates the one with sigma = radius."""
 
-    p: float = setting(0.0, "probability")
-    sigma: tuple[float, float] = setting((0.1, 2.0), "standard deviation, drawn uniformly between these", unit="pixels")
+    p: float = setting(0.0, "probability", within="[0, 1]")
+    sigma: tuple[float, float] = setting(
+        (0.1, 2.0), "standard deviation, drawn uniformly between these", unit="pixels", within="(0, inf)"
+    )
     kernel: float | None = setting(
-        None, "side of the kernel as a share of the view's side (SimCLR: 0.1); null: 3 sigma to either side"
+        None,
+        "side of the kernel as a share of the view's side (SimCLR: 0.1); null: 3 sigma to either side",
+        within="(0, 1]",
     )
 
     def __post_init__(self) -> None:
-        _probability("blur: p", self.p)
-        _check(
-            0 < self.sigma[0] <= self.sigma[1],
-            f"blur: sigma should be two ascending positive numbers, not {self.sigma}",
-        )
-        _check(
-            self.kernel is None or 0 < self.kernel <= 1, f"blur: kernel should lie between 0 and 1, not {self.kernel}"
-        )
+        refuse_outside(self, "augment: blur")
+        _check(self.sigma[0] <= self.sigma[1], f"blur: sigma should ascend, not {self.sigma}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Solarize:
     """Solarisation: values from a threshold on are inverted."""
 
-    p: float = setting(0.0, "probability")
+    p: float = setting(0.0, "probability", within="[0, 1]")
     threshold: int | Literal["random"] = setting(
-        128, "0 to 256; 'random' draws it each time from 0 to 256 (VISSL)", unit="grey levels"
+        128, "0 to 256; 'random' draws it each time from 0 to 256 (VISSL)", unit="grey levels", within="[0, 256]"
     )
 
     def __post_init__(self) -> None:
-        _probability("solarize: p", self.p)
-        inside = self.threshold == "random" or 0 <= self.threshold <= 256
-        _check(inside, f"solarize: threshold should lie between 0 and 256, not {self.threshold}")
+        refuse_outside(self, "augment: solarize")
 
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
     """Division of a crop into square cells, each of which gives one view (Jigsaw, PIRL)."""
 
-    side: int = setting(1, "cells per side; 1: the crop is the view")
+    side: int = setting(1, "cells per side; 1: the crop is the view", within="[1, inf)")
     gap: int = setting(
-        0, "difference between the sides of a cell and of its view, whose place in the cell is random", unit="pixels"
+        0,
+        "difference between the sides of a cell and of its view, whose place in the cell is random",
+        unit="pixels",
+        within="[0, inf)",
     )
     augment: Literal["crop", "views"] = setting("crop", "flip and colour changes: of the crop, or of each view alone")
 
     def __post_init__(self) -> None:
-        _check(self.side >= 1, f"grid: side should be at least 1, not {self.side}")
-        _check(self.gap >= 0, f"grid: gap should not be negative, not {self.gap}")
+        refuse_outside(self, "augment: grid")
         used = self.side > 1 or (self.gap == 0 and self.augment == "crop")
         _check(used, "grid: gap and augment have no effect without side=2 or more")
 
@@ -148,17 +139,21 @@ class View:
     right alike. (A rotation would not commute with it, so rotations are done on finished views.)
     """
 
-    count: int = setting(1, "views of this kind per image, or crops if each is divided by a grid")
-    size: int = setting(224, "side of the view in pixels", unit="pixels")
-    scale: tuple[float, float] = setting((0.08, 1.0), "range of the crop's area, as a share of `scale_of`")
+    count: int = setting(1, "views of this kind per image, or crops if each is divided by a grid", within="[1, inf)")
+    size: int = setting(224, "side of the view in pixels", unit="pixels", within="[1, inf)")
+    scale: tuple[float, float] = setting(
+        (0.08, 1.0), "range of the crop's area, as a share of `scale_of`", within="(0, 1]"
+    )
     scale_of: Literal["image", "square"] = setting(
         "image", "area of the whole image, or of the largest square in it (Resize, then RandomCrop)"
     )
-    ratio: tuple[float, float] = setting((3 / 4, 4 / 3), "range of the crop's width / height, log-uniform")
+    ratio: tuple[float, float] = setting(
+        (3 / 4, 4 / 3), "range of the crop's width / height, log-uniform", within="(0, inf)"
+    )
     interpolation: Literal["bilinear", "bicubic"] = setting("bilinear", "resampling filter, with antialiasing")
-    flip: float = setting(0.5, "probability of a horizontal flip")
+    flip: float = setting(0.5, "probability of a horizontal flip", within="[0, 1]")
     jitter: Jitter = setting(Jitter(), "brightness, contrast, saturation and hue")
-    grayscale: float = setting(0.0, "probability of conversion to grayscale")
+    grayscale: float = setting(0.0, "probability of conversion to grayscale", within="[0, 1]")
     blur: Blur = setting(Blur(), "Gaussian blur")
     solarize: Solarize = setting(Solarize(), "solarisation: bright pixels are inverted")
     order: tuple[str | dict[str, Any], ...] = setting(
@@ -169,12 +164,10 @@ class View:
     grid: Grid = setting(Grid(), "division of the crop into several views")
 
     def __post_init__(self) -> None:
-        _check(self.count >= 1, f"count should be at least 1, not {self.count}")
-        _check(self.size >= 1, f"size should be at least 1 pixel, not {self.size}")
-        _check(0 < self.scale[0] <= self.scale[1] <= 1, f"scale should ascend within 0 and 1, not {self.scale}")
-        _check(0 < self.ratio[0] <= self.ratio[1], f"ratio should be two ascending positive numbers, not {self.ratio}")
-        _probability("flip", self.flip)
-        _probability("grayscale", self.grayscale)
+        refuse_outside(self, "augment: views")
+        for name in ("scale", "ratio"):
+            low, high = getattr(self, name)
+            _check(low <= high, f"{name} should ascend, not {(low, high)}")
         _check_order(self.order, COLOURS)
         complete = sorted(name for entry in self.order if (name := entry_name(entry)) in COLOURS) == sorted(COLOURS)
         _check(complete, f"order should name jitter, grayscale, blur and solarize once each, not {self.order}")
@@ -195,23 +188,24 @@ class Augment:
     """Views of every image, and their normalisation on the training device."""
 
     views: tuple[View, ...] = setting((View(count=2),), "kinds of views")
-    size: int | None = setting(None, "size that replaces that of the large views; null: unchanged", unit="pixels")
-    small_size: int | None = setting(None, "size that replaces that of the small views; null: unchanged", unit="pixels")
+    size: int | None = setting(
+        None, "size that replaces that of the large views; null: unchanged", unit="pixels", within="[1, inf)"
+    )
+    small_size: int | None = setting(
+        None, "size that replaces that of the small views; null: unchanged", unit="pixels", within="[1, inf)"
+    )
     mean: tuple[float, ...] = setting(IMAGENET_MEAN, "mean per channel, of pixels from 0 to 1")
-    std: tuple[float, ...] = setting(IMAGENET_STD, "standard deviation per channel")
+    std: tuple[float, ...] = setting(IMAGENET_STD, "standard deviation per channel", within="(0, inf)")
     code: tuple[str, ...] = setting(
         (), "your own functions in the `order` of views in a file, typed on the command line: my_module:function"
     )
 
     def __post_init__(self) -> None:
+        refuse_outside(self, "augment")
         _check(bool(self.views), "views is empty")
-        for name, value in (("size", self.size), ("small_size", self.small_size)):
-            _check(value is None or value >= 1, f"{name} should be at least 1 pixel, not {value}")
-        each = "one {}number per channel, not {}"
-        finite = bool(self.mean) and all(math.isfinite(m) for m in self.mean)
-        _check(finite, f"mean should be {each.format('', self.mean)}")
-        positive = bool(self.std) and all(0 < s < math.inf for s in self.std)
-        _check(positive, f"std should be {each.format('positive ', self.std)}")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            finite = bool(values) and all(map(math.isfinite, values))
+            _check(finite, f"{name} should be one number per channel, not {values}")
         used = {name for view in self.views for name in code_names(view.order)}
         for name in self.code:
             if name not in used:
