@@ -19,7 +19,7 @@ from sslbench.detection.models.build import build_detector
 from sslbench.detection.models.detector import Detector
 from sslbench.detection.recipe import DetectionSettings
 from sslbench.detection.saved import SUFFIX, DetectorDescription, read_detector, save_detector
-from sslbench.detection.train import Trained, TrainingRun, Watch, make_optimizer, train
+from sslbench.detection.train import Trained, TrainingRun, make_optimizer, train
 from sslbench.distributed import this_process
 from sslbench.distributed.collectives import from_first, rank
 from sslbench.distributed.parallel import module_state
@@ -70,7 +70,6 @@ def run_backend(
     training: TrainingRun,
     *,
     stem: Path,
-    watch: Watch | None = None,
     progress: Progress | None = None,
 ) -> DetectorRun:
     """Train a detector around the backbone and run it on the test part; every process calls this."""
@@ -80,13 +79,13 @@ def run_backend(
         detector = build_detector(
             backbone, recipe, classes, keypoints=keypoints, device=training.device, seed=training.seed
         )
-        trained = train(detector, data.train, training, watch)
+        trained = train(detector, data.train, training)
         began = time.perf_counter()
         found = detect(detector, data.test, workers=training.workers, progress=progress)
         return DetectorRun(detector, trained, found, time.perf_counter() - began)
 
     d2 = settings.d2 or {}
-    ran = backend.run(backbone, recipe, d2, data, training, stem=stem, watch=watch, progress=progress)
+    ran = backend.run(backbone, recipe, d2, data, training, stem=stem, progress=progress)
     as_ours = backend.as_detector(backbone, recipe, classes, ran, d2, keypoints)
     versions = {"detectron2": require().version or ""}
     return DetectorRun(as_ours, ran.trained, ran.found, ran.seconds, ran.variants, versions, ran.notes)

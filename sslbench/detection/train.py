@@ -3,7 +3,6 @@
 import bisect
 import contextlib
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,12 +28,12 @@ from sslbench.train.lock import exclusive
 from sslbench.train.loop import NotFiniteError, RateSchedules, TrainingPlan
 from sslbench.train.meter import LogRecord
 from sslbench.train.method import Learner, Loss, Step
-from sslbench.train.observers.json_lines import read
+from sslbench.train.observers import Observer, RunInfo
+from sslbench.train.observers.json_lines import JsonLines
 from sslbench.train.optimizers.optimizer import OptimizerSettings
 from sslbench.train.optimizers.optimizer import make_optimizer as make_grouped_optimizer
 from sslbench.train.parameter_groups import GroupRates, grouped, norm_parameters, numbered_layers
 from sslbench.train.state import State, resume, save
-from sslbench.weights.save import new_file
 
 _LINES = 100  # log lines per training, if it has that many iterations
 _FEWEST = 20  # largest number of iterations between two lines
@@ -73,6 +72,12 @@ class DetectionLogLine:
         memory = "" if self.memory is None else f"  {self.memory / 2**30:.1f} GiB"
         return f"loss {self.loss:.3f}{parts}  lr {self.lr:.3g}  {pace}{memory}"
 
+    def record(self) -> dict[str, float | int]:
+        """Return the line as NAME.metrics.jsonl has it."""
+        memory = {} if self.memory is None else {"memory": self.memory}
+        values = {"step": self.iteration, "loss": self.loss, "lr": self.lr, **self.parts}
+        return {**values, "images_per_second": self.images_per_second, **memory}
+
 
 Watch = Callable[[DetectionLogLine], None]
 
@@ -109,28 +114,6 @@ class IterationMeter:
         )
 
 
-class MetricsFile:
-    """JSON-lines file of a training: step, loss, its parts, lr, images_per_second.
-
-    Lines of an earlier run after the checkpoint that this one continues from are removed, so no iteration is repeated.
-    """
-
-    def __init__(self, path: Path, *, start: int) -> None:
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [record for record in read(path) if record["step"] <= start]
-        with new_file(path) as temporary:
-            temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-
-    def __call__(self, line: DetectionLogLine) -> None:
-        """Append a line."""
-        record = {"step": line.iteration, "loss": line.loss, "lr": line.lr, **line.parts}
-        record |= {"images_per_second": line.images_per_second}
-        record |= {} if line.memory is None else {"memory": line.memory}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-
-
 def losses_of(
     model: nn.Module, batch: Batch, device: torch.device, *, seed: int, iteration: int, part: int = 0
 ) -> dict[str, Tensor]:
@@ -162,7 +145,10 @@ class TrainingRun:
         folder: of the checkpoints.
         save_every: iterations between two of them.
         metrics: file of the log lines; None: no file.
-        about: description of the detector in the checkpoints: `saved.About.text`.
+        about: description of the detector in the checkpoints: `DetectorDescription.text`.
+        watch: called with every line of the log, on the first process.
+        observers: of the torchvision backend's training, on the first process.
+        logs: folder of the observers.
     """
 
     seed: int
@@ -172,6 +158,21 @@ class TrainingRun:
     save_every: int
     metrics: Path | None = None
     about: str = ""
+    watch: Watch | None = None
+    observers: Sequence[Observer] = ()
+    logs: Path = Path()
+
+    def watchers(self, start: int) -> list[Watch]:
+        """Return the receivers of the log of iterations after `start`: none on processes other than the first."""
+        if rank() != 0:
+            return []
+        receivers: list[Watch] = [] if self.watch is None else [self.watch]
+        if self.metrics is not None:
+            self.metrics.parent.mkdir(parents=True, exist_ok=True)
+            file = JsonLines(self.metrics)
+            file.keep_until(start)
+            receivers.insert(0, lambda line: file.append(line.record()))
+        return receivers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +202,7 @@ def check_processes(recipe: DetectionRecipe, processes: int) -> None:
         )
 
 
-def train(detector: Detector, source: ObjectSource, run: TrainingRun, watch: Watch | None = None) -> Trained:
+def train(detector: Detector, source: ObjectSource, run: TrainingRun) -> Trained:
     """Train a detector in place by its recipe; every process calls this.
 
     A checkpoint is written every `save_every` iterations and after the last; the same call finds the newest one in
@@ -211,7 +212,6 @@ def train(detector: Detector, source: ObjectSource, run: TrainingRun, watch: Wat
         detector: from `build_detector`, on `run.device`.
         source: the images and objects.
         run: settings of the run.
-        watch: called with every line of the log, on the first process.
 
     Raises:
         UsageError: the batch cannot be divided among the processes, another run uses the folder, or the checkpoint
@@ -224,10 +224,10 @@ def train(detector: Detector, source: ObjectSource, run: TrainingRun, watch: Wat
     recipe = detector.recipe
     check_processes(recipe, world_size())
     with exclusive(run.folder):
-        return _train(detector, source, run, watch)
+        return _train(detector, source, run)
 
 
-def _train(detector: Detector, source: ObjectSource, run: TrainingRun, watch: Watch | None) -> Trained:
+def _train(detector: Detector, source: ObjectSource, run: TrainingRun) -> Trained:
     recipe = detector.recipe
     training = _DetectorTraining(detector, run)
     state = training.state
@@ -236,7 +236,7 @@ def _train(detector: Detector, source: ObjectSource, run: TrainingRun, watch: Wa
     began = time.perf_counter()
     share = rank(), world_size()
     if start < recipe.iterations:
-        training.started(watch)
+        training.started()
         batches = training_batches(
             source, recipe, start=start, stop=recipe.iterations, seed=run.seed, share=share, workers=run.workers
         )
@@ -244,6 +244,8 @@ def _train(detector: Detector, source: ObjectSource, run: TrainingRun, watch: Wa
         with stop_signals() as signal_number, contextlib.closing(batches) as stream:  # type: ignore[type-var]
             loop.train(state, _plan(recipe, run, training.meter), stream, training, signal_number)
         broadcast_buffers(detector)
+        for observer in training.observers:
+            observer.finished()
     if recipe.precise_bn:
         stop = recipe.iterations + recipe.precise_bn
         batches = training_batches(
@@ -280,20 +282,24 @@ class _DetectorTraining(Learner, loop.Run[Batch]):
         super().__init__()
         self.detector, self.run = detector, run
         self.state = State(self.train(), self, make_optimizer(detector, detector.recipe))
-        self.watchers: list[Watch] = []
 
     @property
     def stored(self) -> Detector:
         """The detector."""
         return self.detector
 
-    def started(self, watch: Watch | None) -> None:
-        """Start the clock, and on the first process the file of the log lines and the caller's."""
+    def started(self) -> None:
+        """Start the clock and the observers."""
+        recipe, start = self.detector.recipe, self.state.step
         self.state.model = wrap(self, self.run.device, "ddp")
-        self.meter = IterationMeter(self.detector.recipe, self.state.step, self.run.device)
-        if rank() == 0:
-            file = [] if self.run.metrics is None else [MetricsFile(self.run.metrics, start=self.state.step)]
-            self.watchers = [*file, *([] if watch is None else [watch])]
+        self.meter = IterationMeter(recipe, start, self.run.device)
+        self.watchers = self.run.watchers(start)
+        self.observers = self.run.observers if rank() == 0 else ()
+        for observer in self.observers:
+            self.run.logs.mkdir(parents=True, exist_ok=True)
+            observer.started(
+                RunInfo(self.run.logs, self.detector, recipe.iterations, recipe.iterations, start, recipe.batch_size)
+            )
 
     def passes(self, raw: Batch) -> Iterator[Pass]:
         """Yield the parts of a batch, with weight and number."""
@@ -323,11 +329,13 @@ class _DetectorTraining(Learner, loop.Run[Batch]):
         return Loss(means.sum(), parts=dict(zip(mean, means, strict=True)))
 
     def log(self, line: LogRecord) -> None:
-        """Give a line to the watchers."""
+        """Give a line to the watchers and the observers."""
         if self.watchers:
             shown = self.meter.line(line.step, line.parts, line.loss, line.lr)
             for watch in self.watchers:
                 watch(shown)
+        for observer in self.observers:
+            observer.line(line)
 
     def save(self) -> None:
         """Write a checkpoint that describes its detector."""

@@ -47,6 +47,7 @@ from sslbench.results import DataUsed, RequestedParts, Result, records
 from sslbench.runtime.progress import Progress
 from sslbench.runtime.resources import default_workers
 from sslbench.train.loop import NotFiniteError
+from sslbench.train.observers.always import requested
 
 log = logging.getLogger("sslbench")
 
@@ -160,6 +161,7 @@ class _ObjectEvaluation:
                 return DetectorResult(blank, {})
             return DetectorResult(without_comparisons(before), detections_of(before, self.test))
         about = self._about(backbone, weights, blank.id)
+        logs = stem.with_name(f"{stem.name}.logs")
         training = TrainingRun(
             run.seed,
             run.torch_device(),
@@ -168,6 +170,9 @@ class _ObjectEvaluation:
             save_every=max(min(_SAVE_EVERY, recipe.iterations // 5), 1),
             metrics=stem.with_name(f"{stem.name}.metrics.jsonl"),
             about=about.text(),
+            watch=self.watch,
+            observers=requested(self.settings, logs, dataclasses.asdict(recipe)) if rank() == 0 else (),
+            logs=logs,
         )
         name = blank.weights.name
         log.info(f"{name}: a detector, trained for {recipe.iterations} iterations of {recipe.batch_size} images")
@@ -175,9 +180,7 @@ class _ObjectEvaluation:
         if ran is None:
             parts = Parts(self.train, self.test, self.prepared.data.how)
             try:
-                ran = run_backend(
-                    self.settings, backbone, parts, training, stem=stem, watch=self.watch, progress=progress
-                )
+                ran = run_backend(self.settings, backbone, parts, training, stem=stem, progress=progress)
             except NotFiniteError as error:
                 raise NotFiniteError(f"{name}: {error.message}", error.remedy) from error
             if ran.detector is not None:

@@ -1,6 +1,7 @@
 """Detector trained around the backbone, scored by the average precision of its boxes."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sslbench.data.source import Source
@@ -28,6 +29,8 @@ def check_settings(settings: DetectionSettings) -> None:
     if detectron2 and (settings.metric == "lvis" or settings.repeat_threshold):
         key = "metric=lvis" if settings.metric == "lvis" else f"repeat_threshold={settings.repeat_threshold:g}"
         raise UsageError(f"{key} is a setting of the torchvision backend", "Leave out --backend detectron2.")
+    if detectron2 and (settings.tensorboard or settings.wandb):
+        raise UsageError("tensorboard and wandb log the torchvision backend", "Leave out --backend detectron2.")
     if detectron2:
         library.require()
 
@@ -35,8 +38,10 @@ def check_settings(settings: DetectionSettings) -> None:
 def check_weights(settings: DetectionSettings, backbone: "Backbone", weights: str) -> None:
     """Refuse settings that are not possible, and weights that a detector cannot be built around."""
     from sslbench.detection import checks
+    from sslbench.train.observers.always import requested
 
     check_settings(settings)
+    requested(settings, Path(), {})  # refuses what is not installed
     checks.check_weights(settings.recipe, backbone, weights)
 
 

@@ -113,6 +113,8 @@ class TrainingMeter:
             self.images += len(raw.indices)
             self.replaced += raw.replaced
             self.origins.update(raw.origins)
+        elif isinstance(raw, tuple):  # images and targets of a detector
+            self.images += len(raw[0])
         return raw
 
     def line(

@@ -46,9 +46,9 @@ def weights(folder, used, backbone, *, dies, noise):
             if dies and attempt == 0 and line.iteration == 3:
                 raise KilledError
 
-        run = TrainingRun(0, torch.device("cpu"), 0, folder, save_every=2)
+        run = TrainingRun(0, torch.device("cpu"), 0, folder, save_every=2, watch=watch)
         try:
-            trained = train(model, data(used), run, watch)
+            trained = train(model, data(used), run)
         except KilledError:
             continue
         assert trained.resumed_from == (2 if dies else None)

@@ -16,11 +16,12 @@ from sslbench.backbones.build import build
 from sslbench.detection import batches as b
 from sslbench.detection.evaluate import detect, draw, joined, score
 from sslbench.detection.models.build import build_detector
-from sslbench.detection.recipe import DetectionRecipe
+from sslbench.detection.recipe import DetectionRecipe, DetectionSettings
 from sslbench.detection.train import TrainingRun, check_processes, make_optimizer, precise_statistics, rate, train
 from sslbench.errors import DataError, UsageError
 from sslbench.runtime.signals import StoppedError
 from sslbench.train.loop import NotFiniteError
+from sslbench.train.observers.always import requested
 
 
 def taken(data, used, start, stop, **options):
@@ -110,8 +111,8 @@ def test_a_killed_training_continues_to_the_same_weights(tmp_path):
         torch.manual_seed(np.random.default_rng().integers(2**31))  # global random numbers have no say
         model = small_detector(precise_bn=2)
         log = tmp_path / f"{folder}.jsonl"
-        plan = TrainingRun(0, torch.device("cpu"), 0, tmp_path / folder, save_every=2, metrics=log)
-        return model, train(model, source(), plan, watch)
+        plan = TrainingRun(0, torch.device("cpu"), 0, tmp_path / folder, save_every=2, metrics=log, watch=watch)
+        return model, train(model, source(), plan)
 
     def kill(line):
         if line.iteration == 3:
@@ -139,8 +140,8 @@ def test_a_signal_saves_and_the_next_call_continues_to_the_same_weights(tmp_path
     def run(folder, watch=None):
         model = small_detector()
         log = tmp_path / f"{folder}.jsonl"
-        plan = TrainingRun(0, torch.device("cpu"), 0, tmp_path / folder, save_every=4, metrics=log)
-        return model, train(model, source(), plan, watch), [json.loads(text) for text in log.read_text().splitlines()]
+        plan = TrainingRun(0, torch.device("cpu"), 0, tmp_path / folder, save_every=4, metrics=log, watch=watch)
+        return model, train(model, source(), plan), [json.loads(text) for text in log.read_text().splitlines()]
 
     def stop(line):
         if line.iteration == 3:
@@ -160,6 +161,27 @@ def test_a_signal_saves_and_the_next_call_continues_to_the_same_weights(tmp_path
     assert timeless[0] == timeless[1] and [line["step"] for line in lines] == [1, 2, 3, 4]
     assert {"loss", "lr", "rpn_cls", "rpn_loc", "cls", "box_reg"} <= set(lines[0])
     assert lines[0]["loss"] == pytest.approx(sum(lines[0][k] for k in ("rpn_cls", "rpn_loc", "cls", "box_reg")))
+
+
+def test_tensorboard_has_the_lines_of_the_log_and_changes_nothing(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed (pip install tensorboard)")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def run(name, observers=()):
+        model, log = small_detector(), tmp_path / f"{name}.jsonl"
+        logs = tmp_path / f"{name}.logs"
+        folder = tmp_path / name
+        train(model, source(), TrainingRun(0, torch.device("cpu"), 0, folder, 4, log, observers=observers, logs=logs))
+        return model.state_dict(), [json.loads(text) for text in log.read_text().splitlines()]
+
+    plain, _ = run("plain")
+    observed, lines = run("observed", requested(DetectionSettings(tensorboard=True), tmp_path / "observed.logs", {}))
+    assert all(torch.equal(tensor, observed[name]) for name, tensor in plain.items())
+    events = EventAccumulator(str(tmp_path / "observed.logs")).Reload()
+    for tag, key in (("Training/Loss", "loss"), ("Training/loss_cls", "cls"), ("Training/Learning_rate", "lr")):
+        assert [scalar.step for scalar in events.Scalars(tag)] == [line["step"] for line in lines] == [1, 2, 3, 4]
+        assert [scalar.value for scalar in events.Scalars(tag)] == pytest.approx([line[key] for line in lines])
+    assert all(scalar.value > 0 for scalar in events.Scalars("Speed/img_per_sec_per_gpu"))
 
 
 def test_statistics_are_those_of_all_batches_together():

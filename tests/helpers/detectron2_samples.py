@@ -55,6 +55,6 @@ def parts():
 
 
 def trained(folder, *, given=None, net=NET, watch=None, seed=0, data=None, **changes):
-    run = TrainingRun(seed, CPU, 0, folder / "r.checkpoints", 2, metrics=folder / "r.metrics.jsonl")
+    run = TrainingRun(seed, CPU, 0, folder / "r.checkpoints", 2, metrics=folder / "r.metrics.jsonl", watch=watch)
     data, used = data or parts(), recipe(**changes)
-    return backend.run(build(net), used, given or {}, data, run, stem=folder / "r", watch=watch)
+    return backend.run(build(net), used, given or {}, data, run, stem=folder / "r")

@@ -24,7 +24,7 @@ from sslbench.detection.models.build import build_detector
 from sslbench.detection.models.detector import Detector
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.detection.saved import from_detectron2
-from sslbench.detection.train import Trained, TrainingRun, Watch
+from sslbench.detection.train import Trained, TrainingRun
 from sslbench.distributed.collectives import rank, world_size
 from sslbench.errors import WeightsError
 from sslbench.metrics.detection import Detections
@@ -137,7 +137,6 @@ def run(
     training: TrainingRun,
     *,
     stem: Path,
-    watch: Watch | None = None,
     progress: Progress | None = None,
 ) -> Detectron2Result:
     """Train and detect; every process calls this. The global random states are restored."""
@@ -169,7 +168,7 @@ def run(
             path.parent.mkdir(parents=True, exist_ok=True)
             with new_file(path) as temporary:
                 temporary.write_text(configuration.cfg.dump(), encoding="utf-8")
-        trained = train.train(model, whole, recipe, data.train, training, watch)
+        trained = train.train(model, whole, recipe, data.train, training)
         began = time.perf_counter()
         found, variants = detect(model, cfg, data.test, workers=training.workers, progress=progress)
         seconds = time.perf_counter() - began

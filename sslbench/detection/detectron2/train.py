@@ -15,7 +15,7 @@ from sslbench.detection.detectron2.config import Configured, refusals
 from sslbench.detection.detectron2.data import train_loader
 from sslbench.detection.detectron2.library import load
 from sslbench.detection.recipe import DetectionRecipe, after_divergence
-from sslbench.detection.train import IterationMeter, MetricsFile, Trained, TrainingRun, Watch
+from sslbench.detection.train import IterationMeter, Trained, TrainingRun
 from sslbench.distributed.collectives import rank
 from sslbench.distributed.parallel import broadcast_buffers, module_state, wrap
 from sslbench.errors import UsageError
@@ -36,7 +36,6 @@ def train(
     recipe: DetectionRecipe,
     source: ObjectSource,
     run: TrainingRun,
-    watch: Watch | None = None,
 ) -> Trained:
     """Train Detectron2's model in place; every process calls this.
 
@@ -48,7 +47,6 @@ def train(
         recipe: recipe of the configuration.
         source: images and objects registered for training.
         run: seed, workers, folder of the checkpoints.
-        watch: called with every line of the log, on the first process.
 
     Raises:
         UsageError: Detectron2 refuses the user's keys, or another run uses the folder.
@@ -61,7 +59,7 @@ def train(
     # The user's d2.KEY=value take precedence.
     recipe = dataclasses.replace(recipe, iterations=cfg.SOLVER.MAX_ITER, batch_size=cfg.SOLVER.IMS_PER_BATCH)
     with exclusive(run.folder):
-        return _train(model, configuration, recipe, source, run, watch)
+        return _train(model, configuration, recipe, source, run)
 
 
 def _train(
@@ -70,7 +68,6 @@ def _train(
     recipe: DetectionRecipe,
     source: ObjectSource,
     run: TrainingRun,
-    watch: Watch | None,
 ) -> Trained:
     cfg = configuration.cfg
     content = _checkpoint(run.folder)
@@ -86,7 +83,7 @@ def _train(
         if content is not None:
             trainer.load_state_dict(content["trainer"])
         with stop_signals() as signal_number, _not_finite(recipe, run.folder):
-            trainer.register_hooks([_last_hook(model, recipe, run, start, watch, signal_number)])
+            trainer.register_hooks([_last_hook(model, recipe, run, start, signal_number)])
             trainer.train(start, recipe.iterations)
         broadcast_buffers(model)
     return Trained(time.perf_counter() - began, recipe.iterations - start, None if content is None else start)
@@ -138,15 +135,11 @@ def _last_hook(
     recipe: DetectionRecipe,
     run: TrainingRun,
     start: int,
-    watch: Watch | None,
     signal_number: Callable[[], int],
 ) -> Any:
     """Return the trainer's last hook: log, checkpoints, signals."""
     meter = IterationMeter(recipe, start, run.device)
-    watchers: list[Watch] = []
-    if rank() == 0:
-        watchers += [] if run.metrics is None else [MetricsFile(run.metrics, start=start)]
-        watchers += [] if watch is None else [watch]
+    watchers = run.watchers(start)
 
     class Last(load("engine").HookBase):  # type: ignore[misc]
         def after_step(self) -> None:

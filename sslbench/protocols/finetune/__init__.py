@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
-from sslbench.protocols.finetune.recipe import candidates, check_labels, check_settings
+from sslbench.protocols.finetune.recipe import check_labels, check_settings
 from sslbench.protocols.finetune.settings import Settings
 from sslbench.protocols.protocol import Cost, OnImages, Protocol, Shapes
 from sslbench.results import Outcome
@@ -34,11 +34,11 @@ def check(settings: Settings, train: Target) -> None:
         UsageError: a setting is impossible or has no effect.
         DataError: the training samples have no labels.
     """
-    from sslbench.protocols.finetune.observers import make_observers
+    from sslbench.train.observers.always import requested
 
     check_settings(settings)
     check_labels(settings, train)
-    make_observers(settings, candidates(settings)[0], Path())
+    requested(settings, Path(), {})
     if not train.labelled:
         raise DataError(
             "finetune: the train samples have no labels",

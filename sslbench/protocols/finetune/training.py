@@ -28,7 +28,6 @@ from sslbench.protocols.finetune.network import (
     layer_numbers,
     make_network,
 )
-from sslbench.protocols.finetune.observers import make_observers
 from sslbench.protocols.finetune.plan import CHECKPOINTS, make_batches
 from sslbench.protocols.finetune.recipe import NAME, Rates, optimizer_settings, schedule
 from sslbench.protocols.finetune.settings import Settings
@@ -41,6 +40,7 @@ from sslbench.train.loop import NotFiniteError, RateSchedules, TrainingPlan
 from sslbench.train.meter import LogRecord
 from sslbench.train.method import Setup
 from sslbench.train.observers import Observer, RunInfo
+from sslbench.train.observers.always import requested
 from sslbench.train.optimizers.optimizer import scaled_lr
 from sslbench.train.schedules import scaled
 from sslbench.train.state import State, new_state, resume, save
@@ -210,7 +210,8 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
             averaged=settings.ema is not None,
             layers=_depths(backbone, network, settings),
         )
-        observers = make_observers(settings, rates, logs) if rank() == 0 else []
+        config = dataclasses.asdict(settings) | dataclasses.asdict(rates)
+        observers = requested(settings, logs, config) if rank() == 0 else []
         run = _Training(state, plan, fit, data, folder, observers, progress)
         resume(state, folder)
         if observers:

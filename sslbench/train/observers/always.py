@@ -1,8 +1,8 @@
-"""Observers of every run."""
+"""Observers of every run of pretraining, and those that a setting asks for."""
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from sslbench.data.views.sheet import contact_sheet
+from sslbench.errors import UsageError
 from sslbench.train.meter import LogRecord
 from sslbench.train.method import Batch
 from sslbench.train.observers import Observer, RunInfo
 from sslbench.train.observers.json_lines import CurvePlot, JsonLines
+from sslbench.train.observers.tensorboard import TensorBoard
+from sslbench.train.observers.wandb import Wandb
 
 ROWS = 8
 
@@ -138,6 +141,18 @@ class Health(Observer):
                 "(sslbench check-data --decode lists them)"
             )
         self.replaced = self.images = 0
+
+
+def requested(settings: Any, folder: Path, config: Mapping[str, Any]) -> list[Observer]:
+    """Return the observers that a protocol's settings `tensorboard`, `wandb` and, if it has it, `histograms` name.
+
+    Nothing is written before the training starts; `config` is shown by Weights & Biases.
+    """
+    histograms = getattr(settings, "histograms", False)
+    if histograms and not settings.tensorboard:
+        raise UsageError("histograms needs TensorBoard", "Add --tensorboard.")
+    events: list[Observer] = [TensorBoard(folder, histograms=histograms)] if settings.tensorboard else []
+    return [*events, Wandb(settings.wandb, settings=config)] if settings.wandb else events
 
 
 def always(out: Path, *, mean: Sequence[float], std: Sequence[float]) -> list[Observer]:

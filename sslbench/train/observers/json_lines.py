@@ -21,19 +21,24 @@ class JsonLines(Observer):
 
     def started(self, run: RunInfo) -> None:
         """Keep the records up to the update from which the run continues; a new run starts with an empty file."""
-        records = [record for record in read(self.path) if run.start and record["step"] <= run.start]
+        self.keep_until(run.start)
+
+    def keep_until(self, step: int) -> None:
+        """Remove the records after an update; for 0 all of them, also that of an evaluation before the first."""
+        records = [record for record in read(self.path) if step and record["step"] <= step]
         with new_file(self.path) as temporary:
             temporary.write_text("".join(map(_text, records)), encoding="utf-8")
 
     def line(self, line: LogRecord) -> None:
         """Append an object with step, epoch, loss, lr, ..."""
-        self._append(scalars(line))
+        self.append(scalars(line))
 
     def evaluated(self, record: dict[str, float | int]) -> None:
         """Append an object with step, epoch and the scores."""
-        self._append(record)
+        self.append(record)
 
-    def _append(self, record: dict[str, float | int]) -> None:
+    def append(self, record: dict[str, float | int]) -> None:
+        """Append an object."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(_text(record))
 

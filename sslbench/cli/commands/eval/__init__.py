@@ -77,12 +77,12 @@ class EvalCommand(SettingsCommand):
 @click.option(
     "--tensorboard",
     is_flag=True,
-    help="finetune: write scalars for TensorBoard below --out; the same as tensorboard=true.",
+    help="finetune, detection: write scalars for TensorBoard below --out; the same as tensorboard=true.",
 )
 @click.option(
     "--histograms", is_flag=True, help="finetune: write histograms of parameters and gradients (--tensorboard)."
 )
-@click.option("--wandb", metavar="PROJECT", help="finetune: Weights & Biases project to log to.")
+@click.option("--wandb", metavar="PROJECT", help="finetune, detection: Weights & Biases project to log to.")
 @click.option("--no-floors", is_flag=True, help="Skip chance, pixels and the untrained backbone.")
 @click.option(
     "--on-the-fly",

@@ -158,7 +158,8 @@ _REASONS = {
     "skip_existing": "It needs --weights and --data, and a protocol on images or their features.",
     "noise": "It needs --weights and --data, and a protocol that trains on labels.",
     "no_overlaps": "Protocols on images do not search for overlaps.",
-    **dict.fromkeys(("tensorboard", "histograms", "wandb"), "It logs the training of finetune."),
+    **dict.fromkeys(("tensorboard", "wandb"), "It logs the training of finetune and detection."),
+    "histograms": "It logs the training of finetune.",
     "max_memory": "It limits the memory of the search of neighbours (knn, retrieval) and of svm.",
 }
 _OBJECT_REASONS = {
