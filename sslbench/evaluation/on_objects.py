@@ -79,9 +79,9 @@ class _ObjectEvaluation:
         reading = Reading(used.decoder, used.max_pixels, self.run.start_method)
         parts = (prepared.data.train, prepared.data.test)
         self.train, self.test = (dataclasses.replace(ObjectSource.of(part), reading=reading) for part in parts)
-        self.workers = self.run.workers
-        if self.workers == "auto":  # on a processor the detector is slower than decoding, and needs the cores itself
-            self.workers = 0 if self.run.torch_device().type == "cpu" else max(default_workers(), 1)
+        # On a processor the detector is slower than decoding, and needs the cores itself.
+        usual = 0 if self.run.torch_device().type == "cpu" else max(default_workers(), 1)
+        self.workers = usual if self.run.workers == "auto" else self.run.workers
         self.watch: Watch = getattr(progress, "line", None) or _log_line
 
     def results(self) -> list[Result]:

@@ -31,11 +31,7 @@ BACKEND = "detectron2"
 
 
 def train(
-    model: Any,
-    configuration: Configured,
-    recipe: DetectionRecipe,
-    source: ObjectSource,
-    run: TrainingRun,
+    model: Any, configuration: Configured, recipe: DetectionRecipe, source: ObjectSource, run: TrainingRun
 ) -> Trained:
     """Train Detectron2's model in place; every process calls this.
 
@@ -63,11 +59,7 @@ def train(
 
 
 def _train(
-    model: Any,
-    configuration: Configured,
-    recipe: DetectionRecipe,
-    source: ObjectSource,
-    run: TrainingRun,
+    model: Any, configuration: Configured, recipe: DetectionRecipe, source: ObjectSource, run: TrainingRun
 ) -> Trained:
     cfg = configuration.cfg
     content = _checkpoint(run.folder)
@@ -131,11 +123,7 @@ def _whole_warm_up(cfg: Any) -> Any:
 
 
 def _last_hook(
-    model: Any,
-    recipe: DetectionRecipe,
-    run: TrainingRun,
-    start: int,
-    signal_number: Callable[[], int],
+    model: Any, recipe: DetectionRecipe, run: TrainingRun, start: int, signal_number: Callable[[], int]
 ) -> Any:
     """Return the trainer's last hook: log, checkpoints, signals."""
     meter = IterationMeter(recipe, start, run.device)

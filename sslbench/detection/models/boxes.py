@@ -53,6 +53,17 @@ class InstancePredictions:
     keypoints: Tensor | None = None
 
 
+Size = tuple[int, int]
+"""Height and width."""
+Sizes = Sequence[Size]
+Maps = Sequence[Tensor]
+"""Feature maps (B, C, H, W), finest first; or the boxes (n, 4) of each image."""
+Targets = Sequence[Target]
+Found = Sequence[InstancePredictions]
+Generator = torch.Generator | None
+"""Generator of random draws, on the CPU; None: torch's own."""
+
+
 def cell_anchors(sizes: Sequence[float], ratios: Sequence[float]) -> Tensor:
     """Return anchors around the origin, (sizes x ratios, 4), size by size; not rounded, unlike torchvision's."""
     anchors = []

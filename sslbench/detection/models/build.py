@@ -4,9 +4,9 @@ import torch
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.detection.models import deformable_detr, heads, pyramids
-from sslbench.detection.models.detector import Detector, RegionHeads, TwoStageDetector
+from sslbench.detection.models.detector import Detector, TwoStageDetector
 from sslbench.detection.models.one_stage import OneStageDetector
-from sslbench.detection.models.pyramids import Norm, synchronised
+from sslbench.detection.models.pyramids import synchronised
 from sslbench.detection.models.rpn import RegionProposalNetwork
 from sslbench.detection.recipe import DETR, ONE_STAGE, DetectionRecipe, check, resolved
 from sslbench.errors import UsageError
@@ -56,19 +56,15 @@ def _build(backbone: Backbone, recipe: DetectionRecipe, classes: int, keypoints:
         return OneStageDetector(recipe, classes, backbone=pyramids.pyramid(backbone, recipe), statistics=statistics)
     if recipe.architecture in DETR:
         return deformable_detr.deformable_detr(backbone, recipe, classes, statistics)
-    head_norm: Norm = recipe.norm if recipe.head_norm == "same" else recipe.head_norm or "none"
     strides: tuple[int, ...]
     if recipe.architecture == "c4":
         trunk, roi_heads, width = heads.c4_parts(backbone, recipe, classes)
         strides, divisor = (heads.STRIDE,), 1
     else:
-        trunk = (
-            pyramids.pyramid(backbone, recipe)
-            if recipe.architecture == "fpn"
-            else pyramids.simple_pyramid(backbone, recipe)
-        )
+        make = pyramids.pyramid if recipe.architecture == "fpn" else pyramids.simple_pyramid
+        trunk = make(backbone, recipe)
         width, strides, divisor = recipe.pyramid_channels, pyramids.STRIDES, 32
-        roi_heads = RegionHeads(recipe, width, strides, classes, head_norm, keypoints)
+        roi_heads = heads.RegionHeads(recipe, width, strides, classes, keypoints)
     return TwoStageDetector(
         recipe,
         classes,

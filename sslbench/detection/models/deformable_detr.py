@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torchvision.ops import box_convert, clip_boxes_to_image
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.detection.models.boxes import InstancePredictions, Target
-from sslbench.detection.models.detector import Detector, Size
+from sslbench.detection.models.boxes import Generator, InstancePredictions, Maps, Size, Sizes, Target, Targets
+from sslbench.detection.models.detector import Detector, Statistics
 from sslbench.detection.models.pyramids import Trunk, channels, prepared, simple_pyramid
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.errors import UsageError
@@ -65,7 +65,7 @@ class DeformableDetr(Detector):
         *,
         backbone: nn.Module,
         widths: Sequence[int],
-        statistics: tuple[Sequence[float], Sequence[float]],
+        statistics: Statistics,
         divisor: int,
     ) -> None:
         """Set up the transformer for the maps of a backbone."""
@@ -74,13 +74,7 @@ class DeformableDetr(Detector):
         self._given = _GivenMaps()
         self.network.model.backbone = self._given
 
-    def losses(
-        self,
-        features: Sequence[Tensor],
-        sizes: Sequence[Size],
-        targets: Sequence[Target],
-        generator: torch.Generator | None,
-    ) -> dict[str, Tensor]:
+    def losses(self, features: Maps, sizes: Sizes, targets: Targets, generator: Generator) -> dict[str, Tensor]:
         """Return the losses of all layers of the decoder, and of any proposals; nothing is drawn.
 
         All are computed in fp32: half precision would round the places of boxes. Losses of outputs that are not finite
@@ -97,7 +91,7 @@ class DeformableDetr(Detector):
             for name, (theirs, weight) in _LOSSES.items()
         }
 
-    def denominator(self, sizes: Sequence[Size], targets: Sequence[Target]) -> int:
+    def denominator(self, sizes: Sizes, targets: Targets) -> int:
         """Return the number of objects."""
         return sum(len(target.classes) for target in targets)
 
@@ -113,7 +107,7 @@ class DeformableDetr(Detector):
         losses = self.network.loss_function(logits, one_class, logits.device, boxes, config)[1]
         return {f"{name}_proposals": loss for name, loss in losses.items()}
 
-    def detections(self, features: Sequence[Tensor], sizes: Sequence[Size]) -> list[InstancePredictions]:
+    def detections(self, features: Maps, sizes: Sizes) -> list[InstancePredictions]:
         """Return the best pairs of query and class in each image; without suppression, which DETR has not."""
         outputs = self._outputs(features, sizes, None)
         found = []
@@ -126,13 +120,7 @@ class DeformableDetr(Detector):
             found.append(InstancePredictions(boxes, scores, order % self.classes))
         return found
 
-    def masks_of(self, features: Sequence[Tensor], found: Sequence[InstancePredictions]) -> list[InstancePredictions]:
-        """Return the detections as they are: there is no mask head, and recipes with masks are refused."""
-        return list(found)
-
-    def _outputs(
-        self, features: Sequence[Tensor], sizes: Sequence[Size], wanted: list[dict[str, Tensor]] | None
-    ) -> Any:
+    def _outputs(self, features: Maps, sizes: Sizes, wanted: list[dict[str, Tensor]] | None) -> Any:
         """Return transformers' outputs, with losses where `wanted` has the objects of each image."""
         self._given.maps = [one.float() for one in features]
         if self.recipe.two_stage:  # every place is a proposal, and a small image has few
@@ -149,7 +137,7 @@ class DeformableDetr(Detector):
             self._given.maps = ()
 
 
-def _places(features: Sequence[Tensor]) -> int:
+def _places(features: Maps) -> int:
     """Return the number of places of the transformer's four maps."""
     sides = [(one.shape[-2], one.shape[-1]) for one in features]
     sides.append((-(-sides[-1][0] // 2), -(-sides[-1][1] // 2)))
@@ -163,7 +151,7 @@ def _shares(target: Target, size: Size) -> dict[str, Tensor]:
 
 
 def deformable_detr(
-    backbone: Backbone, recipe: DetectionRecipe, classes: int, statistics: tuple[Sequence[float], Sequence[float]]
+    backbone: Backbone, recipe: DetectionRecipe, classes: int, statistics: Statistics
 ) -> DeformableDetr:
     """Build the detector of a resolved recipe on a ResNet or a vision transformer."""
     if recipe.architecture == "vit_deformable_detr":

@@ -14,12 +14,20 @@ from torchvision.ops import batched_nms, clip_boxes_to_image, roi_align
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.detection.models import boxes as b
-from sslbench.detection.models.boxes import InstancePredictions, Target, pool_regions
-from sslbench.detection.models.pyramids import Conv, Norm, Trunk, channels, make_norm, msra, prepared, xavier
+from sslbench.detection.models.boxes import (
+    Found,
+    Generator,
+    InstancePredictions,
+    Maps,
+    Size,
+    Sizes,
+    Target,
+    Targets,
+    pool_regions,
+)
+from sslbench.detection.models.pyramids import Conv, Norm, Trunk, channels, make_norm, msra, norm_of, prepared, xavier
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.errors import UsageError
-
-Size = tuple[int, int]
 
 
 class BoxHead(nn.Sequential):
@@ -97,8 +105,8 @@ class BoxPredictor(nn.Module):
         return {"loss_cls": classification, "loss_box_reg": location}
 
     def detections(
-        self, predicted: tuple[Tensor, Tensor], regions: Sequence[Tensor], sizes: Sequence[Size]
-    ) -> list[b.InstancePredictions]:
+        self, predicted: tuple[Tensor, Tensor], regions: Sequence[Tensor], sizes: Sizes
+    ) -> list[InstancePredictions]:
         """Return the detections of each image from predictions for all regions of all images."""
         scores, deltas = predicted
         boxes = b.decode(deltas, torch.cat(list(regions)), self.recipe.box_weights)
@@ -111,18 +119,18 @@ class BoxPredictor(nn.Module):
             )
         ]
 
-    def _of_one(self, boxes: Tensor, scores: Tensor, size: Size) -> b.InstancePredictions:
+    def _of_one(self, boxes: Tensor, scores: Tensor, size: Size) -> InstancePredictions:
         finite = torch.isfinite(boxes).all(dim=1) & torch.isfinite(scores).all(dim=1)
         boxes, scores = boxes[finite].reshape(-1, self.classes, 4), scores[finite, :-1]
         rows, classes = torch.where(scores > self.recipe.score_threshold)
         boxes = clip_boxes_to_image(boxes[rows, classes], size)
         values = scores[rows, classes]
         keep = batched_nms(boxes, values, classes, self.recipe.nms)[: self.recipe.detections]
-        return b.InstancePredictions(boxes[keep], values[keep], classes[keep])
+        return InstancePredictions(boxes[keep], values[keep], classes[keep])
 
 
 def draw_regions(
-    proposals: Tensor, target: b.Target, recipe: DetectionRecipe, classes: int, generator: torch.Generator | None
+    proposals: Tensor, target: Target, recipe: DetectionRecipe, classes: int, generator: Generator
 ) -> Regions:
     """Draw regions of one image for the losses from the proposals (n, 4) and the true boxes."""
     every = torch.cat((proposals, target.boxes))
@@ -168,7 +176,7 @@ class MaskHead(nn.Sequential):
         own = logits[torch.arange(len(classes), device=classes.device), classes]
         return {"loss_mask": functional.binary_cross_entropy_with_logits(own, truth.to(own.dtype))}
 
-    def detections(self, x: Tensor, found: Sequence[b.InstancePredictions]) -> list[b.InstancePredictions]:
+    def detections(self, x: Tensor, found: Found) -> list[InstancePredictions]:
         """Return the detections with the mask of their class."""
         classes = torch.cat([f.classes for f in found])
         masks = self(x).float()[torch.arange(len(classes), device=classes.device), classes].sigmoid()
@@ -223,7 +231,7 @@ class KeypointHead(nn.Sequential):
             number = len(regions) * self.keypoints * self.recipe.roi_samples * self.recipe.roi_positives
         return {"loss_keypoint": self.recipe.keypoint_loss_weight * total / number}
 
-    def detections(self, x: Tensor, found: Sequence[InstancePredictions]) -> list[InstancePredictions]:
+    def detections(self, x: Tensor, found: Found) -> list[InstancePredictions]:
         """Return the detections with their keypoints: x, y and the score of Detectron2.
 
         The score is the probability of the place, in units of the places of the heat map.
@@ -258,6 +266,55 @@ def with_visible(regions: Regions) -> Regions:
     )
 
 
+class RegionHeads(nn.Module):
+    """Region heads on the four finer levels of a pyramid: boxes, and optionally masks and keypoints."""
+
+    def __init__(
+        self, recipe: DetectionRecipe, channels: int, strides: Sequence[int], classes: int, keypoints: int
+    ) -> None:
+        super().__init__()
+        norm = norm_of(recipe, recipe.head_norm)
+        self.recipe, self.classes, self.strides = recipe, classes, tuple(strides[:4])
+        self.box_head = BoxHead(recipe, channels, norm)
+        self.box_predictor = BoxPredictor(recipe, self.box_head.out, classes)
+        self.mask_head = MaskHead(recipe, channels, classes, norm) if recipe.masks else None
+        self.keypoint_head = KeypointHead(recipe, channels, keypoints) if recipe.keypoints else None
+
+    def pooled(self, features: Maps, boxes: Maps, side: int) -> Tensor:
+        """Return the features of regions, (n, C, side, side)."""
+        return pool_regions(features[: len(self.strides)], boxes, self.strides, side=side)
+
+    def losses(self, features: Maps, proposals: Maps, targets: Targets, generator: Generator) -> dict[str, Tensor]:
+        """Return the losses of regions drawn from the proposals; see `Detector.forward`."""
+        regions = [
+            draw_regions(p, t, self.recipe, self.classes, generator) for p, t in zip(proposals, targets, strict=True)
+        ]
+        pooled = self.pooled(features, [r.boxes for r in regions], self.recipe.box_pool or 1)
+        losses = self.box_predictor.losses(self.box_predictor(self.box_head(pooled)), regions)
+        if self.mask_head is not None:
+            pooled = self.pooled(features, [r.object_boxes for r in regions], self.recipe.mask_pool)
+            losses |= self.mask_head.losses(pooled, regions)
+        if self.keypoint_head is not None:
+            chosen = [with_visible(r) for r in regions]
+            pooled = self.pooled(features, [r.boxes for r in chosen], self.recipe.keypoint_pool)
+            losses |= self.keypoint_head.losses(pooled, chosen)
+        return losses
+
+    def detections(self, features: Maps, proposals: Maps, sizes: Sizes) -> list[InstancePredictions]:
+        """Return the detections among the proposals (n, 4) of each image, without masks."""
+        pooled = self.pooled(features, proposals, self.recipe.box_pool or 1)
+        return self.box_predictor.detections(self.box_predictor(self.box_head(pooled)), proposals, sizes)
+
+    def masks(self, features: Maps, found: Found) -> list[InstancePredictions]:
+        """Return the detections with their masks and keypoints."""
+        boxes, found = [f.boxes for f in found], list(found)
+        if self.mask_head is not None:
+            found = self.mask_head.detections(self.pooled(features, boxes, self.recipe.mask_pool), found)
+        if self.keypoint_head is not None:
+            found = self.keypoint_head.detections(self.pooled(features, boxes, self.recipe.keypoint_pool), found)
+        return found
+
+
 STRIDE = 16
 
 
@@ -283,18 +340,12 @@ class Res5Heads(nn.Module):
         self.box_predictor = BoxPredictor(recipe, width, classes)
         self.mask_head = MaskHead(recipe, width, classes, "none") if recipe.masks else None
 
-    def region_features(self, features: Sequence[Tensor], boxes: Sequence[Tensor]) -> Tensor:
+    def region_features(self, features: Maps, boxes: Maps) -> Tensor:
         """Return features (n, channels, 7, 7) of all regions."""
         pooled: Tensor = self.res5(pool_regions(features, boxes, (STRIDE,), side=self.recipe.box_pool or 1))
         return pooled
 
-    def losses(
-        self,
-        features: Sequence[Tensor],
-        proposals: Sequence[Tensor],
-        targets: Sequence[Target],
-        generator: torch.Generator | None = None,
-    ) -> dict[str, Tensor]:
+    def losses(self, features: Maps, proposals: Maps, targets: Targets, generator: Generator) -> dict[str, Tensor]:
         """Return the losses of regions drawn from the proposals; see `Detector.forward`."""
         regions = [
             draw_regions(p, t, self.recipe, self.classes, generator) for p, t in zip(proposals, targets, strict=True)
@@ -306,14 +357,12 @@ class Res5Heads(nn.Module):
             losses |= self.mask_head.losses(x[objects], regions)
         return losses
 
-    def detections(
-        self, features: Sequence[Tensor], proposals: Sequence[Tensor], sizes: Sequence[Size]
-    ) -> list[InstancePredictions]:
+    def detections(self, features: Maps, proposals: Maps, sizes: Sizes) -> list[InstancePredictions]:
         """Return the detections among the proposals (n, 4) of each image, without masks."""
         x = self.region_features(features, proposals).mean(dim=(2, 3))
         return self.box_predictor.detections(self.box_predictor(x), proposals, sizes)
 
-    def masks(self, features: Sequence[Tensor], found: Sequence[InstancePredictions]) -> list[InstancePredictions]:
+    def masks(self, features: Maps, found: Found) -> list[InstancePredictions]:
         """Return the detections with their masks."""
         if self.mask_head is None:
             return list(found)

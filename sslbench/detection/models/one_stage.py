@@ -15,9 +15,19 @@ from torch import Tensor, nn
 from torchvision.models.detection.fcos import FCOS
 from torchvision.models.detection.retinanet import RetinaNet, RetinaNetHead
 
-from sslbench.detection.models.boxes import InstancePredictions, Target, cell_anchors, grid_anchors, match
-from sslbench.detection.models.detector import Detector, Size
-from sslbench.detection.models.pyramids import Norm, make_norm
+from sslbench.detection.models.boxes import (
+    Generator,
+    InstancePredictions,
+    Maps,
+    Size,
+    Sizes,
+    Targets,
+    cell_anchors,
+    grid_anchors,
+    match,
+)
+from sslbench.detection.models.detector import Detector, Statistics
+from sslbench.detection.models.pyramids import make_norm, norm_of
 from sslbench.detection.recipe import DetectionRecipe
 
 STRIDES = (8, 16, 32, 64, 128)
@@ -44,14 +54,7 @@ class _NoBackbone(nn.Module):
 class OneStageDetector(Detector):
     """RetinaNet or FCOS, by the recipe."""
 
-    def __init__(
-        self,
-        recipe: DetectionRecipe,
-        classes: int,
-        *,
-        backbone: nn.Module,
-        statistics: tuple[Sequence[float], Sequence[float]],
-    ) -> None:
+    def __init__(self, recipe: DetectionRecipe, classes: int, *, backbone: nn.Module, statistics: Statistics) -> None:
         """Set up the head for a pyramid of maps of strides 8 to 128."""
         super().__init__(recipe, classes, backbone=backbone, statistics=statistics, divisor=32)
         self.network = _network(recipe, classes)
@@ -62,18 +65,12 @@ class OneStageDetector(Detector):
                 cell = cell_anchors((recipe.anchor_sizes or ())[level], recipe.anchor_ratios)
             self.register_buffer(f"cell{level}", cell, persistent=False)
 
-    def padded(self, sizes: Sequence[Size]) -> Size:
+    def padded(self, sizes: Sizes) -> Size:
         """Return height and width of a batch, at least 96 pixels."""
         height, width = super().padded(sizes)
         return max(height, _LEAST), max(width, _LEAST)
 
-    def losses(
-        self,
-        features: Sequence[Tensor],
-        sizes: Sequence[Size],
-        targets: Sequence[Target],
-        generator: torch.Generator | None,
-    ) -> dict[str, Tensor]:
+    def losses(self, features: Maps, sizes: Sizes, targets: Targets, generator: Generator) -> dict[str, Tensor]:
         """Return the losses of all anchors or places; nothing is drawn."""
         outputs, anchors = self._outputs(features), self._anchors([feature.shape[-2:] for feature in features])
         wanted = [{"boxes": target.boxes, "labels": target.classes} for target in targets]
@@ -86,7 +83,7 @@ class OneStageDetector(Detector):
         losses = self.network.head.compute_loss(wanted, outputs, every, assigned)
         return {_NAMES[name]: loss for name, loss in losses.items()}
 
-    def denominator(self, sizes: Sequence[Size], targets: Sequence[Target]) -> int | None:
+    def denominator(self, sizes: Sizes, targets: Targets) -> int | None:
         """Return the number of positive places of FCOS; each image of RetinaNet has its own number."""
         if not isinstance(self.network, FCOS):
             return None
@@ -95,7 +92,7 @@ class OneStageDetector(Detector):
         places = self._anchors(grids)
         return sum(int((assigned_boxes(target.boxes.to(places[0].device), places) >= 0).sum()) for target in targets)
 
-    def detections(self, features: Sequence[Tensor], sizes: Sequence[Size]) -> list[InstancePredictions]:
+    def detections(self, features: Maps, sizes: Sizes) -> list[InstancePredictions]:
         """Return the detections of each image, by descending score."""
         outputs, anchors = self._outputs(features), self._anchors([feature.shape[-2:] for feature in features])
         lengths = [len(level) for level in anchors]
@@ -106,11 +103,7 @@ class OneStageDetector(Detector):
         )
         return [InstancePredictions(one["boxes"], one["scores"], one["labels"]) for one in found]
 
-    def masks_of(self, features: Sequence[Tensor], found: Sequence[InstancePredictions]) -> list[InstancePredictions]:
-        """Return the detections as they are: there is no mask head, and recipes with masks are refused."""
-        return list(found)
-
-    def _outputs(self, features: Sequence[Tensor]) -> dict[str, Tensor]:
+    def _outputs(self, features: Maps) -> dict[str, Tensor]:
         """Return the head's outputs for all anchors or places, level by level, (B, n, values)."""
         return {name: one.float() for name, one in self.network.head(list(features)).items()}  # also in half precision
 
@@ -158,7 +151,7 @@ def _network(recipe: DetectionRecipe, classes: int) -> RetinaNet | FCOS:
     }
     if recipe.architecture == "retinanet":
         anchors = len((recipe.anchor_sizes or ((),))[0]) * len(recipe.anchor_ratios)
-        norm: Norm = recipe.norm if recipe.head_norm == "same" else recipe.head_norm or "none"
+        norm = norm_of(recipe, recipe.head_norm)
         layer = None if norm == "none" else functools.partial(make_norm, norm)
         head = RetinaNetHead(recipe.pyramid_channels, anchors, classes, norm_layer=layer)
         return RetinaNet(backbone, classes, head=head, **selection)

@@ -18,7 +18,7 @@ from sslbench.backbones.architectures import ResNetSpec
 from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.build import build
 from sslbench.backbones.resnet import ResNet
-from sslbench.detection.recipe import DETR, DetectionRecipe
+from sslbench.detection.recipe import DETR, DetectionRecipe, HeadNorm
 from sslbench.distributed.collectives import world_size
 from sslbench.errors import UsageError
 
@@ -43,6 +43,11 @@ class Conv(nn.Conv2d):
         if self.norm is not None:
             x = self.norm(x)
         return functional.relu(x) if self.relu else x
+
+
+def norm_of(recipe: DetectionRecipe, kind: HeadNorm | None) -> Norm:
+    """Return the norm of a pyramid or a head: its own kind, or that of the backbone."""
+    return recipe.norm if kind == "same" else kind or "none"
 
 
 def make_norm(kind: Norm, channels: int) -> nn.Module | None:
@@ -230,7 +235,7 @@ def pyramid(backbone: Backbone, recipe: DetectionRecipe) -> FeaturePyramid:
     """Build the pyramid of a resolved recipe on a ResNet."""
     network = prepared(backbone, recipe)
     widths = tuple(channels(network.spec, stage) for stage in range(4))
-    norm: Norm = recipe.norm if recipe.pyramid_norm == "same" else recipe.pyramid_norm or "none"
+    norm = norm_of(recipe, recipe.pyramid_norm)
     return FeaturePyramid(
         Trunk(network, 4), widths, recipe.pyramid_channels, norm, _TOPS.get(recipe.architecture, "pool")
     )
@@ -311,7 +316,7 @@ def simple_pyramid(backbone: Backbone, recipe: DetectionRecipe, levels: tuple[in
     trunk.requires_grad_(True)
     if recipe.freeze_at == 5:
         freeze(trunk)
-    norm: Norm = recipe.norm if recipe.pyramid_norm == "same" else recipe.pyramid_norm or "none"
+    norm = norm_of(recipe, recipe.pyramid_norm)
     return SimplePyramid(trunk, patch, recipe.pyramid_channels, norm, levels)
 
 

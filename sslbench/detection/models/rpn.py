@@ -9,11 +9,11 @@ from torch.nn import functional
 from torchvision.ops import batched_nms, clip_boxes_to_image
 
 from sslbench.detection.models import boxes as b
+from sslbench.detection.models.boxes import Generator, Maps, Size, Sizes, Targets
 from sslbench.detection.models.pyramids import Conv
 from sslbench.detection.recipe import DetectionRecipe, after_divergence
 from sslbench.train.loop import NotFiniteError
 
-Size = tuple[int, int]
 _WEIGHTS = (1.0, 1.0, 1.0, 1.0)
 
 
@@ -52,11 +52,7 @@ class RegionProposalNetwork(nn.Module):
             self.register_buffer(f"cell{level}", b.cell_anchors(level_sizes, recipe.anchor_ratios), persistent=False)
 
     def forward(
-        self,
-        features: Sequence[Tensor],
-        sizes: Sequence[Size],
-        targets: Sequence[b.Target] | None = None,
-        generator: torch.Generator | None = None,
+        self, features: Maps, sizes: Sizes, targets: Targets | None = None, generator: Generator = None
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Return the proposals (n, 4) of each image, best first, and the losses if there are targets.
 
@@ -79,12 +75,7 @@ class RegionProposalNetwork(nn.Module):
             return self.best(decoded, logits, sizes), losses
 
     def losses(
-        self,
-        anchors: Sequence[Tensor],
-        logits: Tensor,
-        deltas: Tensor,
-        targets: Sequence[b.Target],
-        generator: torch.Generator | None,
+        self, anchors: Sequence[Tensor], logits: Tensor, deltas: Tensor, targets: Targets, generator: Generator
     ) -> dict[str, Tensor]:
         """Return both losses of the drawn anchors, divided by the nominal number of draws in all images.
 
@@ -108,7 +99,7 @@ class RegionProposalNetwork(nn.Module):
         normaliser = recipe.rpn_samples * len(targets)
         return {"loss_rpn_cls": classification / normaliser, "loss_rpn_loc": location / normaliser}
 
-    def best(self, boxes: Sequence[Tensor], logits: Sequence[Tensor], sizes: Sequence[Size]) -> list[Tensor]:
+    def best(self, boxes: Maps, logits: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
         """Return the best proposals of each image: top k per level, non-maximum suppression per level, top k of all.
 
         `boxes`: (B, n_level, 4) for each level; `logits`: (B, n_level) for each level.
