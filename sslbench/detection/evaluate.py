@@ -15,8 +15,8 @@ from sslbench.data.decode.files import UnreadableImage, decode
 from sslbench.data.objects.types import ObjectSource
 from sslbench.detection.batches import HALF, read, resize, test_images
 from sslbench.detection.models import boxes as found_by_network
-from sslbench.detection.models.boxes import InstancePredictions, rescale
-from sslbench.detection.models.detector import Detector, Size
+from sslbench.detection.models.boxes import InstancePredictions, Size, rescale
+from sslbench.detection.models.detector import Detector
 from sslbench.detection.pictures import draw_predictions
 from sslbench.detection.recipe import DetectionRecipe, view_sizes
 from sslbench.detection.saved import read_detector

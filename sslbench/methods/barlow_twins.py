@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from sslbench.config import setting
 from sslbench.distributed.collectives import gather_with_gradient, sum_with_gradient, world_size
-from sslbench.methods._parts.checks import need_several_images, need_views
 from sslbench.methods._parts.losses import in_float32
 from sslbench.methods._parts.networks import mlp
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
 Normalisation = Literal["paper", "vissl"]
 
@@ -87,12 +86,7 @@ class Method(method.Method[Config]):
     """Barlow Twins on two views, with one forward pass per view, as in the published code."""
 
     config_type = Config
-
-    @classmethod
-    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Require two views of at least two images."""
-        need_views(setup, 2, method="barlow_twins")
-        need_several_images(setup, method="barlow_twins")
+    needs = Needs("barlow_twins", views=2, several_images=True)
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)

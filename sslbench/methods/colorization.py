@@ -24,13 +24,12 @@ from sslbench.config import setting
 from sslbench.data.decode.transforms import normalise
 from sslbench.distributed.collectives import sum_
 from sslbench.errors import DataError, UsageError
-from sslbench.methods._parts.checks import need_views
 from sslbench.methods._parts.losses import in_float32
 from sslbench.methods._parts.networks import feature_map
 from sslbench.preprocessing import LIGHTNESS
 from sslbench.runtime.device import widest_float
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
 GRID = 10
 """Distance of neighbouring colours in a and b."""
@@ -149,6 +148,7 @@ class Method(method.Method[Config]):
     """Classifier of the colours at the places of the backbone's feature map, enlarged to the target's size."""
 
     config_type = Config
+    needs = Needs("colorization", views=1)
     first_pass = True
     space: ClassVar[Literal["RGB", "lightness"]] = "lightness"
     backbone: ResNet | AlexNet
@@ -157,7 +157,6 @@ class Method(method.Method[Config]):
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require a single view and a ResNet or AlexNet of one channel, and settings within their bounds."""
-        need_views(setup, 1, method="colorization")
         first: nn.Module | None = backbone.conv1 if isinstance(backbone, ResNet) else None
         first = backbone.features[0] if isinstance(backbone, AlexNet) else first
         if not isinstance(first, nn.Conv2d) or first.in_channels != 1:

@@ -15,12 +15,11 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.distributed.collectives import broadcast_, gather, rank, sum_, world_size
 from sslbench.errors import UsageError
-from sslbench.methods._parts.checks import need_view_pairs
 from sslbench.methods._parts.losses import cross_entropy, in_float32, unit_length
 from sslbench.methods._parts.memory import sums_of
 from sslbench.methods._parts.networks import encode, mlp
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
 _CHUNK = 16384
 """Rows whose similarities with all centroids are in memory at once."""
@@ -73,6 +72,7 @@ class Method(method.Method[Config]):
     """Classification of every view into the clusters of its image."""
 
     config_type = Config
+    needs = Needs("deepclusterv2", pairs=True)
     first_pass = True
     memory: Tensor
     assignments: Tensor
@@ -80,7 +80,6 @@ class Method(method.Method[Config]):
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require several views, those of the memory among them, and no more clusters than images."""
-        need_view_pairs(setup, method="deepclusterv2")
         wrong = [view for view in config.memory_views if not 0 <= view < len(setup.sizes)]
         if wrong or not config.memory_views:
             raise UsageError(

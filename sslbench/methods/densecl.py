@@ -18,13 +18,12 @@ from sslbench.backbones.resnet import ResNet
 from sslbench.config import setting
 from sslbench.distributed.collectives import gather
 from sslbench.errors import UsageError
-from sslbench.methods._parts.checks import need_views
 from sslbench.methods._parts.losses import in_float32, info_nce, unit_length
 from sslbench.methods._parts.memory import enqueue_, need_whole_updates
 from sslbench.methods._parts.momentum import copy_of, update
 from sslbench.methods._parts.networks import feature_map, mlp, over_shuffled
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
 log = logging.getLogger("sslbench")
 
@@ -76,6 +75,7 @@ class Method(method.Method[Config]):
     """Contrast of images and of their places with keys of a momentum network, of this batch and of earlier ones."""
 
     config_type = Config
+    needs = Needs("densecl", views=2)
     backbone: ResNet
     queue: Tensor
     dense_queue: Tensor
@@ -87,7 +87,6 @@ class Method(method.Method[Config]):
             raise UsageError(
                 f"densecl needs a ResNet, which {setup.backbone} is not", "For instance --backbone resnet50."
             )
-        need_views(setup, 2, method="densecl")
         need_whole_updates(config.queue, setup.images_per_update, method="densecl")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:

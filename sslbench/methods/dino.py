@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
-from sslbench.methods._parts.checks import need_several_images
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
 from sslbench.methods._parts.networks import encode
 from sslbench.methods._parts.self_distillation import (
@@ -23,7 +22,7 @@ from sslbench.methods._parts.self_distillation import (
     warmed_up,
 )
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Setup, Step, need_several_images
 
 
 @dataclasses.dataclass(frozen=True)

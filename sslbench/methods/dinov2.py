@@ -24,7 +24,6 @@ from torch.nn import functional
 from sslbench.backbones.load import load_backbone
 from sslbench.config import setting
 from sslbench.errors import UsageError
-from sslbench.methods._parts.checks import need_several_images, need_teacher_views
 from sslbench.methods._parts.losses import in_float32, sinkhorn
 from sslbench.methods._parts.masks import block_masks, check_shares, masked_rows, random_numbers, take_rows
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
@@ -33,6 +32,7 @@ from sslbench.methods._parts.self_distillation import (
     DinoHead,
     PendingLogits,
     dino_loss,
+    need_teacher_views,
     patch_loss,
     teacher_probabilities,
     warmed_up,
@@ -47,7 +47,7 @@ from sslbench.methods._parts.vision_transformers import (
     run_blocks,
 )
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Setup, Step, need_several_images
 
 
 @dataclasses.dataclass(frozen=True)

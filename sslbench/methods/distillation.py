@@ -21,10 +21,9 @@ from sslbench.backbones.sizes import accept_sizes, feature_dim
 from sslbench.config import setting
 from sslbench.data.decode.transforms import normalise
 from sslbench.errors import UsageError
-from sslbench.methods._parts.checks import need_views
 from sslbench.methods._parts.losses import cross_entropy, in_float32, top1
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 from sslbench.weights.reading import files
 
 SoftLoss = Literal["kl_divergence", "cross_entropy", "mse"]
@@ -74,11 +73,11 @@ class Method(method.Method[Config]):
     """Imitation of the features or logits of a frozen teacher."""
 
     config_type = Config
+    needs = Needs("distillation", views=1)
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require a single view, and labels if they have a weight."""
-        need_views(setup, 1, method="distillation")
         if config.soft_weight < 1 and (config.target == "features" or setup.classes < 2):
             reason = "method.target=features has no labels" if config.target == "features" else "the data have none"
             raise UsageError(

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sslbench.config import setting
-from sslbench.methods._parts.checks import need_teacher_views
 from sslbench.methods._parts.losses import in_float32
 from sslbench.methods._parts.masks import (
     block_masks,
@@ -35,6 +34,7 @@ from sslbench.methods._parts.self_distillation import (
     PendingLogits,
     UnitLinear,
     dino_loss,
+    need_teacher_views,
     patch_loss,
     teacher_probabilities,
     warmed_up,

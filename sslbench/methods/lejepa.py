@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from sslbench.config import setting
 from sslbench.distributed.collectives import broadcast_, mean_with_gradient, world_size
 from sslbench.errors import UsageError
-from sslbench.methods._parts.checks import need_several_images
 from sslbench.methods._parts.losses import in_float32
 from sslbench.methods._parts.networks import encode, mlp
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +73,7 @@ class Method(method.Method[Config]):
     """LeJEPA on any number of views, large ones first."""
 
     config_type = Config
+    needs = Needs("lejepa", several_images=True)
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
@@ -84,7 +84,6 @@ class Method(method.Method[Config]):
                 f"{len(setup.sizes)} in all",
                 "Set augment=lejepa (published), or method.large_views.",
             )
-        need_several_images(setup, method="lejepa")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)

@@ -14,12 +14,11 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.distributed.collectives import gather
 from sslbench.methods._parts import momentum as momentum_copies
-from sslbench.methods._parts.checks import need_views
 from sslbench.methods._parts.losses import info_nce, unit_length
 from sslbench.methods._parts.memory import enqueue_, need_whole_updates
 from sslbench.methods._parts.networks import mlp, over_shuffled
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
 log = logging.getLogger("sslbench")
 
@@ -43,12 +42,12 @@ class Method(method.Method[Config]):
     """Contrast of queries with keys of a momentum network, of this batch and of earlier ones in a queue."""
 
     config_type = Config
+    needs = Needs("moco_v2", views=2)
     queue: Tensor
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require two views, and a queue that whole updates fill."""
-        need_views(setup, 2, method="moco_v2")
         need_whole_updates(config.queue, setup.images_per_update, method="moco")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:

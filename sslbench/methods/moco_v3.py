@@ -18,12 +18,11 @@ from sslbench.config import setting
 from sslbench.distributed.collectives import gather, rank
 from sslbench.errors import UsageError
 from sslbench.methods._parts import momentum as momentum_copies
-from sslbench.methods._parts.checks import need_negatives, need_views
 from sslbench.methods._parts.losses import in_float32
 from sslbench.methods._parts.networks import mlp
 from sslbench.methods._parts.vision_transformers import fix_positions, initialise
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
 log = logging.getLogger("sslbench")
 
@@ -67,12 +66,11 @@ class Method(method.Method[Config]):
     """Contrast of each view's prediction with the other view's key by a momentum network."""
 
     config_type = Config
+    needs = Needs("moco_v3", views=2, negatives=True)
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require two views of at least two images, and a width that is a multiple of 4 for positions of sines."""
-        need_views(setup, 2, method="moco_v3")
-        need_negatives(setup, method="moco_v3")
         if _is_plain_vit(backbone) and config.positions == "sincos" and backbone.embed_dim % 4:
             raise UsageError(
                 f"moco_v3: the backbone's width is {backbone.embed_dim}, no multiple of 4, which positions of sines "

@@ -21,14 +21,13 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.distributed.collectives import mean_with_gradient
 from sslbench.errors import UsageError
-from sslbench.methods._parts.checks import need_several_images
 from sslbench.methods._parts.losses import in_float32, sinkhorn
 from sslbench.methods._parts.masks import update_generator
 from sslbench.methods._parts.momentum import copy_of, update
 from sslbench.methods._parts.networks import encode, mlp
 from sslbench.methods._parts.vision_transformers import embed, need_class_token, need_vision_transformer, run_blocks
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,13 +83,13 @@ class Method(method.Method[Config]):
     """MSN on a vision transformer: the first view is the target, all others are anchors."""
 
     config_type = Config
+    needs = Needs("msn", several_images=True)
     backbone: VisionTransformer
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require a vision transformer with a class token, two views of several images, and a share of patches."""
         need_class_token(need_vision_transformer(backbone, setup, method="msn"), setup, method="msn")
-        need_several_images(setup, method="msn")
         if len(setup.sizes) < 2:
             raise UsageError(
                 f"msn compares one view with others, the augmentation makes {len(setup.sizes)} in all",

@@ -13,12 +13,11 @@ from torch.nn import functional
 
 from sslbench.config import setting
 from sslbench.distributed.collectives import gather, gather_with_gradient, rank
-from sslbench.methods._parts.checks import need_negatives, need_several_images, need_views
 from sslbench.methods._parts.losses import in_float32, unit_length
 from sslbench.methods._parts.memory import enqueue_, need_whole_updates
 from sslbench.methods._parts.networks import mlp
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,14 +64,12 @@ class Method(method.Method[Config]):
     """Contrast of predictions with the nearest neighbours of the other view."""
 
     config_type = Config
+    needs = Needs("nnclr", views=2, several_images=True)
     queue: Tensor
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require two views of at least two images, and a queue that whole updates fill."""
-        need_views(setup, 2, method="nnclr")
-        need_several_images(setup, method="nnclr")
-        need_negatives(setup, method="nnclr")
         need_whole_updates(config.queue, setup.images_per_update, method="nnclr")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:

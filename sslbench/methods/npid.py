@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from sslbench.config import setting
-from sslbench.methods._parts.checks import need_views
 from sslbench.methods._parts.losses import unit_length
 from sslbench.methods._parts.masks import image_generators
 from sslbench.methods._parts.memory import Contrast, MemoryBank
 from sslbench.methods._parts.networks import mlp
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +39,7 @@ class Method(method.Method[Config]):
     """Contrast of every image with a memory of all images."""
 
     config_type = Config
-
-    @classmethod
-    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Require a single view."""
-        need_views(setup, 1, method="npid")
+    needs = Needs("npid", views=1)
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)

@@ -12,13 +12,12 @@ from torch.nn import functional
 
 from sslbench.config import setting
 from sslbench.distributed.collectives import gather
-from sslbench.methods._parts.checks import need_views
 from sslbench.methods._parts.losses import in_float32, unit_length
 from sslbench.methods._parts.memory import enqueue_, need_whole_updates
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
 from sslbench.methods._parts.networks import mlp
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +59,12 @@ class Method(method.Method[Config]):
     """Student on the first view (strong), teacher on the second (weak)."""
 
     config_type = Config
+    needs = Needs("ressl", views=2)
     queue: Tensor
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require two views, and a queue that whole updates fill."""
-        need_views(setup, 2, method="ressl")
         need_whole_updates(config.queue, setup.images_per_update, method="ressl")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:

@@ -10,10 +10,9 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
-from sslbench.methods._parts.checks import need_views
 from sslbench.methods._parts.losses import cross_entropy, top1
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
 ANGLES = 4
 
@@ -42,11 +41,7 @@ class Method(method.Method[Config]):
     """Linear classifier of the four rotations on the backbone."""
 
     config_type = Config
-
-    @classmethod
-    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Require a single view."""
-        need_views(setup, 1, method="rotnet")
+    needs = Needs("rotnet", views=1)
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)

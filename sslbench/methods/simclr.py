@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sslbench.config import setting
-from sslbench.methods._parts.checks import need_negatives, need_view_pairs
 from sslbench.methods._parts.losses import in_float32, mean_over_pairs, similarities
 from sslbench.methods._parts.networks import encode, mlp
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +51,7 @@ class Method(method.Method[Config]):
     """Contrast of the views of an image with those of all other images."""
 
     config_type = Config
-
-    @classmethod
-    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Require several views of at least two images."""
-        need_view_pairs(setup, method="simclr")
-        need_negatives(setup, method="simclr")
+    needs = Needs("simclr", pairs=True, negatives=True)
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)

@@ -14,11 +14,10 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.distributed.collectives import gather, gather_with_gradient, rank
 from sslbench.errors import UsageError
-from sslbench.methods._parts.checks import need_negatives, need_view_pairs
 from sslbench.methods._parts.losses import in_float32
 from sslbench.methods._parts.networks import encode, mlp
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,12 +69,11 @@ class Method(method.Method[Config]):
     """Contrast of images of a class with those of other classes."""
 
     config_type = Config
+    needs = Needs("supcon", pairs=True, negatives=True)
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require several views, images of at least two classes and two images at a time."""
-        need_view_pairs(setup, method="supcon")
-        need_negatives(setup, method="supcon")
         if setup.classes < 2:
             raise UsageError(
                 "supcon needs data in which every image has one of at least two classes",

@@ -9,10 +9,9 @@ from torch import nn
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
-from sslbench.methods._parts.checks import need_views
 from sslbench.methods._parts.losses import cross_entropy, multi_label_loss, top1
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 from sslbench.train.views import make_mix
 
 
@@ -31,12 +30,12 @@ class Method(method.Method[Config]):
     """Linear classifier of the data's classes on the backbone; of several labels per image by binary cross entropy."""
 
     config_type = Config
+    needs = Needs("supervised", views=1)
     has_classifier = True
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require a single view, and images of at least two classes or of several labels."""
-        need_views(setup, 1, method="supervised")
         if setup.classes < 2 and setup.targets is None:
             raise UsageError(
                 "supervised training needs images of several labels, or of one of at least two classes each",

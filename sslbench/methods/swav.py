@@ -20,13 +20,12 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts import momentum as momentum_copies
-from sslbench.methods._parts.checks import need_view_pairs
 from sslbench.methods._parts.losses import in_float32, sinkhorn, unit_length
 from sslbench.methods._parts.memory import shift_in
 from sslbench.methods._parts.networks import Prototypes, encode, mlp
 from sslbench.runtime.device import widest_float
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
 log = logging.getLogger("sslbench")
 
@@ -98,6 +97,7 @@ class Method(method.Method[Config]):
     """Online clustering: assignments by Sinkhorn-Knopp over all processes, predicted from other views."""
 
     config_type = Config
+    needs = Needs("swav", pairs=True)
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
@@ -105,7 +105,6 @@ class Method(method.Method[Config]):
 
         Say what a training of few updates never reaches.
         """
-        need_view_pairs(setup, method="swav")
         _require_assignable(config, setup)
         if config.frozen_updates >= setup.steps:
             log.warning(

@@ -12,12 +12,11 @@ from torch.nn import functional
 
 from sslbench.config import setting
 from sslbench.distributed.collectives import sum_
-from sslbench.methods._parts.checks import need_several_images, need_views
 from sslbench.methods._parts.losses import in_float32
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
 from sslbench.methods._parts.networks import mlp
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,13 +61,8 @@ class Method(method.Method[Config]):
     """TiCo on two views; one of them goes through the momentum network."""
 
     config_type = Config
+    needs = Needs("tico", views=2, several_images=True)
     covariance: Tensor
-
-    @classmethod
-    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Require two views of at least two images."""
-        need_views(setup, 2, method="tico")
-        need_several_images(setup, method="tico")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)

@@ -7,11 +7,10 @@ from torch.nn import functional
 
 from sslbench.config import setting
 from sslbench.distributed.collectives import gather_with_gradient
-from sslbench.methods._parts.checks import need_several_images, need_views
 from sslbench.methods._parts.losses import in_float32, variance_and_covariance
 from sslbench.methods._parts.networks import mlp
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +56,7 @@ class Method(method.Method[Config]):
     """VICReg on two views, with one forward pass per view, as in the published code."""
 
     config_type = Config
-
-    @classmethod
-    def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Require two views of at least two images."""
-        need_views(setup, 2, method="vicreg")
-        need_several_images(setup, method="vicreg")
+    needs = Needs("vicreg", views=2, several_images=True)
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)

@@ -18,11 +18,10 @@ from sslbench.backbones.resnet import ResNet
 from sslbench.config import setting
 from sslbench.distributed.collectives import gather_with_gradient
 from sslbench.errors import UsageError
-from sslbench.methods._parts.checks import need_several_images
 from sslbench.methods._parts.losses import in_float32, variance_and_covariance
 from sslbench.methods._parts.networks import feature_map, mlp
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
 Terms = tuple[Tensor, Tensor, Tensor]
 """Invariance, variance and covariance, unweighted."""
@@ -141,6 +140,7 @@ class Method(method.Method[Config]):
     """VICRegL on any number of views, large ones first, with one forward pass per view, as in the published code."""
 
     config_type = Config
+    needs = Needs("vicregl", several_images=True)
     backbone: ResNet
 
     @classmethod
@@ -156,7 +156,6 @@ class Method(method.Method[Config]):
                 f"{len(setup.sizes)} in all",
                 "Set augment=vicreg (published), or method.large_views.",
             )
-        need_several_images(setup, method="vicregl")
         if not 0 < config.alpha < 1:
             raise UsageError(
                 f"vicregl: method.alpha must be between 0 and 1, not {config.alpha}",

@@ -13,11 +13,10 @@ from torch.nn import functional
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
-from sslbench.methods._parts.checks import need_view_pairs
 from sslbench.methods._parts.losses import in_float32
 from sslbench.methods._parts.networks import encode, mlp
 from sslbench.train import method
-from sslbench.train.method import Batch, Loss, Setup, Step
+from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,11 +71,11 @@ class Method(method.Method[Config]):
     """Mean squared distance of whitened views."""
 
     config_type = Config
+    needs = Needs("wmse", pairs=True)
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require several views, and slices that have more images than the output dimensions."""
-        need_view_pairs(setup, method="wmse")
         if not config.projector[-1] < config.slice <= setup.batch_size:
             raise UsageError(
                 f"wmse: slice={config.slice} must be above the {config.projector[-1]} dimensions of the output and at "

@@ -133,6 +133,50 @@ class Loss:
     parts: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """Requirements of a method on the views of an image and on the images of a batch.
+
+    Attributes:
+        augment: published augmentation of the method, which messages propose.
+        views: number of views; None: any.
+        pairs: views are compared, so there are at least two.
+        several_images: a forward pass normalises over its images, so it has at least two.
+        negatives: images are contrasted with each other, so the passes of all processes together have at least two.
+    """
+
+    augment: str
+    views: int | None = None
+    pairs: bool = False
+    several_images: bool = False
+    negatives: bool = False
+
+    def check(self, setup: Setup) -> None:
+        """Refuse a run that does not meet them."""
+        number, remedy = len(setup.sizes), f"Set augment={self.augment} (published), or change the list augment.views."
+        if self.views is not None and number != self.views:
+            wanted = "one view" if self.views == 1 else f"{self.views} views"
+            raise UsageError(f"{self.augment} takes {wanted} of every image, the augmentation makes {number}", remedy)
+        if self.pairs and number < 2:
+            raise UsageError(f"{self.augment} compares views of one image, but the augmentation makes {number}", remedy)
+        if self.several_images:
+            need_several_images(setup, method=self.augment)
+        if self.negatives and setup.batch_size * setup.world < 2:
+            raise UsageError(
+                f"{self.augment} compares the images of a batch with each other, but a forward pass has one image",
+                "Raise batch_size (or lower accumulate) so that every pass has at least 2 images.",
+            )
+
+
+def need_several_images(setup: Setup, *, method: str) -> None:
+    """Require at least two images per forward pass, for methods that normalise over a batch."""
+    if setup.batch_size < 2:
+        raise UsageError(
+            f"{method} normalises over the images of a batch, but a forward pass has one image",
+            "Raise batch_size (or lower accumulate) so that every process has at least 2 images in a pass.",
+        )
+
+
 class Learner(nn.Module):
     """Base class of all that the loop trains: methods of pretraining, heads on frozen features, detectors.
 
@@ -213,6 +257,7 @@ class Method(Learner, Generic[ConfigT]):
 
     Attributes:
         config_type: frozen dataclass of the method's settings.
+        needs: requirements on views and batches; None: none.
         has_classifier: true if 'head' of `heads` is a classifier of the data's classes on the backbone's output; the
             weights file then names the classes.
         first_pass: true if one epoch of forward passes, each followed by `after_update`, precedes the first update, for
@@ -227,6 +272,7 @@ class Method(Learner, Generic[ConfigT]):
     """
 
     config_type: ClassVar[type[Any]]
+    needs: ClassVar[Needs | None] = None
     has_classifier: ClassVar[bool] = False
     first_pass: ClassVar[bool] = False
     space: ClassVar[Literal["RGB", "lightness"]] = "RGB"
@@ -234,6 +280,8 @@ class Method(Learner, Generic[ConfigT]):
 
     def __init__(self, backbone: nn.Module, config: ConfigT, setup: Setup) -> None:
         super().__init__()
+        if self.needs is not None:
+            self.needs.check(setup)
         self.check(backbone, config, setup)
         self.backbone = backbone
         self.config = config

@@ -57,6 +57,7 @@ def _build(backbone: Backbone, recipe: DetectionRecipe, classes: int, keypoints:
     if recipe.architecture in DETR:
         return deformable_detr.deformable_detr(backbone, recipe, classes, statistics)
     strides: tuple[int, ...]
+    roi_heads: heads.RegionHeads | heads.Res5Heads
     if recipe.architecture == "c4":
         trunk, roi_heads, width = heads.c4_parts(backbone, recipe, classes)
         strides, divisor = (heads.STRIDE,), 1

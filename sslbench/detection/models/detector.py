@@ -127,7 +127,7 @@ class TwoStageDetector(Detector):
     def losses(self, features: Maps, sizes: Sizes, targets: Targets, generator: Generator) -> dict[str, Tensor]:
         """Return the losses of the proposals and of the regions drawn from them."""
         proposals, losses = self.proposal_generator(features, sizes, targets, generator)
-        return losses | self.roi_heads.losses(features, proposals, targets, generator)
+        return {**losses, **self.roi_heads.losses(features, proposals, targets, generator)}
 
     def detections(self, features: Maps, sizes: Sizes) -> list[InstancePredictions]:
         """Return the detections among the proposals of each image."""

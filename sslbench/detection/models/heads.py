@@ -369,7 +369,7 @@ class Res5Heads(nn.Module):
         return self.mask_head.detections(self.region_features(features, [f.boxes for f in found]), found)
 
 
-def c4_parts(backbone: Backbone, recipe: DetectionRecipe, classes: int) -> tuple[nn.Module, nn.Module, int]:
+def c4_parts(backbone: Backbone, recipe: DetectionRecipe, classes: int) -> tuple[nn.Module, Res5Heads, int]:
     """Return the trunk, the heads, and the number of channels between them."""
     network = prepared(backbone, recipe)
     if network.spec.block != "bottleneck":

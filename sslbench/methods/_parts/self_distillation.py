@@ -7,8 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sslbench.distributed.collectives import sum_
+from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32
 from sslbench.methods._parts.networks import mlp
+from sslbench.train.method import Setup
 
 
 @in_float32
@@ -137,3 +139,13 @@ class UnitLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the products with the rows: (n, inputs) -> (n, outputs)."""
         return functional.linear(x, functional.normalize(self.direction, dim=1) * self.length)
+
+
+def need_teacher_views(setup: Setup, count: int, *, method: str) -> None:
+    """Require views of a teacher, which come first and have one size, and another view for each."""
+    if not 1 <= count <= len(setup.sizes) or len(setup.sizes) < 2 or len(set(setup.sizes[:count])) > 1:
+        raise UsageError(
+            f"{method} compares {count} teacher views of one size with others, the augmentation makes views of "
+            f"{', '.join(str(size) for size in setup.sizes)} pixels",
+            f"Set augment={method} (published), or method.teacher_views.",
+        )
