@@ -532,7 +532,7 @@ def test_freezing_the_moving_average_and_starting_from_weights(undisturbed, tmp_
     [
         ({"batch_size": 512}, "96"),
         ({"batch_size": 15, "accumulate": 2}, "does not divide"),
-        ({"epochs": 0}, "pretrain: epochs should be above 0, not 0"),
+        ({"epochs": 0}, "epochs should be above 0, not 0"),
         ({"save_every": "often"}, "is not an interval"),
         ({"export": "teacher"}, "no such network"),
         ({"backbone": "pixels"}, "no trainable parameters"),

@@ -280,7 +280,7 @@ def test_numbers_are_predicted_in_their_own_units(tmp_path):
     ("values", "words"),
     [
         ({"lr": (0.1, 0.1)}, "lr holds a value twice"),
-        ({"lr": (-0.1,)}, "lr must be 0 or more"),
+        ({"lr": (-0.1,)}, "lr should be 0 or more"),
         ({"weight_decay": ()}, "weight_decay has no value"),
         ({"epochs": 0.0}, "epochs should be above 0"),
         ({"batch_size": 1}, "batch_size should be at least 2"),
