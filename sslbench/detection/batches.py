@@ -69,10 +69,9 @@ def training_batches(
 ) -> Iterator[Batch]:
     """Iterate over the batches of iterations start, start + 1, ..., stop - 1 of the training.
 
-    Crowds are left out; difficult objects are trained on, as Detectron2 does.
-
     `share`: (rank, number of processes); each process has its part of every batch.
     """
+    # Crowds are left out; difficult objects are trained on, as Detectron2 does.
     plan = _Plan(source, recipe, seed, share, start, stop)
     images = _TrainingImages(source, recipe, seed)
     yield from loader.run(images, workers, sampler=plan, start_method=source.reading.start_method)
@@ -89,11 +88,10 @@ def test_images(
 def repeat_factors(source: ObjectSource, rows: IntArray, threshold: float) -> FloatArray:
     """Return how often each image is seen in an epoch on average, (n,): 1, or more for images with rare classes.
 
-    A class in a share f of the images is repeated max(1, sqrt(threshold / f)) times, an image as its rarest class
-    (Gupta et al. 2019, appendix B.2; Detectron2's RepeatFactorTrainingSampler).
-
     `rows`: (n,), positions of the images that are trained on; shares are of these.
     """
+    # A class in a share f of the images is repeated max(1, sqrt(threshold / f)) times, an image as its rarest class
+    # (Gupta et al. 2019, appendix B.2; Detectron2's RepeatFactorTrainingSampler).
     present = [np.unique(source.target.objects[i].classes[~source.target.objects[i].crowd]) for i in rows.tolist()]
     counts = np.bincount(np.concatenate([*present, np.zeros(0, np.int64)]), minlength=len(source.target.classes))
     of_classes = np.maximum(1.0, np.sqrt(threshold * len(rows) / np.maximum(counts, 1)))

@@ -134,10 +134,8 @@ _REMEDY = "Replace them, or remove them and their objects: scores on fewer image
 
 
 def check_readable(parts: Sequence[ObjectSource], *, workers: int = 0, progress: Progress | None = None) -> None:
-    """Read every image once; every process calls this and reads its share.
-
-    Training reads each image many times, so the relative cost is small.
-    """
+    """Read every image once; every process calls this and reads its share."""
+    # Training reads each image many times, so the relative cost is small.
     messages = []
     for part in parts:
         own = np.arange(rank(), len(part), world_size())

@@ -90,10 +90,8 @@ _ALONE = Detections(np.zeros(0, np.int64), np.zeros((0, 4), np.float32), np.zero
 def detect(
     detector: Detector, source: ObjectSource, *, workers: int = 0, progress: Progress | None = None
 ) -> Detections:
-    """Return the detections on every image, in pixels of the image, on every process.
-
-    Images are processed one at a time, so that no result depends on the padding of a batch.
-    """
+    """Return the detections on every image, in pixels of the image, on every process."""
+    # Images are processed one at a time, so that no result depends on the padding of a batch.
     detector.eval()
     positions = list(range(rank(), len(source), world_size()))
     parts: list[Detections] = []

@@ -316,10 +316,8 @@ def _on_objects(test: ObjectSource, images: IntArray, corners: FloatArray) -> in
 
 
 def _exchanged(path: Path, test: ObjectSource, images: IntArray, corners: FloatArray, classes: IntArray) -> str:
-    """Return a sentence if boxes lie on objects, but nearly all on those of one other category each; '' otherwise.
-
-    Programs count categories from 0 or by their position, and then every score is that of another category.
-    """
+    """Return a sentence if boxes lie on objects, but nearly all on those of one other category each; '' otherwise."""
+    # Programs count categories from 0 or by their position, and then every score is that of another category.
     size = len(test.target.classes)
     table: IntArray = np.zeros((size, size), dtype=np.int64)  # category of the detection, that of the object under it
     for rows, objects, overlaps in _overlaps(test, images, corners):

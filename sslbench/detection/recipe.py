@@ -423,10 +423,8 @@ def changed_network(recipe: DetectionRecipe) -> bool:
 
 
 def resized(height: int, width: int, *, shorter: int, longest: int) -> tuple[int, int]:
-    """Return the height and width after resizing the shorter side to `shorter`, or the longer one to at most `longest`.
-
-    Rounded to the nearest pixel, halves up, as Detectron2's ResizeShortestEdge does.
-    """
+    """Return height and width after resizing the shorter side to `shorter`, or the longer one to at most `longest`."""
+    # Rounded to the nearest pixel, halves up, as Detectron2's ResizeShortestEdge does.
     scale = shorter / min(height, width)
     sides = (float(shorter), scale * width) if height < width else (scale * height, float(shorter))
     if max(sides) > longest:

@@ -99,10 +99,8 @@ def save_detector(path: Path, state: Mapping[str, Tensor], about: DetectorDescri
 
 
 def _divided(state: Mapping[str, Tensor], recipe: DetectionRecipe) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Split a state into the backbone under canonical names, for RGB images, and the rest.
-
-    A backbone with moved strides or windows is another network than that of its name, and stays in the rest.
-    """
+    """Split a state into the backbone under canonical names, for RGB images, and the rest."""
+    # A backbone with moved strides or windows is another network than that of its name, and stays in the rest.
     backbone, others = dict[str, Tensor](), dict[str, Tensor]()
     for name, tensor in state.items():
         own = None if changed_network(recipe) else _canonical(name, recipe)
@@ -215,10 +213,8 @@ def rows(file: files.WeightsFile, about: DetectorDescription) -> list[tuple[str,
 
 
 def to_detectron2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a detector's state under Detectron2's names, as its own checkpointer loads it.
-
-    Counters of BatchNorm are left out, as Detectron2's frozen norm has none.
-    """
+    """Return a detector's state under Detectron2's names, as its own checkpointer loads it."""
+    # Counters of BatchNorm are left out, as Detectron2's frozen norm has none.
     if any(name.startswith("backbone.net.") for name in state):
         raise WeightsError("Detectron2 cannot name the tensors of timm's vision transformers: its own differs")
     pyramid = any(name.startswith(_PYRAMID) for name in state)

@@ -354,11 +354,9 @@ class _DetectorTraining(Learner, loop.Run[Batch]):
 
 
 def weights_of_parts(detector: Detector, batch: Batch, parts: int, device: torch.device) -> list[Tensor]:
-    """Return the weights of the losses of each part of a process's batch: their mean is that of the update.
-
-    Where the losses of a part are divided by a number of its own (`Detector.denominator`), the weights make that the
-    sum over all parts of all processes: neither their number nor that of the processes changes the update.
-    """
+    """Return the weights of the losses of each part of a process's batch: their mean is that of the update."""
+    # Where the losses of a part are divided by a number of its own (`Detector.denominator`), the weights make that the
+    # sum over all parts of all processes: neither their number nor that of the processes changes the update.
     every = world_size() * parts
     if every == 1:
         return [torch.ones((), device=device)]
@@ -376,11 +374,9 @@ def weights_of_parts(detector: Detector, batch: Batch, parts: int, device: torch
 
 @torch.no_grad()
 def precise_statistics(detector: Detector, batches: Iterator[Batch], *, seed: int) -> None:
-    """Replace the moving averages of BatchNorm by statistics over many batches (Wu and Johnson 2021, arXiv 2105.07576).
-
-    The mean is that over the batches, the variance the mean of theirs plus the variance of their means (section 3.2).
-    Nothing happens if every BatchNorm is frozen.
-    """
+    """Replace BatchNorm's moving averages by statistics over many batches (Wu and Johnson 2021, arXiv 2105.07576)."""
+    # The mean is that over the batches, the variance the mean of theirs plus the variance of their means (section 3.2).
+    # Nothing happens if every BatchNorm is frozen.
     layers = [m for m in detector.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     if not layers:
         return
@@ -424,14 +420,13 @@ _OFFSETS = (".sampling_offsets.", ".reference_points.")
 def make_optimizer(detector: Detector, recipe: DetectionRecipe) -> torch.optim.Optimizer:
     """Return the optimizer over the trained parameters, grouped by weight decay and factor of the learning rate.
 
-    Of a vision transformer the rate of each block is `layer_decay` times that of the block above it, and the positions
-    do not decay (ViTDet: Li et al. 2022, arXiv 2203.16527, appendix A.2, with the exceptions of its configuration in
-    Detectron2); neither do class and register tokens, which ViTDet has not. `backbone_rate` and `offset_rate` are
-    further factors of the rate.
-
     Raises:
         UsageError: layer_decay for a backbone without transformer blocks, or an optimizer that cannot be built.
     """
+    # Of a vision transformer the rate of each block is `layer_decay` times that of the block above it, and the
+    # positions do not decay (ViTDet: Li et al. 2022, arXiv 2203.16527, appendix A.2, with the exceptions of its
+    # configuration in Detectron2); neither do class and register tokens, which ViTDet has not. `backbone_rate` and
+    # `offset_rate` are further factors of the rate.
     above = _layers_above(detector, recipe.layer_decay) if recipe.layer_decay != 1 else {}
     in_norm = norm_parameters(detector, largest_dim=None)
     trunk = "backbone." if recipe.architecture == "c4" else ("backbone.bottom_up.", _VIT)

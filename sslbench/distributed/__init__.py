@@ -19,11 +19,9 @@ class Process:
 
 
 def this_process() -> Process:
-    """Return this process by torchrun's RANK and WORLD_SIZE, else by srun's step variables, else as a single process.
-
-    A batch script under SLURM without srun is a single process, whatever number of tasks was reserved: only variables
-    of the *step* count.
-    """
+    """Return this process by torchrun's RANK and WORLD_SIZE, else by srun's step variables; else a single process."""
+    # A batch script under SLURM without srun is a single process, whatever number of tasks was reserved: only variables
+    # of the *step* count.
     env = os.environ
     if "WORLD_SIZE" in env and "RANK" in env:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")

@@ -31,11 +31,11 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 def hosts(nodes: str) -> list[str]:
     """Return the host names of a compact list, in order.
 
-    Numbers have as many digits as the lower end of their range. Of several brackets in a name, the last varies fastest.
-
     >>> hosts("gpu[01-03,7]-ib,login")
     ['gpu01-ib', 'gpu02-ib', 'gpu03-ib', 'gpu7-ib', 'login']
     """
+    # Numbers have as many digits as the lower end of their range. Of several brackets in a name, the last varies
+    # fastest.
     names, position = [], 0
     while found := _NAME.match(nodes, position):
         pieces = [_numbers(inside, nodes) if inside else [text] for inside, text in _PIECE.findall(found[0])]
@@ -75,10 +75,8 @@ _GROUPS = itertools.count()  # all processes join the same groups in the same or
 
 @contextlib.contextmanager
 def process_group(device: torch.device) -> Iterator[Process]:
-    """Join the processes that torchrun or srun started, during a block; a single process joins nothing.
-
-    A GPU is the current one during the block: events, streams and graphs without a device refer to it.
-    """
+    """Join the processes that torchrun or srun started, during a block; a single process joins nothing."""
+    # A GPU is the current one during the block: events, streams and graphs without a device refer to it.
     process = this_process()
     if process.world == 1 or distributed.is_initialized():
         with _current(device):
@@ -183,18 +181,14 @@ def gather_with_gradient(x: Tensor) -> Tensor:
 
 
 def sum_with_gradient(x: Tensor) -> Tensor:
-    """Return the sum over processes; its gradient reaches this process's summand once.
-
-    This is correct for a joint loss that every process computes from the sum; DistributedDataParallel then averages.
-    """
+    """Return the sum over processes; its gradient reaches this process's summand once."""
+    # This is correct for a joint loss that every process computes from the sum; DistributedDataParallel then averages.
     return x if world_size() == 1 else _Sum.apply(x)
 
 
 def mean_with_gradient(x: Tensor) -> Tensor:
-    """Return the mean over processes; the gradient reaches this process's value as a whole.
-
-    This is correct for a joint loss that every process computes from the mean: DistributedDataParallel then averages.
-    """
+    """Return the mean over processes; the gradient reaches this process's value as a whole."""
+    # This is correct for a joint loss that every process computes from the mean: DistributedDataParallel then averages.
     if world_size() == 1:
         return x
     return x + (sum_(x.detach().clone()) / world_size() - x).detach()
@@ -231,10 +225,8 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def from_first(function: Callable[[], T]) -> T:
-    """Call a function on the first process, and return its (small, picklable) result on all processes.
-
-    An exception is raised on all processes, so that none waits for the failed one.
-    """
+    """Call a function on the first process, and return its (small, picklable) result on all processes."""
+    # An exception is raised on all processes, so that none waits for the failed one.
     if world_size() == 1:
         return function()
     value, error = _attempt(function) if rank() == 0 else (None, None)
@@ -268,10 +260,8 @@ def once_per_machine(function: Callable[[], Any]) -> Any:
 
 
 def _machine() -> tuple[str, ...]:
-    """Return what processes have in common that run on one machine and see the same temporary files.
-
-    Machines may have the same name, containers usually; a container has temporary files of its own.
-    """
+    """Return what processes have in common that run on one machine and see the same temporary files."""
+    # Machines may have the same name, containers usually; a container has temporary files of its own.
     boot, folder = Path("/proc/sys/kernel/random/boot_id"), Path(tempfile.gettempdir())
     with contextlib.suppress(OSError):
         stat = folder.stat()

@@ -93,10 +93,8 @@ class _Watch:
                 return
 
     def look_for_frozen(self) -> None:
-        """Count on, and leave a reason if a process that this one watches has not counted for long.
-
-        The time is that of the looks: one that was itself suspended, with the whole job, has not looked meanwhile.
-        """
+        """Count on, and leave a reason if a process that this one watches has not counted for long."""
+        # The time is that of the looks: one that was itself suspended, with the whole job, has not looked meanwhile.
         self.store.add(f"count{self.process.rank}", 1)
         watched = range(1, self.process.world) if self.process.rank == 0 else [0] if self.process.rank == 1 else []
         for rank in watched:
@@ -131,10 +129,8 @@ class _Watch:
             time.sleep(0.1)
 
     def wait_for_others(self) -> None:
-        """Say that this process is done, and wait until the others are, at most for some seconds.
-
-        The connections close then: one that is slow may still be in the last collective operation.
-        """
+        """Say that this process is done, and wait until the others are, at most for some seconds."""
+        # The connections close then: one that is slow may still be in the last collective operation.
         others = [f"done{rank}" for rank in range(self.process.world)]
         end = time.monotonic() + _LINGER_SECONDS
         with contextlib.suppress(RuntimeError):

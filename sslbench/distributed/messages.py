@@ -22,10 +22,8 @@ _LINGER_SECONDS = 3.0  # of the first process, which may serve the store to the 
 
 
 def show_once(text: str, show: Callable[[], object]) -> None:
-    """Show an error unless another process shows the same text, and return when it has been shown.
-
-    torchrun ends all processes when one of them has left, so none leaves before.
-    """
+    """Show an error unless another process shows the same text, and return when it has been shown."""
+    # torchrun ends all processes when one of them has left, so none leaves before.
     with _meeting() as (process, store):
         key, own = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest(), True
         if store is not None:

@@ -26,11 +26,9 @@ log = logging.getLogger("sslbench")
 
 
 def structure_from_first(build: Callable[[], T]) -> T:
-    """Return what a function builds on the first process; every process calls this.
-
-    On the other processes it is the same, with each module's parameters and buffers on the meta device: with shapes,
-    without values. Parameters that modules share stay shared. What cannot be pickled is built by every process.
-    """
+    """Return what a function builds on the first process; every process calls this."""
+    # On the other processes it is the same, with each module's parameters and buffers on the meta device: with shapes,
+    # without values. Parameters that modules share stay shared. What cannot be pickled is built by every process.
     if world_size() == 1:
         return build()
     built: list[T] = []
@@ -214,10 +212,8 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 def module_state(module: nn.Module, *, everywhere: bool = True) -> dict[str, Tensor]:
-    """Return the full state on the CPU, under the module's own names; every process calls this.
-
-    Sharded parameters are collected one by one, so that the device holds one of them at a time.
-    """
+    """Return the full state on the CPU, under the module's own names; every process calls this."""
+    # Sharded parameters are collected one by one, so that the device holds one of them at a time.
     state = {}
     for name, tensor in module.state_dict().items():
         full = whole(tensor.detach())
@@ -318,10 +314,8 @@ def _with_keys_of(module: nn.Module, optimizer: torch.optim.Optimizer, state: di
 
 
 def _renamed(optimizer: torch.optim.Optimizer, state: dict[str, Any], order: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the state of an optimizer under other keys of its parameters, with this optimizer's choice of kernels.
-
-    Facts of a group that the state has not are this optimizer's: earlier versions had fewer.
-    """
+    """Return the state of an optimizer under other keys of its parameters, with this optimizer's choice of kernels."""
+    # Facts of a group that the state has not are this optimizer's: earlier versions had fewer.
     groups = []
     for group, mine in zip(state["param_groups"], optimizer.param_groups, strict=True):
         kernels = {key: mine[key] for key in ("fused", "foreach") if key in mine}  # sharded parameters have fewer

@@ -41,9 +41,6 @@ class Config:
 def correlation_terms(za: Tensor, zb: Tensor, *, normalisation: Normalisation = "paper") -> tuple[Tensor, Tensor]:
     """Return the two sums of equation 1, of (C_ii - 1)^2 and of C_ij^2 for i != j, over the batch of all processes.
 
-    All processes get the same values. The gradient of this process's rows counts these values once, so its mean over
-    processes, as DistributedDataParallel takes it, is too small by the number of processes.
-
     `za`: (B, d), embeddings of one view; `zb`: (B, d), embeddings of the other view.
 
     >>> z = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
@@ -51,6 +48,8 @@ def correlation_terms(za: Tensor, zb: Tensor, *, normalisation: Normalisation = 
     >>> round(float(invariance), 3), round(float(redundancy), 3)
     (2.0, 2.0)
     """
+    # All processes get the same values. The gradient of this process's rows counts these values once, so its mean over
+    # processes, as DistributedDataParallel takes it, is too small by the number of processes.
     a, b = _standardise(torch.stack([za, zb]), together=normalisation == "vissl")
     correlation = sum_with_gradient(a.T @ b) / (len(a) * world_size())  # equation 2
     d = len(correlation)
@@ -93,11 +92,9 @@ class Method(method.Method[Config]):
         self.projector = mlp([setup.feature_dim, *config.projector], norm=True, bias=False, last_bias=False)
 
     def loss(self, batch: Batch, step: Step) -> Loss:
-        """Return the loss of the whole batch, with a gradient that is correct after averaging over processes.
-
-        The gradient of a process is its part of the joint loss, so the parts have to be summed; since they will be
-        averaged, the gradient is multiplied by the number of processes. The value is unchanged.
-        """
+        """Return the loss of the whole batch, with a gradient that is correct after averaging over processes."""
+        # The gradient of a process is its part of the joint loss, so the parts have to be summed; since they will be
+        # averaged, the gradient is multiplied by the number of processes. The value is unchanged.
         config = self.config
         za, zb = (self.projector(self.backbone(view)) for view in batch.views)
         invariance, redundancy = correlation_terms(za, zb, normalisation=config.normalisation)

@@ -43,8 +43,6 @@ class Config:
 def spherical_kmeans(rows: Tensor, centroids: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
     """Return the centroids after some iterations of spherical k-means, and the nearest of them for each row.
 
-    Each iteration replaces a centroid by the normalised mean of its rows; one without rows stays.
-
     `rows`: (N, d), rows of length 1, equal on all processes; `centroids`: (K, d), rows of length 1, the initial
     centroids, equal on all processes; returns (K, d) and int64 (N,), equal on all processes.
 
@@ -53,6 +51,7 @@ def spherical_kmeans(rows: Tensor, centroids: Tensor, iterations: int) -> tuple[
     >>> centroids.round(decimals=3).tolist(), assignments.tolist()
     ([[1.0, 0.0], [-1.0, 0.0]], [0, 0, 1])
     """
+    # Each iteration replaces a centroid by the normalised mean of its rows; one without rows stays.
     own = rows[rank() :: world_size()]
     for _ in range(iterations):
         nearest = _nearest(own, centroids)

@@ -51,15 +51,14 @@ class Config:
 def soft_target_loss(student: Tensor, teacher: Tensor, loss: SoftLoss, temperature: float) -> Tensor:
     """Return the loss between the logits of student and teacher, without gradient for the teacher.
 
-    Divergence and cross entropy are multiplied by the squared temperature, so that gradients do not depend on it
-    (Hinton et al., section 2).
-
     `student`: (B, C); `teacher`: (B, C).
 
     >>> logits = torch.tensor([[1.0, 0.0]])
     >>> float(soft_target_loss(logits, logits, "kl_divergence", 10.0))
     0.0
     """
+    # Divergence and cross entropy are multiplied by the squared temperature, so that gradients do not depend on it
+    # (Hinton et al., section 2).
     if loss == "mse":
         return functional.mse_loss(student, teacher.detach())
     log_p = (student / temperature).log_softmax(dim=1)

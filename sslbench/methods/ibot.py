@@ -245,10 +245,8 @@ class Method(method.Method[Config]):
 
 
 def teacher_temperatures(config: Config, step: Step) -> tuple[float, float]:
-    """Return the teacher's temperatures of class tokens and of patches: linear by epoch in the warm-up, then constant.
-
-    The last epoch of the warm-up has the final temperatures already.
-    """
+    """Return the teacher's temperatures of class tokens and patches: linear by epoch in the warm-up, then constant."""
+    # The last epoch of the warm-up has the final temperatures already.
     length = round(config.temperature_epochs)
     return (
         warmed_up(config.first_teacher_temperature, config.teacher_temperature, position=step.epoch, length=length),

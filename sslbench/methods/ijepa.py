@@ -88,11 +88,9 @@ def block_size(grid: Grid, scale: tuple[float, float], aspect: tuple[float, floa
 def draw_blocks(
     grid: Grid, config: Config, sizes: random.Random, places: Sequence[random.Random]
 ) -> tuple[Tensor, Tensor]:
-    """Return the indices of context patches (images, n) and of target blocks (images, targets, m); section 3.
-
-    All images have blocks of the same sizes at their own places. The context is a large block without the targets; of
-    contexts of several sizes the first patches are kept, as many as the smallest has.
-    """
+    """Return the indices of context patches (images, n) and of target blocks (images, targets, m); section 3."""
+    # All images have blocks of the same sizes at their own places. The context is a large block without the targets; of
+    # contexts of several sizes the first patches are kept, as many as the smallest has.
     target = block_size(grid, config.target_scale, config.target_aspect, sizes.random())
     context = block_size(grid, config.context_scale, (1.0, 1.0), sizes.random())
     contexts, targets = [], []

@@ -60,14 +60,13 @@ def msn_loss(
 ) -> Tensor:
     """Return equation 1: cross entropy of the anchors' predictions, minus the weighted entropy of their mean.
 
-    The entropy is that of the mean over the anchors of all processes, relative to that of the uniform distribution.
-
     `anchors`: (V * B, d), view by view; not necessarily normalised, nor are the others; `targets`: (B, d), get no
     gradient; `prototypes`: (K, d).
 
     >>> round(float(msn_loss(torch.eye(2), torch.eye(2), torch.eye(2))), 4)  # log(1 + exp(-10)): both are sure
     0.0
     """
+    # The entropy is that of the mean over the anchors of all processes, relative to that of the uniform distribution.
     prototypes = functional.normalize(prototypes, dim=1)
     logs = (functional.normalize(anchors, dim=1) @ prototypes.T / temperature).log_softmax(dim=1)
     with torch.no_grad():

@@ -41,8 +41,6 @@ def supervised_contrastive(
 ) -> Tensor:
     """Return L_out (eq. 2) or L_in (eq. 3), the mean over this process's anchors.
 
-    The denominator holds all views but the anchor itself. The mean over processes is the loss of the whole batch.
-
     `views`: (V, B, d), this process's embeddings of V >= 2 views, not necessarily normalised; `labels`: int64 (B,), a
     class for each image.
 
@@ -50,6 +48,7 @@ def supervised_contrastive(
     >>> round(float(supervised_contrastive(views, torch.tensor([0, 1]), 1.0)), 4)
     0.5514
     """
+    # The denominator holds all views but the anchor itself. The mean over processes is the loss of the whole batch.
     anchors = functional.normalize(views, dim=2).flatten(0, 1)
     mine = labels.to(anchors.device).repeat(len(views))
     logits = anchors @ gather_with_gradient(anchors).T / temperature  # (rows, world * rows)

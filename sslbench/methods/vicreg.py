@@ -29,9 +29,6 @@ class Config:
 def vicreg_terms(za: Tensor, zb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return invariance (equation 5), variance (equations 1, 2) and covariance (equations 3, 4), unweighted.
 
-    Every process computes variance and covariance of the whole batch, and the invariance of its own rows. The means of
-    values and gradients over processes are therefore those of the whole batch.
-
     `za`: (B, d), embeddings of one view; `zb`: (B, d), embeddings of the other view.
 
     >>> import torch
@@ -39,6 +36,8 @@ def vicreg_terms(za: Tensor, zb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     >>> [round(float(term), 3) for term in vicreg_terms(z, z)]  # the second dimension has collapsed
     [0.0, 0.495, 0.0]
     """
+    # Every process computes variance and covariance of the whole batch, and the invariance of its own rows. The means
+    # of values and gradients over processes are therefore those of the whole batch.
     invariance = functional.mse_loss(za, zb)
     variances, covariances = zip(*(variance_and_covariance(gather_with_gradient(z)) for z in (za, zb)), strict=True)
     return invariance, sum(variances) / 2, sum(covariances)

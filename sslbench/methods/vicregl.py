@@ -98,11 +98,10 @@ def pair_terms(ours: Tensor, theirs: Tensor, pairs: tuple[Tensor, Tensor]) -> Te
 def place_terms(embeddings: tuple[Tensor, Tensor], centres: tuple[Tensor, Tensor], matches: tuple[int, int]) -> Terms:
     """Return the terms of the places of two views (section 3.2).
 
-    They are the sum of those of pairs by embedding, of all places, and by position, of the nearest places; each is the
-    mean of both directions.
-
     `embeddings`: (B, S, d) and (B, T, d); `centres`: (B, S, 2) and (B, T, 2), from `place_centres`.
     """
+    # They are the sum of those of pairs by embedding, of all places, and by position, of the nearest places; each is
+    # the mean of both directions.
     found = []
     for i, j in ((0, 1), (1, 0)):
         ours, theirs = embeddings[i], embeddings[j]
@@ -115,11 +114,10 @@ def place_terms(embeddings: tuple[Tensor, Tensor], centres: tuple[Tensor, Tensor
 def view_terms(embeddings: tuple[Tensor, ...], large: int) -> Terms:
     """Return the terms of whole views: the invariance of each pair with a large view, the others of every view.
 
-    Every process computes variance and covariance of the whole batch, and the invariance of its own rows, as in
-    `vicreg.vicreg_terms`.
-
     `embeddings`: (B, d) of each view.
     """
+    # Every process computes variance and covariance of the whole batch, and the invariance of its own rows, as in
+    # `vicreg.vicreg_terms`.
     pairs = [functional.mse_loss(embeddings[i], embeddings[j]) for i, j in _pairs(len(embeddings), large)]
     variances, covariances = zip(*(variance_and_covariance(gather_with_gradient(z)) for z in embeddings), strict=True)
     views = len(embeddings)

@@ -359,10 +359,9 @@ def _state_of(module: nn.Module, method: nn.Module, state: Mapping[str, Any]) ->
 def identity(request: PretrainRequest, source: Source, init_sha256: str | None, code: str) -> dict[str, Any]:
     """Return the identity of a run, which its checkpoints contain: settings, data, initial weights and the user's code.
 
-    Images are identified by names and labels, since reading their content would take hours before the first update.
-
     `init_sha256`: hash of the initial weights; None for random ones, which follow from the settings.
     """
+    # Images are identified by names and labels, since reading their content would take hours before the first update.
     labels = hashlib.sha256("\n".join((source.target.name, *source.target.classes)).encode())
     labels.update(np.ascontiguousarray(source.target.values).tobytes())
     return {
@@ -415,10 +414,8 @@ def checkpoint_to_resume(request: PretrainRequest, now: Mapping[str, Any]) -> tu
 
 
 def _same_run(path: Path, content: Mapping[str, Any], now: Mapping[str, Any], *, named: bool) -> None:
-    """Refuse a checkpoint of another run; warn if the run continues with other rounding, or other code.
-
-    A checkpoint that the user names continues with changed code: that is how a run goes on after a mistake in it.
-    """
+    """Refuse a checkpoint of another run; warn if the run continues with other rounding, or other code."""
+    # A checkpoint that the user names continues with changed code: that is how a run goes on after a mistake in it.
     before = content["settings"]
     name, other = now["method"].get("name"), before["method"].get("name")
     if name != other:

@@ -260,10 +260,8 @@ def updates(text: str, per_epoch: int) -> int:
 
 
 def plain(settings: PretrainSettings) -> dict[str, Any]:
-    """Return settings as mappings, lists, numbers and text, for YAML files and checkpoints.
-
-    Settings of later versions are omitted at their defaults, so that runs of earlier versions can be continued.
-    """
+    """Return settings as mappings, lists, numbers and text, for YAML files and checkpoints."""
+    # Settings of later versions are omitted at their defaults, so that runs of earlier versions can be continued.
     defaults = {
         "clip_each": False,
         "eval_linear": False,

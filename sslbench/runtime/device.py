@@ -80,11 +80,9 @@ def refuse_imitated(precision: EncodingPrecision, device: torch.device) -> None:
 
 
 def local_gpu(visible: int) -> int:
-    """Return the index of this process's GPU among the visible ones.
-
-    The processes of a machine take the GPUs in turn. Under `srun --gpus-per-task=1` each process sees a different
-    GPU, always with index 0.
-    """
+    """Return the index of this process's GPU among the visible ones."""
+    # The processes of a machine take the GPUs in turn. Under `srun --gpus-per-task=1` each process sees a different
+    # GPU, always with index 0.
     local = this_process().local
     # torchrun sets LOCAL_WORLD_SIZE; srun does not, but some process of a machine is beyond its GPUs.
     own = "SLURM_GPUS_PER_TASK" in os.environ  # each process sees others
@@ -109,11 +107,9 @@ def widest_float(device: torch.device) -> torch.dtype:
 def check_precision(
     precision: Precision, device: torch.device, module: nn.Module, size: int, *, channels: int = 3
 ) -> None:
-    """Refuse to train a network in bf16 on a CPU on images so small that a map of one cell meets a strided convolution.
-
-    There torch (to 2.15 at least) leaves a part of the gradient of the kernel uninitialised on processors with
-    AVX512-BF16: weights of 1e30 and nan without any other sign. A ResNet of stride 32 has such maps up to 16 pixels.
-    """
+    """Refuse bf16 on a CPU for images so small that a map of one cell meets a strided convolution."""
+    # Then torch (to 2.15 at least) leaves a part of the gradient of the kernel uninitialised on processors with
+    # AVX512-BF16: weights of 1e30 and nan without any other sign. A ResNet of stride 32 has such maps up to 16 pixels.
     if device.type == "cpu" and precision == "bf16" and _strides_over_one_cell(module, size, channels):
         raise UsageError(
             f"precision bf16 on the CPU with images of {size} pixels: torch computes wrong gradients of strided "

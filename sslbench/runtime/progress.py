@@ -85,10 +85,8 @@ def pace(rate: float | None) -> str:
 
 
 def make_bars(width: int, *, time_left: bool = False) -> "rich_progress.Progress":
-    """Return bars on stderr: description, bar, done of total, the field `text`, and the time left on request.
-
-    On a narrow terminal the bar is shorter and a long description ends in an ellipsis, so the numbers stay visible.
-    """
+    """Return bars on stderr: description, bar, done of total, the field `text`, and the time left on request."""
+    # On a narrow terminal the bar is shorter and a long description ends in an ellipsis, so the numbers stay visible.
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Column

@@ -43,10 +43,8 @@ MAX_WORKERS = 16
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use; affinity and the limits of a container count.
-
-    The processes that torchrun starts on a machine share its cores; under srun, a task has those of --cpus-per-task.
-    """
+    """Return the number of cores that this process may use; affinity and the limits of a container count."""
+    # The processes that torchrun starts on a machine share its cores; under srun, a task has those of --cpus-per-task.
     import joblib  # type: ignore[import-untyped]
 
     cores = int(joblib.cpu_count())
@@ -63,12 +61,10 @@ def default_workers() -> int:
 
 
 def resolve_workers(workers: int | Literal["auto"], device: "torch.device") -> int:
-    """Return the number of worker processes for a setting.
-
-    'auto' is one per core beside a GPU, and one per two cores where the network computes on the same cores. On two
-    cores it is none: ResNet-18 on JPEGs took 1.49 times as long as the bare model without workers, 1.43 with one,
-    1.40 with two (float32; bfloat16: 2.58, 2.17, 2.27).
-    """
+    """Return the number of worker processes for a setting."""
+    # 'auto' is one per core beside a GPU, and one per two cores where the network computes on the same cores. On two
+    # cores it is none: ResNet-18 on JPEGs took 1.49 times as long as the bare model without workers, 1.43 with one,
+    # 1.40 with two (float32; bfloat16: 2.58, 2.17, 2.27).
     if workers != "auto":
         return workers
     cores = default_workers()

@@ -112,10 +112,8 @@ def _remove_old(folder: Path, keep: int) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint, of a link only the link.
-
-    A folder is renamed first, so that no half of it looks like a checkpoint.
-    """
+    """Remove a checkpoint, of a link only the link."""
+    # A folder is renamed first, so that no half of it looks like a checkpoint.
     if path.is_dir() and not path.is_symlink():
         hidden = path.with_name(f".{path.name}.part.removed")
         shutil.rmtree(hidden, ignore_errors=True)

@@ -21,11 +21,9 @@ REQUEUE_SECONDS = 120.0
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Lock a folder during a block; every process of a run calls this.
-
-    The first process holds a POSIX lock, which the operating system releases however the process ends. Unlike a lock by
-    flock, it is not inherited by worker processes that live longer, and it works between machines on NFS.
-    """
+    """Lock a folder during a block; every process of a run calls this."""
+    # The first process holds a POSIX lock, which the operating system releases however the process ends. Unlike a lock
+    # by flock, it is not inherited by worker processes that live longer, and it works between machines on NFS.
     with contextlib.ExitStack() as stack:
         from_first(lambda: stack.enter_context(_locked(folder)))
         yield

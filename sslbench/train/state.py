@@ -106,10 +106,8 @@ def new_state(  # noqa: PLR0913  how a run computes, each from another setting
 
 
 def _overflows(method: nn.Module) -> bool:
-    """Return whether a network has convolutions whose gradient oneDNN writes past its memory (its issue 6035).
-
-    They have kernels of 1 x 1, strides, and fewer channels than a register holds; large images end the process.
-    """
+    """Return whether a network has convolutions whose gradient oneDNN writes past its memory (its issue 6035)."""
+    # They have kernels of 1 x 1, strides, and fewer channels than a register holds; large images end the process.
     narrow = (part for part in method.modules() if isinstance(part, nn.Conv2d) and part.in_channels < _REGISTER)
     return any(max(part.kernel_size) == 1 < max(part.stride) for part in narrow)
 

@@ -100,10 +100,8 @@ class RawBatch:
 
 
 def training_decoder(images: Images, reading: Reading, channels: int) -> PictureDecoder:
-    """Return the decoder for training on images of `channels` channels.
-
-    RGB has 8 bits. Other channels keep 16 bits: measurements often fill a small part of that range.
-    """
+    """Return the decoder for training on images of `channels` channels."""
+    # RGB has 8 bits. Other channels keep 16 bits: measurements often fill a small part of that range.
     wanted = Wanted(3 if channels == 1 else channels, deep=channels != 3, max_pixels=reading.max_pixels)
     return make_decoder(reading.decoder, wanted, images)
 
@@ -217,10 +215,8 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
         )
 
     def _seed(self, epoch: int, position: int, before: int) -> None:
-        """Seed torch, numpy and random for the views of one image in one epoch.
-
-        Repetitions of an image in the same epoch have other views.
-        """
+        """Seed torch, numpy and random for the views of one image in one epoch."""
+        # Repetitions of an image in the same epoch have other views.
         again = (before,) if before else ()
         sequence = np.random.SeedSequence((_AUGMENTATION, self.seed, epoch, position, *again))
         first, second, third = (int(word) for word in sequence.generate_state(3, np.uint64))
@@ -230,12 +226,10 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
 
 
 def start_worker(worker: int) -> None:
-    """Limit a worker to one thread, and make it ignore signals meant for the training process.
-
-    Ctrl-C and the signals that announce the end of a cluster job reach all processes at once. The training process
-    needs its workers to finish the step and save, and then ends them. If it dies first, DataLoader ends them in
-    seconds.
-    """
+    """Limit a worker to one thread, and make it ignore signals meant for the training process."""
+    # Ctrl-C and the signals that announce the end of a cluster job reach all processes at once. The training process
+    # needs its workers to finish the step and save, and then ends them. If it dies first, DataLoader ends them in
+    # seconds.
     import cv2
 
     torch.set_num_threads(1)
@@ -281,10 +275,8 @@ class ChannelStatistics:
 
 
 def first_look(source: Source, channels: int, *, reading: Reading = DEFAULT) -> tuple[str, int] | None:
-    """Return (path, channels) of an image with other channels, if none of a few images has `channels`; else None.
-
-    Training replaces single images with other channels, as it does unreadable ones.
-    """
+    """Return (path, channels) of an image with other channels, if none of a few images has `channels`; else None."""
+    # Training replaces single images with other channels, as it does unreadable ones.
     decoder = training_decoder(source.images, reading, channels)
     other: tuple[str, int] | None = None
     for index in np.unique(np.linspace(0, len(source) - 1, _TRIES).astype(int)).tolist():
@@ -302,11 +294,9 @@ def first_look(source: Source, channels: int, *, reading: Reading = DEFAULT) -> 
 def measure(
     source: Source, channels: int, *, reading: Reading = DEFAULT, sample: int = SAMPLE, seed: int = 0
 ) -> ChannelStatistics:
-    """Return the statistics of at most `sample` random images; every image has the same weight, whatever its size.
-
-    Unreadable images are left out. The numbers are rounded to five digits, so that the same data and seed give the
-    same.
-    """
+    """Return the statistics of at most `sample` random images; every image has the same weight, whatever its size."""
+    # Unreadable images are left out. The numbers are rounded to five digits, so that the same data and seed give the
+    # same.
     decoder = training_decoder(source.images, reading, channels)
     n = len(source)
     chosen = np.sort(np.random.default_rng(seed).permutation(n)[:sample])

@@ -137,11 +137,9 @@ def crop_box(
     *,
     square: bool = False,
 ) -> tuple[int, int, int, int]:
-    """Return (top, left, height, width) of a random crop, distributed as in torchvision's RandomResizedCrop.
-
-    Up to ten areas and aspect ratios are drawn; if none fits into the picture, the largest central crop with an allowed
-    ratio is taken. Areas are shares of the picture's or, with `square`, of that of the largest square in it.
-    """
+    """Return (top, left, height, width) of a random crop, distributed as in torchvision's RandomResizedCrop."""
+    # Up to ten areas and aspect ratios are drawn; if none fits into the picture, the largest central crop with an
+    # allowed ratio is taken. Areas are shares of the picture's or, with `square`, of that of the largest square in it.
     whole = min(height, width) ** 2 if square else height * width
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_CROP_ATTEMPTS):

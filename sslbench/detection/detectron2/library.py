@@ -120,10 +120,9 @@ def load(name: str) -> Any:
 def own_log(path: Path | None) -> Iterator[None]:
     """Redirect Detectron2's log from the terminal to a file during the block.
 
-    Detectron2 logs every error with a traceback before it raises it; sslbench prints its own message.
-
     `path`: file to append to; None drops the messages.
     """
+    # Detectron2 logs every error with a traceback before it raises it; sslbench prints its own message.
     if path is None:
         handler: logging.Handler = logging.NullHandler()
     else:

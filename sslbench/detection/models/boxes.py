@@ -76,10 +76,8 @@ def cell_anchors(sizes: Sequence[float], ratios: Sequence[float]) -> Tensor:
 
 
 def grid_anchors(cell: Tensor, grid: tuple[int, int], stride: int) -> Tensor:
-    """Return the anchors at every place of a feature map: (H * W * A, 4), row by row from the corner.
-
-    torchvision's own generator uses image size / map size as the stride, which is wrong for indivisible sizes.
-    """
+    """Return the anchors at every place of a feature map: (H * W * A, 4), row by row from the corner."""
+    # torchvision's own generator uses image size / map size as the stride, which is wrong for indivisible sizes.
     ys, xs = (torch.arange(n, device=cell.device, dtype=torch.float32) * stride for n in grid)
     y, x = torch.meshgrid(ys, xs, indexing="ij")
     shifts = torch.stack((x, y, x, y), dim=-1).reshape(-1, 1, 4)
@@ -146,10 +144,8 @@ def rescale(
 
 
 def _pasted(mask: Tensor, box: Tensor, size: tuple[int, int]) -> Tensor:
-    """Paste a mask (side, side) into its box, bilinear between pixel centres: (height, width).
-
-    Only the box and one pixel around it are computed.
-    """
+    """Paste a mask (side, side) into its box, bilinear between pixel centres: (height, width)."""
+    # Only the box and one pixel around it are computed.
     x1, y1, x2, y2 = (float(v) for v in box)
     left, top = max(int(x1) - 1, 0), max(int(y1) - 1, 0)
     right, bottom = min(int(x2) + 2, size[1]), min(int(y2) + 2, size[0])
@@ -164,11 +160,10 @@ def _pasted(mask: Tensor, box: Tensor, size: tuple[int, int]) -> Tensor:
 def pool_regions(features: Sequence[Tensor], boxes: Sequence[Tensor], strides: Sequence[int], *, side: int) -> Tensor:
     """Return the features of all regions of all images, (sum of boxes, C, side, side).
 
-    Half-pixel aligned, as many samples as fit (Detectron2's ROIAlignV2). torchvision's MultiScaleRoIAlign is not
-    aligned and takes two samples a bin: weights trained with the one are worthless with the other.
-
     `features`: one (B, C, H, W) for each level, finest first; `boxes`: (n, 4) for each image.
     """
+    # Half-pixel aligned, as many samples as fit (Detectron2's ROIAlignV2). torchvision's MultiScaleRoIAlign is not
+    # aligned and takes two samples a bin: weights trained with the one are worthless with the other.
     image = torch.cat([b.new_full((len(b), 1), i) for i, b in enumerate(boxes)])
     regions = torch.cat((image, torch.cat(list(boxes))), dim=1)
     if len(features) == 1:
@@ -228,11 +223,9 @@ class _OnProcessor(torch.autograd.Function):
 
 
 def _weights(start: Tensor, end: Tensor, side: int, size: int) -> tuple[Tensor, list[int], list[int]]:
-    """Return the weights of places in the bins along one axis, (n, side, size), and the first and last place + 1.
-
-    A bin is the mean of samples at equal distances of at most one place, each linear between two places. Samples up to
-    one place outside of the map take its border, others are 0.
-    """
+    """Return the weights of places in the bins along one axis, (n, side, size), and the first and last place + 1."""
+    # A bin is the mean of samples at equal distances of at most one place, each linear between two places. Samples up
+    # to one place outside of the map take its border, others are 0.
     each = ((end - start) / side)[:, None, None]
     number = each.ceil()
     samples = torch.arange(max(int(number.max()), 1) if len(start) else 1)

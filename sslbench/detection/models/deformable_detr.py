@@ -75,11 +75,9 @@ class DeformableDetr(Detector):
         self.network.model.backbone = self._given
 
     def losses(self, features: Maps, sizes: Sizes, targets: Targets, generator: Generator) -> dict[str, Tensor]:
-        """Return the losses of all layers of the decoder, and of any proposals; nothing is drawn.
-
-        All are computed in fp32: half precision would round the places of boxes. Losses of outputs that are not finite
-        are NaN.
-        """
+        """Return the losses of all layers of the decoder, and of any proposals; nothing is drawn."""
+        # All are computed in fp32: half precision would round the places of boxes. Losses of outputs that are not
+        # finite are NaN.
         wanted = [_shares(target, size) for target, size in zip(targets, sizes, strict=True)]
         with torch.autocast(features[0].device.type, enabled=False):
             outputs = self._outputs(features, sizes, wanted)
@@ -96,10 +94,8 @@ class DeformableDetr(Detector):
         return sum(len(target.classes) for target in targets)
 
     def _proposal_losses(self, outputs: Any, wanted: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Return the losses of the encoder's proposals, in which every object is of one class (appendix A.4).
-
-        transformers has the proposals but no loss of them.
-        """
+        """Return the losses of the encoder's proposals, in which every object is of one class (appendix A.4)."""
+        # transformers has the proposals but no loss of them.
         config = copy.deepcopy(self.network.config)
         config.auxiliary_loss = False
         one_class = [{**target, "class_labels": torch.zeros_like(target["class_labels"])} for target in wanted]

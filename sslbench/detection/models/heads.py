@@ -163,11 +163,9 @@ class MaskHead(nn.Sequential):
         super().__init__(collections.OrderedDict(layers))
 
     def losses(self, x: Tensor, regions: Sequence[Regions]) -> dict[str, Tensor]:
-        """Return the binary cross-entropy of the true class's mask, over the pooled features of the objects.
-
-        The truth is the true mask, pooled to the resolution of the prediction and cut at one half (Detectron2's
-        INPUT.MASK_FORMAT bitmask; its other way draws polygons at that resolution).
-        """
+        """Return the binary cross-entropy of the true class's mask, over the pooled features of the objects."""
+        # The truth is the true mask, pooled to the resolution of the prediction and cut at one half (Detectron2's
+        # INPUT.MASK_FORMAT bitmask; its other way draws polygons at that resolution).
         logits = self(x).float()
         classes = torch.cat([r.classes[: len(r.source)] for r in regions])
         if len(classes) == 0:

@@ -76,10 +76,8 @@ def msra(layer: nn.Conv2d | nn.ConvTranspose2d) -> None:
 
 
 def freeze_norms(module: nn.Module) -> nn.Module:
-    """Return the module with every BatchNorm in it (or itself) frozen; the remaining tensors keep their names.
-
-    A frozen norm lacks the counter num_batches_tracked, as torchvision's and Detectron2's do.
-    """
+    """Return the module with every BatchNorm in it (or itself) frozen; the remaining tensors keep their names."""
+    # A frozen norm lacks the counter num_batches_tracked, as torchvision's and Detectron2's do.
     if isinstance(module, nn.BatchNorm2d):
         frozen = FrozenBatchNorm2d(module.num_features, eps=module.eps)
         state = module.state_dict()
@@ -286,12 +284,10 @@ def _rescale(width: int, factor: float, norm: Norm) -> tuple[list[nn.Module], in
 
 
 def simple_pyramid(backbone: Backbone, recipe: DetectionRecipe, levels: tuple[int, ...] = LEVELS) -> SimplePyramid:
-    """Build the pyramid of a resolved recipe on a vision transformer.
-
-    Positions are resampled to the size of each batch. Patches of 8 and 16 pixels are kept; others are resampled to 16,
-    so that the strides of the maps are powers of two (timm's `resample_patch_embed`, Beyer et al.
-    2023, FlexiViT).
-    """
+    """Build the pyramid of a resolved recipe on a vision transformer."""
+    # Positions are resampled to the size of each batch. Patches of 8 and 16 pixels are kept; others are resampled to
+    # 16, so that the strides of the maps are powers of two (timm's `resample_patch_embed`, Beyer et al. 2023,
+    # FlexiViT).
     if backbone.kind.users or not isinstance(backbone.module, VisionTransformer):
         instead = "deformable_detr" if recipe.architecture in DETR else "fpn or c4"
         other = f" For ResNets use architecture={instead}." if isinstance(backbone.module, ResNet) else ""
@@ -330,10 +326,8 @@ def global_blocks(depth: int) -> tuple[int, ...]:
 
 
 def _windowed(net: VisionTransformer, patch: int, name: str, recipe: DetectionRecipe) -> VisionTransformerSAM:
-    """Return the transformer with windows and relative positions; class and register tokens are left out.
-
-    Relative positions begin at 0 and reach over images of max_size_train; absolute ones keep their own grid.
-    """
+    """Return the transformer with windows and relative positions; class and register tokens are left out."""
+    # Relative positions begin at 0 and reach over images of max_size_train; absolute ones keep their own grid.
     first = cast(Block, net.blocks[0])
     attention, mlp = cast(Any, first.attn), cast(Mlp, first.mlp)  # timm moves the class of the former
     windows = recipe.vit_window or 0

@@ -15,11 +15,9 @@ R = TypeVar("R")
 
 
 def in_float32(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a function outside autocast, with half-precision arguments converted to float32; float64 is kept.
-
-    Autocast would compute the matrix products of a loss in half precision even on float32 tensors. Arguments may be
-    tensors, or lists, tuples and dictionaries of tensors.
-    """
+    """Run a function outside autocast, with half-precision arguments converted to float32; float64 is kept."""
+    # Autocast would compute the matrix products of a loss in half precision even on float32 tensors. Arguments may be
+    # tensors, or lists, tuples and dictionaries of tensors.
 
     @functools.wraps(function)
     def widened(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -75,14 +73,13 @@ def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Ten
 def multi_label_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the binary cross entropy, mean over the known labels of each class, summed over classes (VISSL).
 
-    The means are over the images of all processes, so that the mean over processes is the loss of the whole batch.
-
     `logits`: (B, C); `targets`: int8 (B, C), 1 present, 0 absent, -1 ignored.
 
     >>> targets = torch.tensor([[1, 0], [-1, 1]], dtype=torch.int8)
     >>> round(float(multi_label_loss(torch.zeros(2, 2), targets)), 4)  # 2 classes of log(2)
     1.3863
     """
+    # The means are over the images of all processes, so that the mean over processes is the loss of the whole batch.
     known = targets >= 0
     each = functional.binary_cross_entropy_with_logits(logits, targets.clamp(min=0).to(logits.dtype), reduction="none")
     counts = sum_(known.sum(dim=0).to(logits.dtype)).clamp(min=1) / world_size()
@@ -98,8 +95,6 @@ def top1(logits: Tensor, labels: Tensor) -> Tensor:
 def similarities(views: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Return the similarities of views of one image, and for each view the sum over those of all other images.
 
-    Similarities are cosines divided by the temperature. Log-sum-exp is shifted, so small temperatures do not overflow.
-
     `views`: (V, B, d), this process's embeddings of V views, not necessarily normalised; returns (V, V, B): view v of
     image i with view w of the same image; and (V, 1, B): the logarithm of the sum of the exponentials over all views of
     all other images on all processes.
@@ -108,6 +103,8 @@ def similarities(views: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     >>> positives[0, 1].tolist(), [round(value, 4) for value in negatives[0, 0].tolist()]
     ([1.0, 1.0], [0.6931, 0.6931])
     """
+    # Similarities are cosines divided by the temperature. Log-sum-exp is shifted, so small temperatures do not
+    # overflow.
     z = functional.normalize(views, dim=2)
     n_views, n_images, _ = z.shape
     rows = n_views * n_images
@@ -171,10 +168,6 @@ def variance_and_covariance(z: Tensor, *, epsilon: float = 1e-4) -> tuple[Tensor
 def sinkhorn(scores: Tensor, *, epsilon: float, iterations: int, power_law: float = 0.0) -> Tensor:
     """Return the assignments of this process's samples, balanced over all processes (SwAV, eq. 3 to 5).
 
-    The iterations start from exp(scores / epsilon); each scales the prototypes to their shares and then the samples to
-    1. They are computed with logarithms, so that no score overflows or underflows for any epsilon; where the published
-    exponential form is finite, the results are equal.
-
     `scores`: (n, K), similarities of this process's samples and the prototypes; n may differ between processes; returns
     (n, K) in the dtype of `scores`; rows sum to 1.
 
@@ -182,6 +175,9 @@ def sinkhorn(scores: Tensor, *, epsilon: float, iterations: int, power_law: floa
     >>> [[round(code, 3) for code in row] for row in codes.tolist()]  # both prototypes get the same share
     [[0.5, 0.5], [0.5, 0.5]]
     """
+    # The iterations start from exp(scores / epsilon); each scales the prototypes to their shares and then the samples
+    # to 1. They are computed with logarithms, so that no score overflows or underflows for any epsilon; where the
+    # published exponential form is finite, the results are equal.
     rank_of_prototype = torch.arange(1, scores.shape[1] + 1, device=scores.device, dtype=scores.dtype)
     log_share = (-power_law * rank_of_prototype.log()).log_softmax(dim=0)
     log_q = scores / epsilon

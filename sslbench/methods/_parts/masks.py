@@ -39,11 +39,9 @@ def block_masks(
     largest: float,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Return masks of overlapping rectangles (BEiT, Bao et al., arXiv 2106.08254, Algorithm 1).
-
-    Rectangles have a random area and a random aspect ratio from 0.3 to 1 / 0.3. They are added until the number of
-    masked patches is reached, or until ten of them in a row do not fit.
-    """
+    """Return masks of overlapping rectangles (BEiT, Bao et al., arXiv 2106.08254, Algorithm 1)."""
+    # Rectangles have a random area and a random aspect ratio from 0.3 to 1 / 0.3. They are added until the number of
+    # masked patches is reached, or until ten of them in a row do not fit.
     numbers = random_numbers(generator)
     masks = torch.zeros(len(counts), *grid, dtype=torch.bool)
     for mask, count in zip(masks, counts, strict=True):
@@ -106,10 +104,8 @@ def unit_masks(
 
 
 def masked_rows(mask: Tensor, device: torch.device) -> Tensor:
-    """Return the numbers of the masked patches, (M,) on a device, counted through a mask (V, N) on the CPU.
-
-    With `take_rows` they take the place of `tokens[mask]`, for which the processor waits until a GPU has counted.
-    """
+    """Return the numbers of the masked patches, (M,) on a device, counted through a mask (V, N) on the CPU."""
+    # With `take_rows` they take the place of `tokens[mask]`, for which the processor waits until a GPU has counted.
     return mask.flatten().nonzero()[:, 0].to(device, non_blocking=True)
 
 

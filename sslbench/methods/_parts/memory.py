@@ -21,15 +21,14 @@ _EPSILON = torch.finfo(torch.float32).eps  # added to every denominator in the p
 def noise_contrastive(logits: Tensor, log_z: Tensor, images: int) -> Tensor:
     """Return the noise-contrastive loss (Wu et al. 2018, eq. 5 to 7), summed over the negatives of each image.
 
-    The probability of image i under the model is P(i) = exp(logit) / Z, under the noise 1 / N. All is computed with
-    logarithms, so small temperatures do not overflow.
-
     `logits`: (B, 1 + K), similarities divided by the temperature; the positive comes first.
 
     >>> logits = torch.zeros(1, 3)  # P = 1 / N for the positive and both negatives: log(3) + 2 log(3 / 2)
     >>> round(float(noise_contrastive(logits, torch.tensor(10.0).log(), 10)), 4)
     1.9095
     """
+    # The probability of image i under the model is P(i) = exp(logit) / Z, under the noise 1 / N. All is computed with
+    # logarithms, so small temperatures do not overflow.
     log_p = logits - log_z
     noise = (logits.shape[1] - 1) / images
     log_noise, log_rest = math.log(noise), math.log(noise + _EPSILON)
@@ -74,10 +73,8 @@ class MemoryBank(nn.Module):
         self.register_buffer("log_z", torch.tensor(math.inf))
 
     def draw(self, negatives: int, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return the numbers of random images for each of B images, uniform with replacement: int64 (B, negatives).
-
-        An image may be drawn as its own negative, as in the published code.
-        """
+        """Return the numbers of random images for each of B images, uniform with replacement: int64 (B, negatives)."""
+        # An image may be drawn as its own negative, as in the published code.
         images, device = len(self.vectors), self.vectors.device
         return torch.stack([torch.randint(images, (negatives,), generator=each, device=device) for each in generators])
 
@@ -109,10 +106,9 @@ class MemoryBank(nn.Module):
     def update_(self, images: Tensor, embeddings: Tensor, momentum: float) -> None:
         """Move the memory of this process's images, and of all other processes', towards their new embeddings.
 
-        An image that occurs several times is moved once, towards the mean of its embeddings.
-
         `images`: int64 (B,), numbers of the images; `embeddings`: (B, d), rows of length 1.
         """
+        # An image that occurs several times is moved once, towards the mean of its embeddings.
         rows, place, counts = gather(images).unique(  # type: ignore[no-untyped-call]
             return_inverse=True, return_counts=True
         )
@@ -124,11 +120,10 @@ class MemoryBank(nn.Module):
 def sums_of(rows: Tensor, place: Tensor, n: int) -> Tensor:
     """Return the sum of the rows of each place, (n, d), with the same rounding in every run.
 
-    On a GPU, `index_add_` adds in any order and `index_put_` in that of the rows; on a processor it is the other way
-    round.
-
     `rows`: (N, d); `place`: int64 (N,), from 0 to n - 1.
     """
+    # On a GPU, `index_add_` adds in any order and `index_put_` in that of the rows; on a processor it is the other way
+    # round.
     sums = rows.new_zeros((n, rows.shape[1]))
     return sums.index_put_((place,), rows, accumulate=True) if rows.is_cuda else sums.index_add_(0, place, rows)
 

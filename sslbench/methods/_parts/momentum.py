@@ -12,11 +12,9 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def copy_of(module: M) -> M:
-    """Return a deep copy without gradients, which the optimizer and DistributedDataParallel ignore.
-
-    Dropout and stochastic depth are disabled, since targets should not be noisy (DINO builds its teacher without
-    them). BatchNorm follows the training mode.
-    """
+    """Return a deep copy without gradients, which the optimizer and DistributedDataParallel ignore."""
+    # Dropout and stochastic depth are disabled, since targets should not be noisy (DINO builds its teacher without
+    # them). BatchNorm follows the training mode.
     copy = copying.deepcopy(module)
     copy.requires_grad_(False)
     for part in copy.modules():
@@ -29,10 +27,8 @@ def copy_of(module: M) -> M:
 
 @torch.no_grad()
 def update(copy: nn.Module, module: nn.Module, momentum: float) -> None:
-    """Update every parameter in place: copy <- momentum * copy + (1 - momentum) * module.
-
-    Buffers are not updated: BatchNorm in the copy keeps statistics of its own inputs.
-    """
+    """Update every parameter in place: copy <- momentum * copy + (1 - momentum) * module."""
+    # Buffers are not updated: BatchNorm in the copy keeps statistics of its own inputs.
     averaged: list[Tensor] = list(copy.parameters())
     current: list[Tensor] = list(module.parameters())
     if averaged:

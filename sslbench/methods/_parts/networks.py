@@ -60,11 +60,10 @@ class Prototypes(nn.Module):
 def encode(network: Callable[[Tensor], Tensor], views: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return the features of every view, with one forward pass per run of views of the same size.
 
-    Large batches are faster than one pass per view. BatchNorm then normalises over all views of one size, as in the
-    published code of SimCLR, SwAV and DINO; a method that normalises each view separately calls the network itself.
-
     `network`: images (n, C, h, w) -> (n, D); `views`: each (B, C, h_v, w_v); returns (B, D) for each view, in order.
     """
+    # Large batches are faster than one pass per view. BatchNorm then normalises over all views of one size, as in the
+    # published code of SimCLR, SwAV and DINO; a method that normalises each view separately calls the network itself.
     outputs: list[Tensor] = []
     for _, group in itertools.groupby(views, key=lambda view: view.shape[-2:]):
         same = list(group)
@@ -90,12 +89,11 @@ def feature_map(network: ResNet | AlexNet, images: Tensor) -> Tensor:
 def over_shuffled(network: Callable[[Tensor], tuple[Tensor, ...]], images: Tensor) -> tuple[Tensor, ...]:
     """Return the outputs for this process's images, computed in batches of images from all processes.
 
-    The statistics of BatchNorm would reveal which query and key are from the same batch (He et al. 2019, arXiv
-    1911.05722, section 3.3).
-
     `network`: images (B, C, H, W) -> tensors of B rows each; `images`: (B, C, H, W), this process's; B is the same on
     all processes.
     """
+    # The statistics of BatchNorm would reveal which query and key are from the same batch (He et al. 2019, arXiv
+    # 1911.05722, section 3.3).
     everyone, world = gather(images), world_size()
     order = broadcast_(torch.randperm(len(everyone)).to(images.device))
     share = everyone[order.view(world, -1)[rank()]].contiguous(memory_format=torch.channels_last)

@@ -98,11 +98,10 @@ def give_blocks(vit: VisionTransformer, function: Callable[..., Any]) -> None:
 def drop_samples(block: Block, tokens: Tensor, rate: float) -> Tensor:
     """Return a block's output with each residual branch computed for a random part of the images only.
 
-    Stochastic depth that saves the computation of dropped branches (Oquab et al. 2023, arXiv 2304.07193, section 5):
-    a branch is computed for B * (1 - rate) images, rounded down and at least one, and scaled by the inverse share.
-
     `tokens`: (B, n, D).
     """
+    # Stochastic depth that saves the computation of dropped branches (Oquab et al. 2023, arXiv 2304.07193, section 5):
+    # a branch is computed for B * (1 - rate) images, rounded down and at least one, and scaled by the inverse share.
     count = max(int(len(tokens) * (1 - rate)), 1)
     for norm, layer, scale in ((block.norm1, block.attn, block.ls1), (block.norm2, block.mlp, block.ls2)):
         rows = torch.randperm(len(tokens), device=tokens.device)[:count]

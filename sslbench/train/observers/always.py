@@ -40,11 +40,9 @@ class Views(Observer):
         contact_sheet([self._pixels(view[:ROWS]) for view in batch.views], self.path, rows=ROWS)
 
     def _pixels(self, view: Tensor) -> Tensor:
-        """Convert normalised views to uint8 pixels (n, 3, h, w).
-
-        For other numbers of channels than three, the first channel is shown as grey, or the first three as red, green
-        and blue, with two standard deviations below and above the mean as black and white.
-        """
+        """Convert normalised views to uint8 pixels (n, 3, h, w)."""
+        # For other numbers of channels than three, the first channel is shown as grey, or the first three as red, green
+        # and blue, with two standard deviations below and above the mean as black and white.
         view = view.detach().float().cpu()
         if view.shape[1] == 3:
             pixels = (view * self.std + self.mean) * 255

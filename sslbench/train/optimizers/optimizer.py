@@ -77,10 +77,8 @@ def find(name: str) -> OptimizerKind:
 
 
 def code_of(name: str) -> list[Any]:
-    """Return what defines an optimizer, for the digest of a user's own code: the files of its class and of its name.
-
-    Not the class itself: torch wraps its `step` when the first one is built, and the digest would change.
-    """
+    """Return what defines an optimizer, for the digest of a user's own code: the files of its class and of its name."""
+    # Not the class itself: torch wraps its `step` when the first one is built, and the digest would change.
     builder = find(name).builder
     of_class = sys.modules[builder.__module__] if isinstance(builder, type) else builder
     return [of_class, *([] if ":" in name else [find_module("optimizer", name)])]
@@ -231,10 +229,8 @@ def make_optimizer(
 
 
 def _start_momentum(optimizer: "torch.optim.Optimizer") -> None:
-    """Initialise all momentum buffers to 0, which is equivalent to missing buffers.
-
-    torch's fused SGD fails if some tensors have a buffer and others, frozen until now, have none.
-    """
+    """Initialise all momentum buffers to 0, which is equivalent to missing buffers."""
+    # torch's fused SGD fails if some tensors have a buffer and others, frozen until now, have none.
     import torch
 
     for group in optimizer.param_groups:
@@ -243,11 +239,9 @@ def _start_momentum(optimizer: "torch.optim.Optimizer") -> None:
 
 
 def _match_strides(optimizer: "torch.optim.Optimizer") -> None:
-    """Give loaded state the memory layout of its parameter.
-
-    Fused steps ignore strides: a channels-last weight with state in another layout would be updated with the values
-    of other elements.
-    """
+    """Give loaded state the memory layout of its parameter."""
+    # Fused steps ignore strides: a channels-last weight with state in another layout would be updated with the values
+    # of other elements.
     import torch
 
     for parameter, state in optimizer.state.items():
