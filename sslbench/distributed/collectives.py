@@ -23,51 +23,8 @@ from sslbench.distributed import Process, this_process
 from sslbench.distributed.failures import ending_together
 from sslbench.errors import SslbenchError, UsageError
 
-_NAME = re.compile(r"(?:[^\[\],\s]|\[[^\[\],\s]+(?:,[^\[\],\s]+)*\])+")
-_PIECE = re.compile(r"\[([^\]]+)\]|([^\[]+)")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
-
-
-def hosts(nodes: str) -> list[str]:
-    """Return the host names of a compact list, in order.
-
-    >>> hosts("gpu[01-03,7]-ib,login")
-    ['gpu01-ib', 'gpu02-ib', 'gpu03-ib', 'gpu7-ib', 'login']
-    """
-    # Numbers have as many digits as the lower end of their range. Of several brackets in a name, the last varies
-    # fastest.
-    names, position = [], 0
-    while found := _NAME.match(nodes, position):
-        pieces = [_numbers(inside, nodes) if inside else [text] for inside, text in _PIECE.findall(found[0])]
-        names += ["".join(parts) for parts in itertools.product(*pieces)]
-        position = found.end()
-        if position == len(nodes):
-            return names
-        if nodes[position] != ",":
-            break
-        position += 1
-    raise _malformed(nodes)
-
-
-def _numbers(ranges: str, nodes: str) -> list[str]:
-    """Return the numbers of a bracket: '01-03,7' -> 01, 02, 03, 7."""
-    found = []
-    for text in ranges.split(","):
-        match = _RANGE.fullmatch(text)
-        if match is None:
-            raise _malformed(nodes)
-        low, high = match[1], match[2] or match[1]
-        found += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
-    return found
-
-
-def _malformed(nodes: str) -> UsageError:
-    return UsageError(
-        f"'{nodes}' is not a SLURM host list such as node[003-006,9],other",
-        "Set MASTER_ADDR to the first host of the job.",
-    )
-
-
+_HOST = r"(?:[^\[\],\s]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+"
+_HOSTS = re.compile(rf"({_HOST})(?:,{_HOST})*")
 T = TypeVar("T")
 
 _GROUPS = itertools.count()  # all processes join the same groups in the same order
@@ -138,7 +95,7 @@ def set_rendezvous() -> None:
     """Set MASTER_ADDR and MASTER_PORT under srun, from the variables of the step; torchrun sets them itself."""
     env = os.environ
     if "MASTER_ADDR" not in env and "SLURM_STEP_NODELIST" in env:
-        env["MASTER_ADDR"] = hosts(env["SLURM_STEP_NODELIST"])[0]
+        env["MASTER_ADDR"] = first_host(env["SLURM_STEP_NODELIST"])
         # Jobs that share the machine need different ports.
         env.setdefault("MASTER_PORT", str(20000 + int(env.get("SLURM_JOB_ID", "0")) % 20000))
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in env]
@@ -147,6 +104,21 @@ def set_rendezvous() -> None:
             f"several processes were started, but {' and '.join(missing)} is not set",
             "Start them with torchrun: torchrun --nproc-per-node 2 -m sslbench pretrain ...",
         )
+
+
+def first_host(nodes: str) -> str:
+    """Return the first host name of SLURM's compact list of hosts.
+
+    >>> first_host("gpu[01-03,7]-ib,login")
+    'gpu01-ib'
+    """
+    whole = _HOSTS.fullmatch(nodes)
+    if whole is None:
+        raise UsageError(
+            f"'{nodes}' is not a SLURM host list such as node[003-006,9],other",
+            "Set MASTER_ADDR to the first host of the job.",
+        )
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", whole[1])
 
 
 def world_size() -> int:
