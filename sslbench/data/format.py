@@ -34,7 +34,7 @@ class SampleRequest(Generic[O]):
         label_column: column with the labels; None: recognised by its name.
         attribute_columns: columns (keys of a manifest's images) to keep as attributes.
         value_columns: columns of numbers to predict, in place of labels.
-        together: all processes of a run read this location now, so one of each machine may do it for all.
+        together: all processes of a run read this location now, so the first one may do it for all.
     """
 
     spec: str

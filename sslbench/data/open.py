@@ -64,7 +64,7 @@ def open_data(
         label_column: of a table, the column with the labels.
         attribute_columns: of a table or a manifest, further columns (keys of its images) to keep as attributes.
         value_columns: of a table, columns of numbers to predict, in place of a label column.
-        together: all processes of a run call this now: one of each machine lists the files of an image folder.
+        together: all processes of a run call this now: the first one lists the files of an image folder.
 
     Returns:
         Split name ('train', 'val', 'test' or the data's own) -> source; {"all": source} if there are no splits.

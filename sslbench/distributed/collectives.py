@@ -4,13 +4,9 @@ import contextlib
 import datetime
 import functools
 import itertools
-import json
 import os
 import re
-import socket
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -197,55 +193,15 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def from_first(function: Callable[[], T]) -> T:
-    """Call a function on the first process, and return its (small, picklable) result on all processes."""
+    """Call a function on the first process, and return its picklable result on all processes."""
     # An exception is raised on all processes, so that none waits for the failed one.
     if world_size() == 1:
         return function()
-    value, error = _attempt(function) if rank() == 0 else (None, None)
-    shared, failure = gather_objects((value, error))[0]
-    _raise_together(error or failure)
-    return cast(T, shared)
-
-
-def once_per_machine(function: Callable[[], Any]) -> Any:
-    """Call a function on one process of each machine; all of its processes read the result from a temporary file.
-
-    If it fails anywhere, all processes raise, as in `on_all`.
-    """
-    if world_size() == 1:
-        return function()
-    machines = gather_objects(_machine())
-    calls = machines.index(machines[rank()]) == rank()
-    value, file, error = None, None, None
-    if calls:
-        value, error = _attempt(function)
-        if error is None and machines.count(machines[rank()]) > 1:
-            file, error = _attempt(lambda: _in_temporary_file(value))
-    found = gather_objects((file, error))
-    _raise_together(error or next((failure for _, failure in found if failure is not None), None))
-    try:
-        path = found[machines.index(machines[rank()])][0]
-        return on_all(lambda: value if calls else json.loads(Path(path).read_text()))
-    finally:
-        if file is not None:
-            Path(file).unlink()
-
-
-def _machine() -> tuple[str, ...]:
-    """Return what processes have in common that run on one machine and see the same temporary files."""
-    # Machines may have the same name, containers usually; a container has temporary files of its own.
-    boot, folder = Path("/proc/sys/kernel/random/boot_id"), Path(tempfile.gettempdir())
-    with contextlib.suppress(OSError):
-        stat = folder.stat()
-        return socket.gethostname(), boot.read_text(encoding="ascii").strip(), f"{stat.st_dev}:{stat.st_ino}"
-    return (socket.gethostname(),)
-
-
-def _in_temporary_file(value: Any) -> str:
-    """Write a value of JSON's types to a new file, and return its path."""
-    with tempfile.NamedTemporaryFile("w", prefix="sslbench-", suffix=".json", delete=False) as file:
-        json.dump(value, file)
-    return file.name
+    outcome = [_attempt(function) if rank() == 0 else (None, None)]
+    distributed.broadcast_object_list(outcome, src=0)
+    value, error = outcome[0]
+    _raise_together(error)
+    return cast(T, value)
 
 
 def on_all(function: Callable[[], T]) -> T:

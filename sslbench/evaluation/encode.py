@@ -106,7 +106,7 @@ def _parts_to_encode(request: Request, run: RunSettings, in_memory: InMemoryData
         both = open_train_test(request, run, in_memory)
         parts = {"train": both.train, "test": both.test}
     else:
-        with process_group_if_known(run.torch_device()):  # one process of each machine lists the files of a folder
+        with process_group_if_known(run.torch_device()):  # the first process lists the files of a folder
             parts = dict(open_parts(request, request.data, in_memory))
             test = None if request.test_data is None else open_parts(request, request.test_data, in_memory)
         if test is not None:

@@ -22,7 +22,7 @@ InMemoryData = Mapping[str, Mapping[str, Source]]
 
 def open_train_test(request: Request, run: RunSettings, in_memory: InMemoryData | None = None) -> TrainTest:
     """Return the train and test part of the data, limited if that was asked for; every process calls this."""
-    with process_group_if_known(run.torch_device()):  # one process of each machine lists the files of a folder
+    with process_group_if_known(run.torch_device()):  # the first process lists the files of a folder
         data = _opened(request, run, in_memory)
     if request.limit is None:
         return data

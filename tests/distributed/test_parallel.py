@@ -1,11 +1,9 @@
-"""Several processes: messages, what is done once per machine, wrappers of networks."""
+"""Several processes: messages, folders that the first lists for all, wrappers of networks."""
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 
@@ -21,10 +19,10 @@ from sslbench.backbones.build import build
 from sslbench.data.formats import folder
 from sslbench.data.open import open_data
 from sslbench.distributed import messages
-from sslbench.distributed.collectives import barrier, once_per_machine, process_group_if_known
+from sslbench.distributed.collectives import barrier, process_group_if_known
 from sslbench.distributed.messages import show_once, shown_elsewhere
 from sslbench.distributed.parallel import blocks, whole, wrap
-from sslbench.errors import DataError, SslbenchError
+from sslbench.errors import DataError
 from sslbench.evaluation import Request, RunSettings, encode, make_task, opening
 from sslbench.methods._parts.vision_transformers import drop_samples, embed, give_blocks, run_blocks
 
@@ -186,55 +184,36 @@ def images(tmp_path):
     return tmp_path / "photos"
 
 
-def opened(rank, path, machines, spec="{}", containers="aa"):
+def seen(spec, **options):
+    """What a process sees of each split."""
+    return {
+        name: (
+            part.ids,
+            part.target.classes,
+            part.target.values.tolist(),
+            part.notes,
+            part.images.read(len(part.ids) - 1),
+        )
+        for name, part in open_data(spec, **options).items()
+    }
+
+
+def opened(rank, path, spec="{0}"):
     """Splits as a process sees them, and folders that it listed."""
     listed, walk = [], folder._walk
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folder, "_walk", lambda root, *rest: (listed.append(Path(root).name), walk(root, *rest)))
-        patch.setattr(socket, "gethostname", lambda: machines[rank])
-        temporary = path.parent / containers[rank]
-        temporary.mkdir(exist_ok=True)
-        patch.setattr(tempfile, "tempdir", str(temporary))
-        parts = open_data(spec.format(path), together=True)
-    seen = {
-        name: (
-            part.ids,
-            part.target.classes,
-            part.target.values.tolist(),
-            part.notes,
-            part.images.read(len(part.ids) - 1),
-        )
-        for name, part in parts.items()
-    }
-    return seen, listed
+        return seen(spec.format(path), together=True), listed
 
 
-@pytest.mark.parametrize("machines", ["aa", "ab"])
-def test_a_folder_is_listed_once_on_each_machine(machines, images):
-    expected = {
-        name: (
-            part.ids,
-            part.target.classes,
-            part.target.values.tolist(),
-            part.notes,
-            part.images.read(len(part.ids) - 1),
-        )
-        for name, part in open_data(str(images)).items()
-    }
-    (first, listed), (second, others) = two_processes.run(opened, images, machines)
-    assert first == second == expected
-    assert listed == ["train", "val"] and others == ([] if machines == "aa" else listed)
-    assert not list(images.parent.glob("*/sslbench-*"))  # temporary files
-
-
-def test_containers_of_one_name_do_not_look_for_each_others_files(images):
-    (first, listed), (second, others) = two_processes.run(opened, images, "aa", "{}", "ab")
-    assert first == second and listed == others == ["train", "val"]
+def test_a_folder_is_listed_once(images):
+    (first, listed), (second, others) = two_processes.run(opened, images)
+    assert first == second == seen(str(images))
+    assert listed == ["train", "val"] and others == []
 
 
 def test_folders_of_several_sources_are_listed_once(images):
-    spec = "several:one={},two={}"
-    (first, listed), (second, others) = two_processes.run(opened, images, "aa", spec.replace("{}", "{0}"))
+    (first, listed), (second, others) = two_processes.run(opened, images, "several:one={0},two={0}")
     assert first == second and len(first["train"][0]) == 6
     assert listed == ["train", "val"] * 2 and others == []
 
@@ -272,26 +251,3 @@ def test_an_error_of_the_one_is_that_of_all(tmp_path):
     (first, printed), (second, silent) = two_processes.run(failing, tmp_path)
     assert first == second and "has no image" in first
     assert (printed, silent) == (False, True)
-
-
-def unwritable(rank, path):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", str(path / "missing"))
-        try:
-            once_per_machine(lambda: [rank])
-        except SslbenchError as error:
-            return str(error)
-
-
-def test_a_temporary_file_that_cannot_be_written_ends_all(tmp_path):
-    first, second = two_processes.run(unwritable, tmp_path)
-    assert first == second and "No such file or directory" in first
-
-
-def values(rank):
-    return once_per_machine(lambda: {"of": [rank, "text", None]})
-
-
-def test_values_and_a_single_process():
-    assert two_processes.run(values) == [{"of": [0, "text", None]}] * 2
-    assert values(5) == {"of": [5, "text", None]}

@@ -20,7 +20,7 @@ from sslbench.data.maps.classes import LabelMapOptions, coding_beside, names_fol
 from sslbench.data.maps.foreground import binary_masks, foreground_of
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
-from sslbench.distributed.collectives import once_per_machine
+from sslbench.distributed.collectives import from_first
 from sslbench.errors import DataError
 from sslbench.targets.label_maps import Foreground, LabelMaps
 from sslbench.targets.none import Unlabelled
@@ -39,7 +39,7 @@ def open(spec: str, *, together: bool = False) -> dict[str, Source]:
 
     Sub-folders train/, val/, test/ (or training, valid, validation, testing, in any case) are splits. Images anywhere
     below a class folder belong to that class. Ids are paths relative to the folder (to the split's, if split). With
-    `together`, all processes of a run call this now, and one of each machine lists the files.
+    `together`, all processes of a run call this now, and the first one lists the files.
     """
 
     def listed() -> dict[str, _Listing]:
@@ -48,7 +48,7 @@ def open(spec: str, *, together: bool = False) -> dict[str, Source]:
         except OSError as error:
             raise DataError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
 
-    listings: dict[str, _Listing] = once_per_machine(listed) if together else listed()
+    listings: dict[str, _Listing] = from_first(listed) if together else listed()
     return {split: _source(listing) for split, listing in listings.items()}
 
 
