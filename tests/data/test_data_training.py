@@ -18,7 +18,9 @@ from PIL import Image
 from sslbench.data.images import Arrays, Files
 from sslbench.data.loading import batch as batch_module
 from sslbench.data.loading import pretraining
+from sslbench.data.loading.batch import ShareSampler
 from sslbench.data.loading.pretraining import TrainingData
+from sslbench.data.loading.samplers import epoch_order
 from sslbench.data.source import Source
 from sslbench.data.views import Augment, Jitter, View
 from sslbench.data.views.ops import Crop
@@ -144,7 +146,8 @@ def test_each_epoch_shows_every_image_once_in_a_new_order_that_processes_share(w
 @given(n=st.integers(2, 60), size=st.integers(1, 60), start=st.integers(0, 40), length=st.integers(0, 40))
 def test_any_stretch_of_the_plan_is_that_stretch_of_the_whole(n, size, start, length):
     size = min(size, n)
-    plan = partial(pretraining._ShareSampler, n, size, 7, 0, 1)
+    order = partial(epoch_order, "shuffled", n, None, seed=7)
+    plan = partial(ShareSampler, order, n, size, slice(0, None, 1))
     whole = list(plan(0, start + length))
     part = list(plan(start, start + length))
     assert len(part) == len(plan(start, start + length)) == length

@@ -6,13 +6,13 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 
 from sslbench.arrays import IntArray
 from sslbench.data.decode.handlers import DEFAULT, PictureDecoder, Reading, make_decoder
@@ -20,6 +20,7 @@ from sslbench.data.decode.picture import OtherChannels, UnreadableImage, Wanted
 from sslbench.data.decode.transforms import luminance
 from sslbench.data.loading import loader
 from sslbench.data.loading.loader import Unreadable
+from sslbench.data.loading.samplers import occurrences
 from sslbench.data.source import Source
 from sslbench.data.views import Augment
 from sslbench.data.views.ops import Crop, make_views
@@ -206,12 +207,10 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
                 return candidate, image
         found = {path: reason for _, path, reason in unreadable}
         files = some([f"{path} ({reason})" for path, reason in found.items()])
-        raise (
-            DataError(
-                f"{self.name}: {counted(len(found), 'image')} tried for one batch cannot be read, and no "
-                f"replacement is left: {files}",
-                "sslbench check-data lists them. Repair or remove them, or lower batch_size.",
-            )
+        raise DataError(
+            f"{self.name}: {counted(len(found), 'image')} tried for one batch cannot be read, and no replacement is "
+            f"left: {files}",
+            "sslbench check-data lists them. Repair or remove them, or lower batch_size.",
         )
 
     def _seed(self, epoch: int, position: int, before: int) -> None:
@@ -223,6 +222,47 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
         torch.default_generator.manual_seed(first)  # torch.manual_seed would set up CUDA's as well
         np.random.seed(second % 2**32)
         random.seed(third)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShareSampler(Sampler[Item]):
+    """Sampler of one process's part of each batch, in pieces: (epoch, positions in the source[, occurrences]).
+
+    Attributes:
+        order: order of the images in an epoch, by its number.
+        n: number of images.
+        batch_size: images per batch of all processes.
+        share: rows of a batch that are this process's.
+        start: first batch.
+        stop: batch after the last one.
+        repeats: an epoch may have an image several times.
+        pieces: number of pieces of a part.
+    """
+
+    order: Callable[..., IntArray]
+    n: int
+    batch_size: int
+    share: slice
+    start: int
+    stop: int
+    repeats: bool = False
+    pieces: int = 1
+
+    def __len__(self) -> int:
+        return (self.stop - self.start) * self.pieces
+
+    def __iter__(self) -> Iterator[Item]:
+        steps = self.n // self.batch_size
+        shuffled, order, again = -1, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        for position in range(self.start, self.stop):
+            epoch, step = divmod(position, steps)
+            if epoch != shuffled:  # the order of one epoch is held at a time
+                shuffled, order = epoch, self.order(epoch=epoch)
+                again = occurrences(order) if self.repeats else order
+            rows = slice(step * self.batch_size, (step + 1) * self.batch_size)
+            pieces = (np.array_split(each[rows][self.share], self.pieces) for each in (order, again))
+            for positions, earlier in zip(*pieces, strict=True):
+                yield (epoch, positions, earlier) if self.repeats else (epoch, positions)
 
 
 def start_worker(worker: int) -> None:

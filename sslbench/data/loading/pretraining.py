@@ -5,28 +5,26 @@ the only state to save, and it is the same for any number of processes.
 """
 
 import dataclasses
+import functools
 import logging
 import shutil
 import tempfile
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import Sampler
 
 from sslbench.data.decode.handlers import DEFAULT, Reading
 from sslbench.data.images import Files
 from sslbench.data.loading import loader
-from sslbench.data.loading.batch import BatchMaker, Item, RawBatch, rows_by_origin, start_worker
+from sslbench.data.loading.batch import BatchMaker, RawBatch, ShareSampler, rows_by_origin, start_worker
 from sslbench.data.loading.samplers import (
     REPEATING,
     AskedSampler,
-    SamplerName,
     choose_sampler,
     epoch_order,
-    occurrences,
     origins_of,
 )
 from sslbench.data.sharded import WINDOW, check_order, shards_of
@@ -124,18 +122,25 @@ class TrainingData:
         if not 0 <= start <= stop:
             raise ValueError(f"batches {start} to {stop}")
         maker = self._maker
-        plan = _ShareSampler(
+        order = functools.partial(
+            epoch_order,
+            self._sampler,
             len(maker.images),
-            self._batch_size,
-            maker.seed,
-            *self._process,
+            self._groups,
+            seed=maker.seed,
+            shards=shards_of(maker.images) if self._sampler == "shards" else None,
+            window=self._window,
+            weights=self._weights,
+        )
+        rank, world = self._process
+        plan = ShareSampler(
+            order,
+            len(maker.images),
+            self._batch_size * world,
+            slice(rank, None, world),
             start,
             stop,
-            self._sampler,
-            self._groups,
-            shards_of(maker.images) if self._sampler == "shards" else None,
-            self._window,
-            self._weights,
+            repeats=self._sampler in REPEATING,
         )
         for batch in loader.run(
             maker,
@@ -155,67 +160,6 @@ class TrainingData:
         if self._origins is None:
             return batch
         return dataclasses.replace(batch, origins=tuple(self._origins[i] for i in batch.indices.tolist()))
-
-
-@dataclasses.dataclass(frozen=True)
-class _ShareSampler(Sampler[Item]):
-    """Sampler of batches: (epoch, positions in the source); holds the order of one epoch.
-
-    Attributes:
-        n: number of images of all processes.
-        batch_size: images per batch of this process.
-        seed: of the order.
-        rank: of this process.
-        world: number of processes.
-        start: position of the first batch.
-        stop: position after the last one.
-        sampler: of the order.
-        classes: class or origin of each image, for the samplers that use it.
-        shards: shard of each image, likewise.
-        window: number of shards that are mixed.
-        weights: weight of each origin.
-    """
-
-    n: int
-    batch_size: int
-    seed: int
-    rank: int
-    world: int
-    start: int
-    stop: int
-    sampler: SamplerName = "shuffled"
-    classes: npt.NDArray[np.int64] | None = None
-    shards: npt.NDArray[np.int64] | None = None
-    window: int = WINDOW
-    weights: npt.NDArray[np.float64] | None = None
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    def __iter__(self) -> Iterator[Item]:
-        size = self.batch_size * self.world
-        steps = self.n // size
-        shuffled, order, again = -1, np.empty(0, dtype=np.int64), None
-        for position in range(self.start, self.stop):
-            epoch, step = divmod(position, steps)
-            if epoch != shuffled:
-                shuffled = epoch
-                order = self._order(epoch)
-                again = occurrences(order) if self.sampler in REPEATING else None
-            batch = slice(step * size + self.rank, (step + 1) * size, self.world)
-            yield (epoch, order[batch]) if again is None else (epoch, order[batch], again[batch])
-
-    def _order(self, epoch: int) -> npt.NDArray[np.int64]:
-        return epoch_order(
-            self.sampler,
-            self.n,
-            self.classes,
-            seed=self.seed,
-            epoch=epoch,
-            shards=self.shards,
-            window=self.window,
-            weights=self.weights,
-        )
 
 
 def _check(source: Source, batch_size: int, world: int, seed: int) -> None:

@@ -8,20 +8,18 @@ the augmentation from (seed, epoch, index); the position in the stream is the on
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler
 
 from sslbench.arrays import IntArray
 from sslbench.data.decode.handlers import DEFAULT, Reading
 from sslbench.data.decode.transforms import resize_and_crop
 from sslbench.data.loading import loader
-from sslbench.data.loading.batch import BatchMaker, Item, RawBatch, start_worker
-from sslbench.data.loading.samplers import REPEATING, SamplerName, check_sampler, epoch_order, occurrences
+from sslbench.data.loading.batch import BatchMaker, RawBatch, ShareSampler, start_worker
+from sslbench.data.loading.samplers import REPEATING, SamplerName, check_sampler, epoch_order
 from sslbench.data.source import Source
 from sslbench.data.views import Augment, View, ops
 from sslbench.errors import UsageError
@@ -74,16 +72,15 @@ class EpochBatches:
 
     def batches(self, start: int, stop: int) -> Generator[tuple[RawBatch, ...]]:
         """Iterate over this process's part of the batches start, ..., stop - 1, each as a tuple of pieces."""
-        plan = _PieceSampler(
+        plan = ShareSampler(
+            self._order,
             len(self._maker.images),
             self.batch_size,
-            self._maker.seed,
             self._share,
-            self._pieces,
             start,
             stop,
-            self._sampler,
-            self._maker.labels,
+            repeats=self._sampler in REPEATING,
+            pieces=self._pieces,
         )
         items = loader.run(
             self._maker, self._workers, sampler=plan, start=start_worker, start_method=self._start_method
@@ -91,42 +88,11 @@ class EpochBatches:
         while pieces := tuple(itertools.islice(items, self._pieces)):
             yield pieces
 
-
-@dataclasses.dataclass(frozen=True)
-class _PieceSampler(Sampler[Item]):
-    """Sampler of pieces: (epoch, positions in the source)."""
-
-    n: int
-    batch_size: int
-    seed: int
-    share: slice
-    pieces: int
-    start: int
-    stop: int
-    sampler: SamplerName
-    classes: npt.NDArray[np.int64] | None
-
-    def __len__(self) -> int:
-        return (self.stop - self.start) * self.pieces
-
-    def __iter__(self) -> Iterator[Item]:
-        steps = self.n // self.batch_size
-        shuffled, order, again = -1, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-        for position in range(self.start, self.stop):
-            epoch, step = divmod(position, steps)
-            if epoch != shuffled:
-                shuffled = epoch
-                order = self._order(epoch)
-                again = occurrences(order) if self.sampler in REPEATING else np.zeros_like(order)
-            rows = slice(step * self.batch_size, (step + 1) * self.batch_size)
-            pieces = (np.array_split(each[rows][self.share], self.pieces) for each in (order, again))
-            for piece, before in zip(*pieces, strict=True):
-                yield epoch, piece, before
-
-    def _order(self, epoch: int) -> IntArray:
-        if self.sampler == "shuffled":
-            return np.random.default_rng((_ORDER, self.seed, epoch)).permutation(self.n)
-        return epoch_order(self.sampler, self.n, self.classes, seed=self.seed, epoch=epoch)
+    def _order(self, *, epoch: int) -> IntArray:
+        n, seed = len(self._maker.images), self._maker.seed
+        if self._sampler == "shuffled":  # not the stream of `epoch_order`: it decides numbers, so it stays
+            return np.random.default_rng((_ORDER, seed, epoch)).permutation(n)
+        return epoch_order(self._sampler, n, self._maker.labels, seed=seed, epoch=epoch)
 
 
 def evaluation_view(preprocessing: Preprocessing, flip: float) -> Callable[[Tensor], Tensor]:
