@@ -188,13 +188,7 @@ class Method(method.Method[Config]):
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the rebalanced cross entropy; in the first pass count colours instead."""
-        view = batch.views[0]
-        shape = (1, 3, 1, 1)
-        mean, std = (
-            torch.tensor(values).to(view, non_blocking=True).view(shape)
-            for values in (self._normalisation.mean, self._normalisation.std)
-        )
-        pictures = ((view * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
+        pictures = self._pictures(batch.views[0])
         ab = chroma(pictures[:, :, :: self.config.stride, :: self.config.stride])
         coloured = (ab.abs() > GREY).flatten(1).any(dim=1)
         indices, shares = soft_encode(ab.permute(0, 2, 3, 1), self.config.neighbours, self.config.sigma)
@@ -211,6 +205,12 @@ class Method(method.Method[Config]):
         hits = (logits.argmax(dim=1) == indices[..., 0]).flatten(1).float().mean(dim=1)
         parts = {"accuracy": 100 * (hits * coloured).sum() / coloured.sum().clamp(min=1)}
         return Loss(value, maps.detach().float().mean(dim=(2, 3)), parts)
+
+    def _pictures(self, view: Tensor) -> Tensor:
+        """Return the pictures of a normalised view with 8 bits, as evaluations get them."""
+        values = (self._normalisation.mean, self._normalisation.std)
+        mean, std = (torch.tensor(each).to(view, non_blocking=True).view(1, 3, 1, 1) for each in values)
+        return ((view * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
 
     def _maps(self, lightness: Tensor) -> Tensor:
         return feature_map(self.backbone, lightness)
