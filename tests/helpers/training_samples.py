@@ -59,6 +59,14 @@ def batch_of(setup: Setup, *, seed: int = 0) -> Batch:
     return Batch(views, labels, torch.arange(setup.batch_size), boxes=boxes)
 
 
+def made(module, default, config=None, *, sizes: tuple[int, ...], backbone: str = "resnet18w0.125", **changes):
+    """A method of a module with its setup and a batch; `default` is its config where none is given."""
+    net = network(backbone)
+    setup = setup_for(net, sizes=sizes, backbone=backbone, **changes)
+    torch.manual_seed(0)
+    return module.Method(net, config or default, setup), setup, batch_of(setup)
+
+
 def step_of(index: int, setup: Setup) -> Step:
     return Step(index=index, total=setup.steps, per_epoch=setup.steps_per_epoch)
 

@@ -1,11 +1,18 @@
 import dataclasses
+import functools
 import math
 
 import numpy as np
 import pytest
 import torch
 from helpers import two_processes
-from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of, unit
+from helpers.training_samples import (
+    gradient,
+    made,
+    random_rows,
+    step_of,
+    unit,
+)
 
 from sslbench.errors import UsageError
 from sslbench.methods import densecl
@@ -15,11 +22,7 @@ CONFIG = densecl.Config(projector=(16, 8), queue=1024)
 SIZES = (64, 64)
 
 
-def make(config=CONFIG, *, backbone="resnet18w0.125", sizes=SIZES, **changes):
-    module = network(backbone)
-    setup = setup_for(module, sizes=sizes, **changes)
-    torch.manual_seed(0)
-    return densecl.Method(module, config, setup), setup, batch_of(setup)
+make = functools.partial(made, densecl, CONFIG, sizes=SIZES)
 
 
 def oracle(queries, keys, features, key_features, queue, temperature):

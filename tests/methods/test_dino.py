@@ -1,10 +1,11 @@
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
 import torch
 from helpers import two_processes
-from helpers.training_samples import batch_of, network, random_rows, setup_for, step_of
+from helpers.training_samples import made, network, random_rows, setup_for, step_of
 from torch import nn
 
 from sslbench.errors import UsageError
@@ -17,11 +18,7 @@ CROPS = (32, 32, 16, 16, 16)
 VIT = "timm:vit_tiny_patch16_224,img_size=32,patch_size=8,depth=2,embed_dim=48,num_heads=3"
 
 
-def make(config=CONFIG, *, sizes=CROPS, backbone="resnet18w0.125", **changes):
-    backbone = network(backbone)
-    setup = setup_for(backbone, sizes=sizes, **changes)
-    torch.manual_seed(0)
-    return dino.Method(backbone, config, setup), setup, batch_of(setup)
+make = functools.partial(made, dino, CONFIG, sizes=CROPS)
 
 
 def softmax(x):

@@ -1,10 +1,11 @@
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
 import torch
 from helpers import two_processes
-from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of
+from helpers.training_samples import gradient, made, network, random_rows, step_of
 
 from sslbench.errors import UsageError
 from sslbench.methods import dinov2
@@ -18,11 +19,7 @@ CROPS = (32, 32, 16, 16)
 VIT = "timm:vit_tiny_patch16_224,img_size=32,patch_size=8,depth=2,embed_dim=48,num_heads=3"
 
 
-def make(config=CONFIG, *, sizes=CROPS, backbone=VIT, **changes):
-    module = network(backbone)
-    setup = dataclasses.replace(setup_for(module, sizes=sizes), backbone=backbone, **changes)
-    torch.manual_seed(0)
-    return dinov2.Method(module, config, setup), setup, batch_of(setup)
+make = functools.partial(made, dinov2, CONFIG, sizes=CROPS, backbone=VIT)
 
 
 def oracle_koleo(rows):

@@ -1,10 +1,11 @@
 import dataclasses
+import functools
 import random
 
 import numpy as np
 import pytest
 import torch
-from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of
+from helpers.training_samples import gradient, made, random_rows, step_of
 from torch.nn import functional
 
 from sslbench.errors import UsageError
@@ -16,11 +17,7 @@ VIT = "timm:vit_tiny_patch16_224,img_size=32,patch_size=8,depth=2,embed_dim=48,n
 PATCHES_ONLY = VIT + ",class_token=False,global_pool=avg,fc_norm=False"
 
 
-def make(config=CONFIG, *, backbone=PATCHES_ONLY, sizes=(32,), **changes):
-    module = network(backbone)
-    setup = dataclasses.replace(setup_for(module, sizes=sizes), backbone=backbone, **changes)
-    torch.manual_seed(0)
-    return ijepa.Method(module, config, setup), setup, batch_of(setup)
+make = functools.partial(made, ijepa, CONFIG, sizes=(32,), backbone=PATCHES_ONLY)
 
 
 def test_the_loss_agrees_with_a_loop_and_its_gradient_with_differences():

@@ -1,10 +1,11 @@
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
 import torch
 from helpers import two_processes
-from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of
+from helpers.training_samples import gradient, made, random_rows, step_of
 
 from sslbench.errors import UsageError
 from sslbench.methods import lejepa
@@ -14,11 +15,7 @@ CROPS = (32, 32, 16, 16)
 VIT = "timm:vit_tiny_patch16_224,img_size=32,patch_size=8,depth=2,embed_dim=48,num_heads=3"
 
 
-def make(config=CONFIG, *, backbone="resnet18w0.125", sizes=CROPS, **changes):
-    module = network(backbone)
-    setup = setup_for(module, sizes=sizes, **changes)
-    torch.manual_seed(0)
-    return lejepa.Method(module, config, setup), setup, batch_of(setup)
+make = functools.partial(made, lejepa, CONFIG, sizes=CROPS)
 
 
 def oracle_sigreg(embeddings, directions, knots, largest):

@@ -1,9 +1,10 @@
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
 import torch
-from helpers.training_samples import batch_of, network, random_rows, setup_for, step_of
+from helpers.training_samples import made, network, random_rows, setup_for, step_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,11 +16,7 @@ CONFIG = mae.Config(decoder_dim=32, decoder_depth=1, decoder_heads=4)
 VIT = "timm:vit_tiny_patch16_224,img_size=32,patch_size=8,depth=2,embed_dim=48,num_heads=3"
 
 
-def make(config=CONFIG, *, backbone=VIT, sizes=(32,), **changes):
-    module = network(backbone)
-    setup = dataclasses.replace(setup_for(module, sizes=sizes), backbone=backbone, **changes)
-    torch.manual_seed(0)
-    return mae.Method(module, config, setup), setup, batch_of(setup)
+make = functools.partial(made, mae, CONFIG, sizes=(32,), backbone=VIT)
 
 
 def test_patches_are_cut_in_rows_from_the_top_left():

@@ -1,10 +1,17 @@
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
 import torch
 from helpers import two_processes
-from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of, unit
+from helpers.training_samples import (
+    gradient,
+    made,
+    random_rows,
+    step_of,
+    unit,
+)
 
 from sslbench.errors import UsageError
 from sslbench.methods import msn
@@ -14,11 +21,7 @@ CROPS = (32, 32, 16, 16)
 VIT = "timm:vit_tiny_patch16_224,img_size=32,patch_size=8,depth=2,embed_dim=48,num_heads=3"
 
 
-def make(config=CONFIG, *, backbone=VIT, sizes=CROPS, **changes):
-    module = network(backbone)
-    setup = dataclasses.replace(setup_for(module, sizes=sizes), backbone=backbone, **changes)
-    torch.manual_seed(0)
-    return msn.Method(module, config, setup), setup, batch_of(setup)
+make = functools.partial(made, msn, CONFIG, sizes=CROPS, backbone=VIT)
 
 
 def softmax(x):

@@ -1,9 +1,10 @@
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
 import torch
-from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of
+from helpers.training_samples import gradient, made, random_rows, step_of
 
 from sslbench.errors import UsageError
 from sslbench.methods import simmim
@@ -14,11 +15,7 @@ CONFIG = simmim.Config()
 VIT = "timm:vit_tiny_patch16_224,img_size=32,patch_size=8,depth=2,embed_dim=48,num_heads=3"
 
 
-def make(config=CONFIG, *, backbone=VIT, sizes=(32,), **changes):
-    module = network(backbone)
-    setup = dataclasses.replace(setup_for(module, sizes=sizes), backbone=backbone, **changes)
-    torch.manual_seed(0)
-    return simmim.Method(module, config, setup), setup, batch_of(setup)
+make = functools.partial(made, simmim, CONFIG, sizes=(32,), backbone=VIT)
 
 
 def test_the_loss_agrees_with_a_loop_and_its_gradient_with_differences():

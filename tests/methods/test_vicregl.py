@@ -1,10 +1,11 @@
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
 import torch
 from helpers import two_processes
-from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of
+from helpers.training_samples import gradient, made, random_rows, step_of
 
 from sslbench.errors import UsageError
 from sslbench.methods import vicregl
@@ -14,11 +15,7 @@ CONFIG = vicregl.Config(projector=(32, 32), place_projector=(16, 16), matches=(3
 SIZES = (64, 64)
 
 
-def make(config=CONFIG, *, backbone="resnet18w0.125", sizes=SIZES, **changes):
-    module = network(backbone)
-    setup = setup_for(module, sizes=sizes, **changes)
-    torch.manual_seed(0)
-    return vicregl.Method(module, config, setup), setup, batch_of(setup)
+make = functools.partial(made, vicregl, CONFIG, sizes=SIZES)
 
 
 def spread(rows):
