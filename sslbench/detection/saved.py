@@ -212,26 +212,6 @@ def rows(file: files.WeightsFile, about: DetectorDescription) -> list[tuple[str,
     ]
 
 
-def to_detectron2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a detector's state under Detectron2's names, as its own checkpointer loads it."""
-    # Counters of BatchNorm are left out, as Detectron2's frozen norm has none.
-    if any(name.startswith("backbone.net.") for name in state):
-        raise WeightsError("Detectron2 cannot name the tensors of timm's vision transformers: its own differs")
-    pyramid = any(name.startswith(_PYRAMID) for name in state)
-    canonical, heads = {}, {}
-    for name, tensor in state.items():
-        if name.endswith(_COUNTER):
-            continue
-        own = canonical_name(name, pyramid=pyramid)
-        if own is None:
-            heads[name] = tensor
-        else:
-            canonical[own] = tensor
-    table = load_table("detectron2" if pyramid else "detectron2_c4")
-    renamed = table.from_canonical(canonical, prefix=_PYRAMID if pyramid else None)
-    return {**renamed, **heads}
-
-
 def from_detectron2(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the 'model' of a Detectron2 file under the names of a `Detector`, for `weights.fill`."""
     pyramid = any(name.startswith(_PYRAMID) for name in tensors)

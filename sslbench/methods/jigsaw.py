@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from sslbench.config import setting
-from sslbench.data.views.pretext import distant_permutations
 from sslbench.methods._parts.losses import cross_entropy, top1
 from sslbench.methods._parts.masks import image_generators
-from sslbench.methods._parts.patches import PIECES, concatenated, need_patches, reorder
+from sslbench.methods._parts.patches import PIECES, concatenated, distant_permutations, need_patches, reorder
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 

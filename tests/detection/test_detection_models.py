@@ -4,7 +4,18 @@ import logging
 
 import pytest
 import torch
-from helpers.detector_samples import BASIC, BOTTLENECK, VIT, detector, losses_of, ruled, scene, small_detector, targets
+from helpers.detector_samples import (
+    BASIC,
+    BOTTLENECK,
+    VIT,
+    detector,
+    losses_of,
+    ruled,
+    scene,
+    small_detector,
+    targets,
+    to_detectron2,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -14,7 +25,7 @@ from sslbench.backbones.build import build
 from sslbench.detection.models import boxes as b
 from sslbench.detection.models.boxes import assign_levels, pool_regions, rescale
 from sslbench.detection.recipe import DetectionRecipe
-from sslbench.detection.saved import from_detectron2, to_detectron2
+from sslbench.detection.saved import from_detectron2
 from sslbench.errors import DataError, UsageError, WeightsError
 from sslbench.train.loop import NotFiniteError
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import two_processes
+from helpers.detector_samples import to_detectron2
 from helpers.detectron2_samples import CPU, NET, REAL, parts, recipe, trained
 
 from sslbench.backbones.build import build
@@ -20,7 +21,7 @@ from sslbench.detection.detectron2.data import Mapper, registered, train_loader
 from sslbench.detection.detectron2.library import own_log
 from sslbench.detection.evaluate import detect
 from sslbench.detection.models.build import build_detector
-from sslbench.detection.saved import from_detectron2, to_detectron2
+from sslbench.detection.saved import from_detectron2
 from sslbench.detection.train import TrainingRun, train
 from sslbench.errors import DataError
 from sslbench.runtime.signals import StoppedError

@@ -12,8 +12,10 @@ from golden_cases import Case, option
 from PIL import Image
 from torchvision.transforms.v2 import functional
 
-from sslbench.data.views import pretext
+from sslbench.data.views.ops import cut_patches
 from sslbench.errors import UsageError
+from sslbench.methods._parts.patches import distant_permutations, reorder
+from sslbench.methods.rotnet import rotations
 
 
 def cut(case: Case) -> None:
@@ -26,8 +28,8 @@ def cut(case: Case) -> None:
     offsets = given.get("jitter", drawn)
     if side**2 != asked:
         with pytest.raises(ValueError, match=f"{asked} patches"):
-            pretext.cut_patches(image, asked, jitter, offsets)
-    found = pretext.cut_patches(image, side**2, jitter, offsets)
+            cut_patches(image, asked, jitter, offsets)
+    found = cut_patches(image, side**2, jitter, offsets)
     assert wanted
     if "shapes" in wanted:
         assert np.array_equal(np.array([patch.shape for patch in found]), wanted["shapes"])
@@ -48,15 +50,19 @@ def _image(case: Case) -> np.ndarray:
 
 def shuffle(case: Case) -> None:
     given, wanted = case.inputs(), case.expected()
-    permutations = given["perms"] - given["perms"].min()  # files may count from 1
-    assert np.array_equal(given["patches"][permutations[int(wanted["label"].ravel()[0])]], wanted["out"])
+    permutation = given["perms"][int(wanted["label"].ravel()[0])] - given["perms"].min()  # VISSL's count from 1
+    found = reorder(torch.from_numpy(given["patches"])[:, None], torch.from_numpy(permutation)[None].long())
+    assert np.array_equal(found.numpy(), wanted["out"])
 
 
-def turned(image: torch.Tensor, label: int, count: int) -> np.ndarray:
-    """Return a picture turned by 360 * label / count degrees; other angles than quarters keep the frame."""
+def _rotated(image: torch.Tensor, label: int, count: int) -> torch.Tensor:
+    """Rotate by 360 * label / count degrees: quarter turns by RotNet's method, others by torchvision."""
+    if count == 4 and image.shape[1] == image.shape[2]:
+        return rotations(image[None].contiguous())[0][label]
     if (4 * label) % count == 0:
-        return torch.rot90(image, 4 * label // count, (1, 2)).permute(1, 2, 0).numpy()
-    return np.array(functional.rotate(Image.fromarray(image.permute(1, 2, 0).numpy()), 360 * label / count))
+        return torch.rot90(image, 4 * label // count, (1, 2))
+    picture = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
+    return torch.from_numpy(np.array(functional.rotate(picture, 360 * label / count))).permute(2, 0, 1)
 
 
 def rotate(case: Case) -> None:
@@ -78,15 +84,16 @@ def rotate(case: Case) -> None:
         quarter = (4 * label) % count == 0 and (2 * label) % count != 0
         if quarter and picture.shape[0] != picture.shape[1]:
             continue
-        found = turned(image, label, count)
+        found = _rotated(image, label, count).permute(1, 2, 0).numpy()
         other = (found != wanted[f"angle{label}"]).any(axis=2)
         exact = float(np.float32(360 * label / count)) == 360 * label / count
         assert other.mean() <= (0 if exact else 0.01), label
 
 
 def lab(case: Case) -> None:
-    found = cv2.cvtColor(case.inputs()["image_rgb"], cv2.COLOR_RGB2LAB).astype(np.float32)
-    found = (found * np.array([100 / 255, 1, 1]) - np.array([50, 128, 128])).transpose(2, 0, 1)
+    """OpenCV's 8-bit conversion, which VISSL's colorization has: L in -50..50, a, b in -128..127."""
+    pixels = cv2.cvtColor(np.ascontiguousarray(case.inputs()["image_rgb"]), cv2.COLOR_RGB2LAB).astype(np.float32)
+    found = (pixels * np.float32([100 / 255, 1, 1]) - np.float32([50, 128, 128])).transpose(2, 0, 1)
     difference = np.abs(found - case.expected()["lab"])
     assert difference[0].max() <= 0.4 and difference[1:].max() <= 1
 
@@ -102,7 +109,7 @@ def permutations(case: Case) -> None:
     choose = {"max_avg": "mean", "max_min": "min"}[option(args, "method", default="max_avg")]
     every = np.array(list(itertools.permutations(range(pieces))))
     first = int(given["first_index"]) if "first_index" in given else int((every == wanted[0]).all(axis=1).argmax())
-    found = pretext.distant_permutations(n, pieces, first=first, choose=choose)
+    found = distant_permutations(n, pieces, first=first, choose=choose)
     assert found.shape == wanted.shape and np.array_equal(found[0], wanted[0])
     ours, theirs = (_farthest(rows, every, choose) for rows in (found, wanted))
     assert all(row == farthest[0] for row, farthest in ours)
@@ -130,10 +137,10 @@ def too_many_permutations(case: Case) -> None:
     args = case.args
     n, pieces = (int(option(args, key, default=written and written[i])) for i, key in ((1, "N"), (2, "M")))
     if n <= math.factorial(pieces):
-        assert len(np.unique(pretext.distant_permutations(n, pieces, first=0), axis=0)) == n
+        assert len(np.unique(distant_permutations(n, pieces, first=0), axis=0)) == n
     else:
         with pytest.raises(UsageError, match="orders; asked for"):
-            pretext.distant_permutations(n, pieces, first=0)
+            distant_permutations(n, pieces, first=0)
 
 
 PATTERNS = {

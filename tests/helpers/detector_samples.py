@@ -10,8 +10,10 @@ from sslbench.backbones.build import build
 from sslbench.detection.models.boxes import Target
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.recipe import DetectionRecipe
-from sslbench.detection.saved import from_detectron2, to_detectron2
+from sslbench.detection.saved import canonical_name, from_detectron2
+from sslbench.errors import WeightsError
 from sslbench.metrics.detection.keypoints import Skeleton
+from sslbench.weights.formats.tables import load_table
 
 CLASSES = 3
 SKELETON = Skeleton(("nose", "left_eye", "right_eye", "tail"), sigmas=(0.03, 0.02, 0.02, 0.1))
@@ -167,3 +169,23 @@ def average_precision(found, truth, kind):
             hits.add(hit)
             total_precision += len(hits) / rank
     return total_precision / total
+
+
+def to_detectron2(state):
+    """Return a detector's state under Detectron2's names, as its own checkpointer loads it."""
+    # Counters of BatchNorm are left out, as Detectron2's frozen norm has none.
+    if any(name.startswith("backbone.net.") for name in state):
+        raise WeightsError("Detectron2 cannot name the tensors of timm's vision transformers: its own differs")
+    pyramid = any(name.startswith("backbone.bottom_up.") for name in state)
+    canonical, heads = {}, {}
+    for name, tensor in state.items():
+        if name.endswith(".num_batches_tracked"):
+            continue
+        own = canonical_name(name, pyramid=pyramid)
+        if own is None:
+            heads[name] = tensor
+        else:
+            canonical[own] = tensor
+    table = load_table("detectron2" if pyramid else "detectron2_c4")
+    renamed = table.from_canonical(canonical, prefix="backbone.bottom_up." if pyramid else None)
+    return {**renamed, **heads}

@@ -5,11 +5,10 @@ import warnings
 
 import torch
 
-from helpers.detector_samples import ALL, CASES, CLASSES, SKELETON, images, small_detector, targets
+from helpers.detector_samples import ALL, CASES, CLASSES, SKELETON, images, small_detector, targets, to_detectron2
 from sslbench.backbones.build import build
 from sslbench.detection.detectron2.config import detectron2_options
 from sslbench.detection.recipe import DetectionRecipe
-from sslbench.detection.saved import to_detectron2
 
 
 def ours(case):

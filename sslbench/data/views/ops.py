@@ -9,6 +9,7 @@ This holds for 8-bit RGB. `bands` has the functions for other channels and for 1
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode, functional
 
 from sslbench.arrays import ByteArray
-from sslbench.data.views import COLOURS, OF_TORCHVISION, View, bands, code_names, colours, entry_name, pretext
+from sslbench.data.views import COLOURS, OF_TORCHVISION, View, bands, code_names, colours, entry_name
 from sslbench.data.views.colours import Uniform
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, find_object
@@ -77,11 +78,31 @@ def augment_grid(view: View, changes: "Changes", image: torch.Tensor) -> Crop:
         box = _mirrored(box) if mirrored else box
     offsets = np.array([int(places(0, view.grid.gap + 1)) for _ in range(2 * view.cells)])
     offsets = offsets.reshape(2, view.grid.side, view.grid.side)
-    patches = pretext.cut_patches(_as_tensor(pixels), view.cells, view.grid.gap, offsets)
+    patches = cut_patches(_as_tensor(pixels), view.cells, view.grid.gap, offsets)
     if view.grid.augment == "crop":
         return Crop(patches.unbind(), box)
     cells = [np.ascontiguousarray(patch.permute(1, 2, 0).numpy()) for patch in patches]
     return Crop(tuple(_as_tensor(_changed(view, changes, cell, Uniform())[0]) for cell in cells), box)
+
+
+def cut_patches(image: Tensor, count: int, jitter: int, offsets: npt.NDArray[np.int64]) -> Tensor:
+    """Cut one square patch from each cell of a grid, at an offset within the cell (Noroozi and Favaro 2016; VISSL).
+
+    `image`: (3, H, W) with W >= H; the grid is square, so the rest of a wider image is unused; `offsets`: int (2, side,
+    side), each 0 to jitter: x [0, i, j] and y [1, i, j] of the cell in column i, row j; returns (count, 3, p, p) with p
+    = H // side - jitter, column by column.
+    """
+    side = math.isqrt(count)
+    cell = image.shape[1] // side if side else 0
+    inside = offsets.shape == (2, side, side) and offsets.min() >= 0 and offsets.max() <= jitter
+    if side * side != count or image.shape[2] < image.shape[1] or not inside or not 0 <= jitter < cell:
+        shape = tuple(image.shape)
+        raise ValueError(f"{count} patches, jitter {jitter}, of an image {shape} at offsets {offsets.shape}")
+    length, patches = cell - jitter, []
+    for column, row in itertools.product(range(side), repeat=2):
+        x, y = (cell * at + int(offsets[axis, column, row]) for axis, at in enumerate((column, row)))
+        patches.append(image[:, y : y + length, x : x + length])
+    return torch.stack(patches)
 
 
 def augment_but_colours(view: View, image: torch.Tensor) -> Crop:

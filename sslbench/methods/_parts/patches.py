@@ -1,7 +1,12 @@
 """Patches of one image in random order, and the siamese networks that see all of them (Jigsaw, PIRL)."""
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
+from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,14 +33,14 @@ def reorder(views: Sequence[Tensor], order: Tensor) -> Tensor:
     return patches[rows, order.to(patches.device)].flatten(0, 1).contiguous(memory_format=torch.channels_last)
 
 
-def concatenated(network: Callable[[Tensor], Tensor], patches: Tensor, pieces: int = PIECES) -> Tensor:
+def concatenated(network: Callable[[Tensor], Tensor], patches: Tensor) -> Tensor:
     """Return the outputs for all patches of an image side by side.
 
     `network`: (n, ...) -> (n, d); `patches`: (B * P, ...), patches or their features, one image after the other;
     returns (B, P * d).
     """
     outputs = network(patches)
-    return outputs.view(len(outputs) // pieces, -1)
+    return outputs.view(len(outputs) // PIECES, -1)
 
 
 def need_patches(setup: Setup, first: int, *, method: str) -> None:
@@ -48,3 +53,36 @@ def need_patches(setup: Setup, first: int, *, method: str) -> None:
             f"{', '.join(map(str, setup.sizes))} pixels",
             f"Set augment={method} (published), or a view with grid={{side: {SIDE}}}, smaller than the undivided one.",
         )
+
+
+_LONGEST = 10
+"""Maximum number of pieces whose permutations are enumerated: 10! = 3.6 million."""
+
+
+def distant_permutations(
+    n: int, pieces: int, *, first: int, choose: Literal["mean", "min"] = "mean"
+) -> npt.NDArray[np.int64]:
+    """Choose permutations far from each other, greedily (Noroozi and Favaro 2016, algorithm 1; VISSL's script).
+
+    Returns int64 (n, pieces), counted from 0.
+
+    >>> distant_permutations(2, 3, first=0).tolist()
+    [[0, 1, 2], [1, 2, 0]]
+    """
+    if pieces > _LONGEST:
+        raise UsageError(f"permutations of {pieces} pieces are too many; at most {_LONGEST} pieces")
+    total = math.factorial(pieces)
+    if not (1 <= n <= total and 0 <= first < total):
+        raise UsageError(f"{pieces} pieces have {total:,} orders; asked for {n:,}, from number {first:,} on")
+    every = np.array(list(itertools.permutations(range(pieces))), dtype=np.int8).T.copy()  # a row per place: faster
+    free = np.ones(total, dtype=bool)
+    score = np.zeros(total, np.int32) if choose == "mean" else np.full(total, pieces + 1, np.int32)
+    chosen = [first]
+    while len(chosen) < n:
+        free[chosen[-1]] = False
+        distance = np.zeros(total, dtype=np.int8)
+        for place in every:
+            distance += place != place[chosen[-1]]
+        score = score + distance if choose == "mean" else np.minimum(score, distance)
+        chosen.append(int(np.argmax(np.where(free, score, -1))))
+    return every[:, chosen].T.astype(np.int64)
