@@ -3,6 +3,7 @@
 import bisect
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -221,38 +222,28 @@ def train(detector: Detector, source: ObjectSource, run: TrainingRun) -> Trained
         NotFiniteError: the loss is NaN or infinite; the last checkpoint precedes it.
         StoppedError: SIGTERM, SIGUSR1 or SIGINT came; everything is saved.
     """
-    recipe = detector.recipe
+    recipe, share = detector.recipe, (rank(), world_size())
     check_processes(recipe, world_size())
+    batches = functools.partial(training_batches, source, recipe, seed=run.seed, share=share, workers=run.workers)
     with exclusive(run.folder):
-        return _train(detector, source, run)
-
-
-def _train(detector: Detector, source: ObjectSource, run: TrainingRun) -> Trained:
-    recipe = detector.recipe
-    training = _DetectorTraining(detector, run)
-    state = training.state
-    resumed = state.step if resume(state, run.folder) is not None else None
-    start = state.step
-    began = time.perf_counter()
-    share = rank(), world_size()
-    if start < recipe.iterations:
-        training.started()
-        batches = training_batches(
-            source, recipe, start=start, stop=recipe.iterations, seed=run.seed, share=share, workers=run.workers
-        )
-        # Always closed: workers that outlive the loop would block the end of the process.
-        with stop_signals() as signal_number, contextlib.closing(batches) as stream:  # type: ignore[type-var]
-            loop.train(state, _plan(recipe, run, training.meter), stream, training, signal_number)
-        broadcast_buffers(detector)
-        for observer in training.observers:
-            observer.finished()
-    if recipe.precise_bn:
-        stop = recipe.iterations + recipe.precise_bn
-        batches = training_batches(
-            source, recipe, start=recipe.iterations, stop=stop, seed=run.seed, share=share, workers=run.workers
-        )
-        precise_statistics(detector, batches, seed=run.seed)
-    return Trained(time.perf_counter() - began, recipe.iterations - start, resumed)
+        training = _DetectorTraining(detector, run)
+        state = training.state
+        resumed = state.step if resume(state, run.folder) is not None else None
+        start = state.step
+        began = time.perf_counter()
+        if start < recipe.iterations:
+            training.started()
+            # Always closed: workers that outlive the loop would block the end of the process.
+            stream = contextlib.closing(batches(start=start, stop=recipe.iterations))  # type: ignore[type-var]
+            with stop_signals() as signal_number, stream as images:
+                loop.train(state, _plan(recipe, run, training.meter), images, training, signal_number)
+            broadcast_buffers(detector)
+            for observer in training.observers:
+                observer.finished()
+        if recipe.precise_bn:
+            further = batches(start=recipe.iterations, stop=recipe.iterations + recipe.precise_bn)
+            precise_statistics(detector, further, seed=run.seed)
+        return Trained(time.perf_counter() - began, recipe.iterations - start, resumed)
 
 
 def _plan(recipe: DetectionRecipe, run: TrainingRun, meter: IterationMeter) -> TrainingPlan:

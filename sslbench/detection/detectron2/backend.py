@@ -16,7 +16,7 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.splits import Parts
 from sslbench.detection.detectron2 import train
-from sslbench.detection.detectron2.config import Configured, build_model, configured
+from sslbench.detection.detectron2.config import Configured, build_model, changed, configured
 from sslbench.detection.detectron2.data import Variants, detect, registered
 from sslbench.detection.detectron2.library import load, own_log, probe
 from sslbench.detection.evaluate import truth_of
@@ -114,19 +114,10 @@ def check_configuration(
 ) -> Configured:
     """Build the model once on the CPU and load its backbone, to find incompatible settings."""
     configuration = configured(backbone, recipe, 1, given, device=device, processes=processes)
-    on_cpu = configured_for(configuration, "cpu")
+    on_cpu = dataclasses.replace(configuration, cfg=changed(configuration.cfg, {"MODEL.DEVICE": "cpu"}))
     with preserved_random_states(), own_log(None):
         load_weights(build_model(on_cpu), backbone)
     return configuration
-
-
-def configured_for(configuration: Configured, device: str) -> Configured:
-    """Return the configuration for another device."""
-    cfg = configuration.cfg.clone()
-    cfg.defrost()
-    cfg.MODEL.DEVICE = device
-    cfg.freeze()
-    return dataclasses.replace(configuration, cfg=cfg)
 
 
 def run(

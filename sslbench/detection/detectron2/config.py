@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -280,6 +281,17 @@ def configured(
     notes = [f"d2.{key}={understood[key]} replaces the recipe's {before[key]}." for key in replaced]
     cfg.freeze()
     return Configured(cfg, understood, tuple(notes))
+
+
+def changed(cfg: Any, values: Mapping[str, Any]) -> Any:
+    """Return a frozen copy of a configuration with other values of some dotted keys."""
+    copy = cfg.clone()
+    copy.defrost()
+    for key, value in values.items():
+        *path, name = key.split(".")
+        setattr(functools.reduce(getattr, path, copy), name, value)
+    copy.freeze()
+    return copy
 
 
 def _for_device(options: dict[str, Any], device: torch.device, processes: int) -> dict[str, Any]:

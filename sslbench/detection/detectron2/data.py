@@ -15,6 +15,7 @@ from torch import Tensor
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.splits import Parts
 from sslbench.detection.batches import HALF, read
+from sslbench.detection.detectron2.config import changed
 from sslbench.detection.detectron2.library import load
 from sslbench.detection.evaluate import joined
 from sslbench.distributed.collectives import gather_objects, world_size
@@ -51,12 +52,8 @@ def registered(data: Parts[ObjectSource], cfg: Any, folder: Path, mirrored: Sequ
         thing_dataset_id_to_contiguous_id={number: i for i, number in enumerate(data.test.target.class_numbers)},
         json_file=str(truth),
     )
-    named = cfg.clone()
-    named.defrost()
-    named.DATASETS.TRAIN, named.DATASETS.TEST = (TRAIN,), (TEST,)
-    named.freeze()
     try:
-        yield named
+        yield changed(cfg, {"DATASETS.TRAIN": (TRAIN,), "DATASETS.TEST": (TEST,)})
     finally:
         for name, _ in parts:
             catalog.DatasetCatalog.remove(name)
@@ -170,23 +167,15 @@ class CheckedLoader:
 
 def train_loader(source: ObjectSource, cfg: Any, *, workers: int) -> CheckedLoader:
     """Return endless batches of this process, by Detectron2's own loader and sampler."""
-    used = _with_workers(cfg, workers)
+    used = changed(cfg, {"DATALOADER.NUM_WORKERS": workers})
     mapper = Mapper(source, used, train=True)
     return CheckedLoader(load("data").build_detection_train_loader(used, mapper=mapper))
 
 
 def test_loader(source: ObjectSource, cfg: Any, *, workers: int) -> CheckedLoader:
     """Return every image of this process's share once, by Detectron2's own loader and sampler."""
-    used = _with_workers(cfg, workers)
+    used = changed(cfg, {"DATALOADER.NUM_WORKERS": workers})
     return CheckedLoader(load("data").build_detection_test_loader(used, TEST, mapper=Mapper(source, used, train=False)))
-
-
-def _with_workers(cfg: Any, workers: int) -> Any:
-    changed = cfg.clone()
-    changed.defrost()
-    changed.DATALOADER.NUM_WORKERS = workers
-    changed.freeze()
-    return changed
 
 
 def write_truth(source: ObjectSource, path: Path, *, masks: bool, keypoints: bool = False) -> None:

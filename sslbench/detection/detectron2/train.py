@@ -11,7 +11,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sslbench.data.objects.types import ObjectSource
-from sslbench.detection.detectron2.config import Configured, refusals
+from sslbench.detection.detectron2.config import Configured, changed, refusals
 from sslbench.detection.detectron2.data import train_loader
 from sslbench.detection.detectron2.library import load
 from sslbench.detection.recipe import DetectionRecipe, after_divergence
@@ -33,65 +33,36 @@ BACKEND = "detectron2"
 def train(
     model: Any, configuration: Configured, recipe: DetectionRecipe, source: ObjectSource, run: TrainingRun
 ) -> Trained:
-    """Train Detectron2's model in place; every process calls this.
+    """Train Detectron2's model in place, with its weights on `run.device`; every process calls this.
 
     Detectron2 draws from the global random states, which are seeded here; the caller restores them.
-
-    Args:
-        model: with its weights, on `run.device`.
-        configuration: with the names of the data.
-        recipe: recipe of the configuration.
-        source: images and objects registered for training.
-        run: seed, workers, folder of the checkpoints.
-
-    Raises:
-        UsageError: Detectron2 refuses the user's keys, or another run uses the folder.
-        WeightsError: no checkpoint in the folder is intact, or the processes see different ones.
-        DataError: an image cannot be read.
-        NotFiniteError: the loss is NaN or infinite.
-        StoppedError: SIGTERM, SIGUSR1 or SIGINT came; everything is saved.
     """
     cfg = configuration.cfg
     # The user's d2.KEY=value take precedence.
     recipe = dataclasses.replace(recipe, iterations=cfg.SOLVER.MAX_ITER, batch_size=cfg.SOLVER.IMS_PER_BATCH)
     with exclusive(run.folder):
-        return _train(model, configuration, recipe, source, run)
-
-
-def _train(
-    model: Any, configuration: Configured, recipe: DetectionRecipe, source: ObjectSource, run: TrainingRun
-) -> Trained:
-    cfg = configuration.cfg
-    content = _checkpoint(run.folder)
-    start = 0 if content is None else int(content["step"])
-    began = time.perf_counter()
-    if content is not None:
-        model.load_state_dict(content["model"])
-    if start < recipe.iterations:
-        # Detectron2's order of images restarts after an interruption; another seed avoids a repetition.
-        load("utils.env").seed_all_rng(_seed(run.seed, start, rank()))
-        with refusals(configuration.given):
-            trainer = _trainer(model, _seeded(cfg, _seed(run.seed, start, 0)), source, run)
+        content = _checkpoint(run.folder)
+        start = 0 if content is None else int(content["step"])
+        began = time.perf_counter()
         if content is not None:
-            trainer.load_state_dict(content["trainer"])
-        with stop_signals() as signal_number, _not_finite(recipe, run.folder):
-            trainer.register_hooks([_last_hook(model, recipe, run, start, signal_number)])
-            trainer.train(start, recipe.iterations)
-        broadcast_buffers(model)
-    return Trained(time.perf_counter() - began, recipe.iterations - start, None if content is None else start)
+            model.load_state_dict(content["model"])
+        if start < recipe.iterations:
+            # Detectron2's order of images restarts after an interruption; another seed avoids a repetition.
+            load("utils.env").seed_all_rng(_seed(run.seed, start, rank()))
+            with refusals(configuration.given):
+                trainer = _trainer(model, changed(cfg, {"SEED": _seed(run.seed, start, 0)}), source, run)
+            if content is not None:
+                trainer.load_state_dict(content["trainer"])
+            with stop_signals() as signal_number, _not_finite(recipe, run.folder):
+                trainer.register_hooks([_last_hook(model, recipe, run, start, signal_number)])
+                trainer.train(start, recipe.iterations)
+            broadcast_buffers(model)
+        return Trained(time.perf_counter() - began, recipe.iterations - start, None if content is None else start)
 
 
 def _seed(seed: int, start: int, process: int) -> int:
     """Return a process's seed below 2^31; Detectron2 adds the rank only in its own set-up."""
     return (seed * 1_000_003 + start * 1009 + process + 1) % (2**31 - 1)
-
-
-def _seeded(cfg: Any, seed: int) -> Any:
-    changed = cfg.clone()
-    changed.defrost()
-    changed.SEED = seed
-    changed.freeze()
-    return changed
 
 
 def _trainer(model: Any, cfg: Any, source: ObjectSource, run: TrainingRun) -> Any:
@@ -102,24 +73,15 @@ def _trainer(model: Any, cfg: Any, source: ObjectSource, run: TrainingRun) -> An
     kind = engine.AMPTrainer if cfg.SOLVER.AMP.ENABLED else engine.SimpleTrainer
     # DefaultTrainer's own wrapper names a GPU, which makes it fail on processors.
     trainer = kind(wrap(model, run.device, "ddp"), loader, optimizer)
-    hooks = [
-        engine.hooks.IterationTimer(),
-        engine.hooks.LRScheduler(optimizer, solver.build_lr_scheduler(_whole_warm_up(cfg), optimizer)),
-    ]
+    # Detectron2 compresses the warm-up of a training that is shorter than it.
+    whole = changed(cfg, {"SOLVER.MAX_ITER": max(cfg.SOLVER.MAX_ITER, cfg.SOLVER.WARMUP_ITERS)})
+    schedule = engine.hooks.LRScheduler(optimizer, solver.build_lr_scheduler(whole, optimizer))
+    hooks = [engine.hooks.IterationTimer(), schedule]
     if cfg.TEST.PRECISE_BN.ENABLED and any(isinstance(m, _BatchNorm) and m.training for m in model.modules()):
         precise = train_loader(source, cfg, workers=0)
         hooks.append(engine.hooks.PreciseBN(0, model, precise, cfg.TEST.PRECISE_BN.NUM_ITER))
     trainer.register_hooks(hooks)
     return trainer
-
-
-def _whole_warm_up(cfg: Any) -> Any:
-    """Return the warm-up of a short training, which Detectron2 would otherwise compress."""
-    changed = cfg.clone()
-    changed.defrost()
-    changed.SOLVER.MAX_ITER = max(cfg.SOLVER.MAX_ITER, cfg.SOLVER.WARMUP_ITERS)
-    changed.freeze()
-    return changed
 
 
 def _last_hook(
