@@ -34,9 +34,8 @@ def trained(rank, kind, folder, accumulate, iterations=2):
     lines = []
     if not iterations:
         return {n: p.detach().numpy() for n, p in model.named_parameters()}, lines
-    train(
-        model, source(4, empty=(1, 3)), TrainingRun(0, torch.device("cpu"), 0, Path(folder), save_every=2), lines.append
-    )
+    run = TrainingRun(0, torch.device("cpu"), 0, Path(folder), save_every=2, watch=lines.append)
+    train(model, source(4, empty=(1, 3)), run)
     return {n: p.detach().numpy() for n, p in model.named_parameters()}, [line.parts for line in lines]
 
 

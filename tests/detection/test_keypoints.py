@@ -175,8 +175,8 @@ def test_a_detector_learns_writes_and_reads_its_keypoints(tmp_path):
     used, data = recipe(iterations=30, steps=(25,), batch_size=2, flip=0.5), source(12)
     detector = build_detector(build(NET), used, 1, keypoints=5)
     lines = []
-    run = TrainingRun(0, CPU, 0, tmp_path / "checkpoints", 60)
-    train(detector, data, run, lines.append)
+    run = TrainingRun(0, CPU, 0, tmp_path / "checkpoints", 60, watch=lines.append)
+    train(detector, data, run)
     assert lines[0].parts["keypoint"] > lines[-1].parts["keypoint"] + 1 and lines[-1].parts["keypoint"] < 7
     about = DetectorDescription(used, ("figure",), NET, Preprocessing(), "w", "d", "", "m", NAMES)
     path = save_detector(tmp_path / "a.detector.torch", detector.state_dict(), about, command="")

@@ -142,11 +142,11 @@ def test_settings_without_effect_are_refused():
         ("fcos", {"anchor_ratios": (1.0,)}, "anchor_ratios has no effect"),
         ("fcos", {"head_norm": "layer"}, "head_norm has no effect"),
         ("fcos", {"pyramid_channels": 48}, "pyramid_channels=48: its channels are normalised in 32 groups"),
-        ("retinanet", {"head_norm": "group", "pyramid_channels": 32}, "norm=group normalises 32 groups"),
+        ("retinanet", {"head_norm": "group", "pyramid_channels": 32}, "pyramid_channels=32: its channels are normalised in 32"),
     ):
         with pytest.raises(UsageError, match=words):
             check(DetectionRecipe(architecture=kind, **changes))
-    with pytest.raises(UsageError, match="head_channels=80: norm=group"):
+    with pytest.raises(UsageError, match="head_channels=80: its channels"):
         check(DetectionRecipe(architecture="fpn", head_norm="group", head_channels=80))
     with pytest.raises(UsageError, match="5 lists of the same length"):
         check(DetectionRecipe(architecture="retinanet", anchor_sizes=((32.0,),)))

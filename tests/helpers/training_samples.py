@@ -26,10 +26,10 @@ def network(name: str = "resnet18w0.125", *, seed: int = 0) -> nn.Module:
         return resnet.ResNet(parse(name)).train()
 
 
-def setup_for(backbone: nn.Module, *, images: int = 8, sizes: tuple[int, ...] = (SIZE, SIZE), **changes) -> Setup:
-    accept_sizes(backbone, sizes, name="the test's")
+def setup_for(net: nn.Module, *, images: int = 8, sizes: tuple[int, ...] = (SIZE, SIZE), **changes) -> Setup:
+    accept_sizes(net, sizes, name="the test's")
     values = Setup(
-        feature_dim=feature_dim(backbone, sizes[0]),
+        feature_dim=feature_dim(net, sizes[0]),
         sizes=sizes,
         batch_size=images,
         images_per_update=images,
