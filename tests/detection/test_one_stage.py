@@ -142,7 +142,11 @@ def test_settings_without_effect_are_refused():
         ("fcos", {"anchor_ratios": (1.0,)}, "anchor_ratios has no effect"),
         ("fcos", {"head_norm": "layer"}, "head_norm has no effect"),
         ("fcos", {"pyramid_channels": 48}, "pyramid_channels=48: its channels are normalised in 32 groups"),
-        ("retinanet", {"head_norm": "group", "pyramid_channels": 32}, "pyramid_channels=32: its channels are normalised in 32"),
+        (
+            "retinanet",
+            {"head_norm": "group", "pyramid_channels": 32},
+            "pyramid_channels=32: its channels are normalised in 32",
+        ),
     ):
         with pytest.raises(UsageError, match=words):
             check(DetectionRecipe(architecture=kind, **changes))
