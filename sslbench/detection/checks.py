@@ -1,4 +1,4 @@
-"""Refusal of weights and data that a detector cannot be trained on, before any image is decoded."""
+"""Refusal of weights and data that a detector cannot be trained on; only `check_readable` decodes images."""
 
 import logging
 from collections.abc import Sequence

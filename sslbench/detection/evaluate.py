@@ -1,4 +1,6 @@
-"""Evaluation of a detector on a test set: detections, scores and pictures."""
+"""Evaluation of a detector on a test set: detections, also of augmented views, scores and pictures; trained detectors
+read from their files.
+"""
 
 import dataclasses
 from collections.abc import Iterable, Sequence

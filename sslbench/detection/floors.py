@@ -1,4 +1,4 @@
-"""Constant box: a floor of detection that sees no pixels."""
+"""Floors of detection that see no pixels: constant boxes, and the mean pose in them."""
 
 import dataclasses
 

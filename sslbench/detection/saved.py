@@ -1,4 +1,4 @@
-"""Files of trained detectors, and the description of the detector in a file or a checkpoint.
+"""Files of trained detectors, the description of the detector in a file or a checkpoint, and Detectron2's names.
 
 The file is a weights file of sslbench: its `state_dict` is the trained backbone under canonical names, which every
 other command reads; `detector` holds the other tensors, and the metadata the provenance.

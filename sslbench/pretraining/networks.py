@@ -1,4 +1,4 @@
-"""Backbone and method of a run, built from their names and settings."""
+"""Backbone, method, batch transform and views of a run, built from their names and settings."""
 
 import contextlib
 import dataclasses

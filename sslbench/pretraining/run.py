@@ -1,4 +1,4 @@
-"""Pretraining run: resume or start, train, evaluate at intervals, export."""
+"""Pretraining run: resume or start, train, evaluate at intervals, export; and the files of its folder."""
 
 import contextlib
 import dataclasses

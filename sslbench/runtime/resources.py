@@ -1,4 +1,4 @@
-"""Names of devices and precisions, without torch."""
+"""Names of devices and precisions, and numbers of worker processes, without torch."""
 
 import os
 import re

@@ -2,7 +2,7 @@
 
 A checkpoint is a zip file, as `torch.save` writes it, with a checksum of each part. `torch.load` ignores the checksums;
 `check` compares them. A sharded checkpoint is a folder of the same name, with the shards of each process and such a
-file (`weights.reading.shards`).
+file (`weights.reading.folders`).
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Log records of training, and the clock behind them."""
+"""Log records of training, the clock behind them, and the spread of embeddings that shows a collapse."""
 
 import dataclasses
 import time

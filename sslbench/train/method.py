@@ -250,7 +250,7 @@ class Method(Learner, Generic[ConfigT]):
     `exports()` with its `heads()`; momentum copies and queues are discarded.
 
     Parameters that take no part in the loss must have `requires_grad=False`, or DistributedDataParallel fails. Random
-    numbers of an image come from `methods/_parts/draws.py`, so they are the same for any number of processes; others
+    numbers of an image come from `methods/_parts/masks.py`, so they are the same for any number of processes; others
     come from torch's default generator, whose state is part of a checkpoint and differs between processes. Tensors that
     are equal on all processes are buffers; tensors that differ between processes go through `local_state`. Losses are
     computed in float32.

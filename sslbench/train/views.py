@@ -1,4 +1,4 @@
-"""Runs on views of images: division of a batch into the forward passes of an update."""
+"""Runs on views of images: division of a batch into the forward passes of an update, and mixtures of images."""
 
 import dataclasses
 import functools

@@ -61,7 +61,7 @@ class RawBatch:
         origins: for joined sources, the name of each image's source (B names); otherwise empty.
         boxes: float32 (B, V, 4), edges of each view in its picture in pixels: top, left, bottom, right, with right
             below left in a mirrored view; of a grid's views, those of the whole crop.
-        colours: float32 (B, V, drawn.VALUES), changes of colours that are left to the training device; else None.
+        colours: float32 (B, V, colours.VALUES), changes of colours that are left to the training device; else None.
     """
 
     views: tuple[Tensor, ...]

@@ -1,7 +1,8 @@
-"""Changes of the colours of a batch of views on the training device, with the random numbers that workers drew.
+"""Changes of the colours of a batch of views on the training device, and the draws of their random numbers.
 
-They are those of `ops` on 8-bit RGB, a batch at a time: values are whole levels after each change, as there. Rows are
-selected by indices that are known on the processor, so nothing waits for the device.
+Workers draw, and the training device changes. The changes are those of `ops` on 8-bit RGB, a batch at a time: values
+are whole levels after each change, as there. Rows are selected by indices that are known on the processor, so nothing
+waits for the device.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Detection of an installed Detectron2, missing packages and their remedy; imports without warnings.
 
-It is on no package index, so sslbench does not depend on it. Only the modules `detectron2_*` import it, through here.
+It is on no package index, so sslbench does not depend on it. Only this package imports it, through here.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Convolutions with a norm, and the norms of a backbone: frozen, trained, or synchronised over all GPUs."""
+"""Trunks and feature pyramids of ResNets and vision transformers, and the norms in and on them."""
 
 import logging
 from functools import partial

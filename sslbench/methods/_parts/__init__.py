@@ -1,1 +1,1 @@
-"""Parts that several methods share: heads, momentum networks, crops, Sinkhorn iterations, checks."""
+"""Parts that several methods share: losses, heads, momentum networks, masks, memory banks and patches."""

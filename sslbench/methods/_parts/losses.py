@@ -1,4 +1,4 @@
-"""Losses in full precision, independent of the precision of the networks."""
+"""Losses of several methods in full precision, whatever the precision of the networks, and Sinkhorn iterations."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Patches and their random masks: blocks (BEiT, iBOT, DINOv2), single patches, and coarse units (SimMIM).
 
 Masks are drawn on the CPU, those of blocks with Python's random numbers that a generator of torch seeds: torch's
-default one, whose state is part of a checkpoint, or that of an image (`draws.py`).
+default one, whose state is part of a checkpoint, or that of an image (`image_generators`).
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Memory bank: an embedding of every training image, and the contrast of new embeddings with it (NPID, PIRL)."""
+"""Memory banks and queues: an embedding of every training image (NPID, PIRL) or the newest ones (MoCo, DenseCL)."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Heads on a backbone: projection and prediction MLPs, and prototypes."""
+"""Heads on a backbone (MLPs, prototypes), and forward passes over several views."""
 
 import itertools
 from collections.abc import Callable, Sequence

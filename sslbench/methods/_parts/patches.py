@@ -1,4 +1,4 @@
-"""Patches of one image in random order, and the siamese networks that see all of them (Jigsaw, PIRL)."""
+"""Patches of one image in random order, and the permutations and siamese networks of them (Jigsaw, PIRL)."""
 
 import itertools
 import math

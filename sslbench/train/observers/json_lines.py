@@ -1,4 +1,4 @@
-"""File metrics.jsonl: one JSON object per log record and per evaluation."""
+"""File metrics.jsonl (one JSON object per log record and per evaluation), and the picture of its curves."""
 
 import json
 from pathlib import Path
