@@ -1,6 +1,4 @@
-"""Evaluation of a detector on a test set: detections, also of augmented views, scores and pictures; trained detectors
-read from their files.
-"""
+"""Evaluation of a detector, also one in a file, on a test set: detections (of augmented views), scores and pictures."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
