@@ -86,6 +86,7 @@ def run_backend(
 
     d2 = settings.d2 or {}
     ran = backend.run(backbone, recipe, d2, data, training, stem=stem, progress=progress)
+    # From here on both programs are scored alike: the detector has our names, its detections are arrays.
     as_ours = backend.as_detector(backbone, recipe, classes, ran, d2, keypoints)
     versions = {"detectron2": require().version or ""}
     return DetectorRun(as_ours, ran.trained, ran.found, ran.seconds, ran.variants, versions, ran.notes)
@@ -104,6 +105,7 @@ def run_exported(
     found = detect(detector, test, workers=training.workers, progress=progress)
     notes = ("The detector was trained in an earlier run; this run only scored it.",)
     record = stem.with_name(f"{stem.name}.json")
+    # A record that is there tells the time of the training; without one the run ended before the scores.
     timings = records.read(record).timings if record.is_file() else {}
     done = int(timings.get("train iterations", 0))
     trained = Trained(timings.get("train", 0.0), done, about.recipe.iterations - done or None)

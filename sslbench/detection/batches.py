@@ -116,10 +116,12 @@ def order(
         rng = np.random.default_rng((seed, epoch))
         rows = np.arange(len(wide))
         if repeats is not None:
+            # A factor of 1.3 shows the image twice in about three of ten epochs.
             rows = np.repeat(rows, np.floor(repeats + rng.random(len(wide))).astype(np.int64))
         for i in rng.permutation(rows).tolist():
             kind = bool(wide[i]) and grouped
             waiting[kind].append(i)
+            # Images that fill no batch wait for those of the next epoch: none is left out.
             if len(waiting[kind]) == batch_size:
                 yield waiting[kind]
                 waiting[kind] = []
@@ -148,6 +150,7 @@ class _Plan(Sampler[Item]):
             repeats=repeat_factors(self.source, kept, threshold) if threshold else None,
         )
         rank, world = self.share
+        # Every process computes the whole order: it is short, and needs no communication.
         own = self.recipe.batch_size // world
         for iteration, batch in enumerate(itertools.islice(whole, self.start, self.stop), start=self.start):
             yield iteration, rank * own, kept[batch[rank * own : (rank + 1) * own]].tolist()
@@ -174,6 +177,7 @@ class _TrainingImages(Dataset[Batch | SslbenchError]):
         recipe = self.recipe
         picture = read(self.source, index)
         height, width = picture.shape[1:]
+        # DETR sees half of the images cut, then resized.
         if recipe.crop and rng.random() < recipe.crop:
             image, target = self._cropped(picture, index, rng)
             flip = bool(rng.random() < recipe.flip)
@@ -186,6 +190,7 @@ class _TrainingImages(Dataset[Batch | SslbenchError]):
             flip = bool(rng.random() < recipe.flip)
             image, target = resize(picture, size), self._target(index, (height, width), size)
             if recipe.scale_jitter:
+                # Large-scale jitter enlarges first, so a part of the image is shown.
                 image, target = cut(image, target, recipe.max_size_train, rng)
         if flip:
             image, target = image.flip(2).contiguous(), _flipped(target, image.shape[2], self._mirrored)
@@ -226,6 +231,7 @@ class _TrainingImages(Dataset[Batch | SslbenchError]):
             masks = torch.stack(bitmaps) if bitmaps else torch.zeros((0, *new), dtype=torch.bool)
         points = None
         if self.recipe.keypoints and objects.keypoints is not None:
+            # Keypoints are indices of pixels, boxes are edges between them.
             wide = torch.from_numpy(objects.keypoints) + torch.tensor([HALF, HALF, 0.0])
             points = (wide * torch.tensor([x, y, 1.0], dtype=torch.float64)).float()[keep]
         return Target(boxes[keep], torch.from_numpy(objects.classes)[keep], masks, points)

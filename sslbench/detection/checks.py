@@ -145,6 +145,7 @@ def check_readable(parts: Sequence[ObjectSource], *, workers: int = 0, progress:
                 progress(f"reading the images of {part.name}", min(done * world_size(), len(part)), len(part))
 
         found = [line for _, line in unusable(part, own, workers=workers, progress=tell)]
+        # Gathered, so that all processes refuse with the same list.
         everywhere = sorted(line for lines in gather_objects(found) for line in lines)
         if everywhere:
             shown = everywhere[:_SHOWN]

@@ -101,6 +101,7 @@ def detect(
             parts.append(_as_arrays(detect_views(detector, views, size), position))
             if progress is not None:
                 progress("detecting on the test part", min(len(parts) * world_size(), len(source)), len(source))
+    # In the order of the images, whatever the number of processes.
     everything = [part for own in gather_objects(parts) for part in own]
     return joined(sorted(everything, key=lambda part: int(part.images[0]) if len(part) else -1))
 

@@ -52,6 +52,7 @@ def mean_pose(train: ObjectSource) -> FloatArray:
     boxes, points = truth.boxes[counted].astype(np.float64), truth.keypoints[counted]
     shares = (points[:, :, :2] + HALF - boxes[:, None, :2]) / (boxes[:, None, 2:] - boxes[:, None, :2])
     there, labels = labelled(points), truth.labels[counted]
+    # A keypoint that no object of the class shows is put at the centre of the box.
     poses = np.full((len(train.target.classes), points.shape[1], 2), 0.5)
     for label, keypoint in np.ndindex(poses.shape[:2]):
         rows = (labels == label) & there[:, keypoint]

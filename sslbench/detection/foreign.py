@@ -93,6 +93,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         raise ResultError(f"{path} is {held}{truth}, not a list of detections", _FORM)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ResultError(f"{path} is not a list of detections", _FORM)
+    # Results of poses have no boxes: these are computed from the points.
     posed = bool(rows) and all("keypoints" in row and "bbox" not in row for row in rows)
     for key in ("image_id", "category_id", "keypoints" if posed else "bbox", "score"):
         missing = [i for i, row in enumerate(rows) if key not in row]
@@ -214,6 +215,7 @@ def _places(
     first = whole[0]
     title = readings[first].title
     other = next((i for i in whole if places[i] != places[first]), None)
+    # Numbers follow the manifest; words that two readings take differently are a guess.
     if other is not None and any(isinstance(value, str) for value in ids):
         raise ResultError(
             f"{path}: {key} {ids[0]!r} is among {title}, and among {readings[other].title}, and these differ",
@@ -227,6 +229,7 @@ def _places(
 
 
 def _cause(key: str, value: Any, readings: Sequence[_Reading]) -> str:
+    # The usual errors: a misspelt name, another data set, and positions in place of ids.
     ids, names = readings[0].known, readings[1].known
     if isinstance(value, str):
         return did_you_mean(value, [str(name) for name in {**ids, **names} if isinstance(name, str)])
@@ -281,6 +284,7 @@ def _refuse_corners(path: Path, boxes: FloatArray, sizes: IntArray) -> None:
         )
     outside = _outside(boxes, sizes)
     share = outside.mean() if len(outside) else 0.0
+    # Detectors that do not clip their boxes have a few outside.
     if share < _MANY:
         return
     known = (sizes > 0).all(axis=1)

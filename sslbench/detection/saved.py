@@ -82,6 +82,7 @@ def save_detector(path: Path, state: Mapping[str, Tensor], about: DetectorDescri
     preprocessing = about.preprocessing
     if about.recipe.pixel_mean:
         step = -1 if about.recipe.channel_order == "BGR" else 1
+        # The file holds a backbone for RGB images, whatever the order of the recipe.
         mean, std = about.recipe.pixel_mean[::step], about.recipe.pixel_std[::step]
         preprocessing = dataclasses.replace(preprocessing, mean=mean, std=std, origin="recipe of a detector")
     metadata = {
@@ -107,6 +108,7 @@ def _divided(state: Mapping[str, Tensor], recipe: DetectionRecipe) -> tuple[dict
         if own is None:
             others[name] = tensor
         else:
+            # Only the first layer sees channels of the image.
             flipped = own == _STEM and recipe.channel_order == "BGR"
             backbone[own] = tensor.flip(1) if flipped else tensor
     return (backbone, others) if backbone else (others, {})
@@ -150,6 +152,7 @@ def read_detector(path: Path, device: str | torch.device = "cpu") -> tuple[Detec
             f"{path}: the anchors of {recipe.architecture} have changed since it was trained",
             "Train it again; the backbone in it is a weights file as before.",
         )
+    # Built without memory first, so that a file cannot ask for a huge network that it does not hold.
     with laid_out():
         skeleton = build_detector(build(about.backbone), recipe, classes, keypoints=len(about.keypoints), device="meta")
     check_size(skeleton, f"{path}: its detector", numbers=numbers)

@@ -53,6 +53,7 @@ def ending_together(process: Process, store: Store) -> Iterator[None]:
         watch.report(str(error))
         raise
     except BaseException as error:
+        # A broken connection is mostly the trace of another process, whose reason follows a moment later.
         lost = isinstance(error, RuntimeError) and any(word in str(error) for word in _LOST)
         if watch.wait_for_reason(seconds=3 * LOOK_SECONDS if lost else 0.0):
             raise watch.error(printed=True) from error

@@ -69,6 +69,7 @@ def scored(
     of_keypoints = per_keypoint(truth, found)
     variants = {"per class, AP50": scores.per_class_50}
     variants |= {"per keypoint, AP": of_keypoints} if of_keypoints else {}
+    # Written before the record, which names them: a record never lacks its detections.
     stem = records.path_of(blank, out).with_suffix("")
     write_results(
         stem.with_name(stem.name + records.PREDICTIONS), found, test.target.numbers, test.target.class_numbers

@@ -154,6 +154,7 @@ class _ObjectEvaluation:
         """Train and score one detector and write its record, without comparisons; a finished one is read."""
         blank, recipe, progress = self._blank(backbone, weights, run), self.recipe, self.progress
         stem = records.path_of(blank, self.out).with_suffix("")
+        # Only the first process looks: others could find a record that it writes meanwhile, and leave the training.
         if from_first(lambda: finished(blank, self.out) is not None):
             log.info(f"finished before: {stem}.json")
             before = finished(blank, self.out) if rank() == 0 else None
@@ -167,6 +168,7 @@ class _ObjectEvaluation:
             run.torch_device(),
             self.workers,
             stem.with_name(f"{stem.name}.checkpoints"),
+            # A short training has a few checkpoints, too.
             save_every=max(min(_SAVE_EVERY, recipe.iterations // 5), 1),
             metrics=stem.with_name(f"{stem.name}.metrics.jsonl"),
             about=about.text(),
@@ -221,6 +223,7 @@ class _ObjectEvaluation:
             values |= {"mean": recipe.pixel_mean, "std": recipe.pixel_std, "origin": "recipe"}
         else:
             values |= {"mean": used.mean, "std": used.std, "origin": used.origin}
+        # Further seeds train other detectors on the same division of the data.
         split = None if run.seed == prepared.run.seed else prepared.run.seed
         subject = Subject(
             weights_used(backbone, weights, prepared.request.name if backbone is prepared.backbone else None),

@@ -180,6 +180,7 @@ class Method(method.Method[Config]):
         give_blocks(self.backbone, drop_samples)
         self.mask_token = nn.Parameter(torch.zeros(1, dim))
         self.head = _head(dim, config, config.bottleneck, config.prototypes)
+        # Copied before training: teacher and student start with the same values.
         self.teacher_backbone = copy_of(self.backbone)
         self.teacher_head = copy_of(self.head)
         if config.patch_prototypes is not None:

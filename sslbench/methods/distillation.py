@@ -155,6 +155,7 @@ def _load(config: Config, setup: Setup) -> tuple[Backbone, Classifier | None]:
     accept_sizes(teacher.module, setup.sizes, name=teacher.name, channels=teacher.preprocessing.channels)
     if classifier is not None and config.soft_weight < 1 and classifier.info.classes != setup.class_names:
         names = classifier.info.classes
+        # Classifiers of old files have numbers for names; their order is trusted if the count fits.
         unnamed = names == tuple(map(str, range(len(names)))) and len(names) == setup.classes
         if not unnamed:
             raise UsageError(

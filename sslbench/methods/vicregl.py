@@ -176,6 +176,7 @@ class Method(method.Method[Config]):
         for view, boxes in zip(batch.views, batch.boxes.unbind(1), strict=True):
             maps = self._maps(self.backbone, view)
             rows = maps.flatten(2).mT
+            # One forward pass serves both losses: a whole view is the mean of its places.
             wholes.append(self.projector(rows.mean(1)))
             places.append(self.place_projector(rows.flatten(0, 1)).unflatten(0, rows.shape[:2]))
             centres.append(place_centres(boxes, (maps.shape[2], maps.shape[3])))

@@ -182,6 +182,7 @@ def views_for(
     adapted, dropped = without_colours(augment)
     if not dropped:
         return augment, {}
+    # Views of a preset are adapted; those that the user wrote are not.
     if "augment.views" in request.chosen:
         raise UsageError(
             f"augment.views: {', '.join(dropped)}: for RGB images only; {backbone.name} takes images of "

@@ -225,6 +225,7 @@ class PretrainRequest:
             )
         if self.init is None and (self.init_format or self.stem):
             raise UsageError("--format and --stem need --init, a weights file", "Add --init, or leave them out.")
+        # What follows concerns the classifier beside the training.
         if not settings.eval_linear:
             return
         if self.eval_data is None:

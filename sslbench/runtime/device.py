@@ -44,6 +44,7 @@ def choose_device(name: str) -> torch.device:
     if device.type != "cuda":
         return device
     visible, world = torch.cuda.device_count(), this_process().world
+    # Of several processes on a machine each has its own GPU.
     if device.index is None:
         return device if world == 1 else torch.device("cuda", local_gpu(visible))
     if device.index >= visible:
@@ -51,6 +52,7 @@ def choose_device(name: str) -> torch.device:
             f"--device {device}: there {'is 1 GPU' if visible == 1 else f'are {visible} GPUs'} on this machine",
             f"Use {' or '.join(f'cuda:{number}' for number in range(min(visible, 8)))}.",
         )
+    # With one visible GPU the launcher may have set CUDA_VISIBLE_DEVICES for each process.
     if world > 1 and visible > 1:
         raise UsageError(
             f"--device {device} names one GPU, but {world} processes were started",

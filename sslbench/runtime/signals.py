@@ -45,6 +45,7 @@ def stop_signals() -> Iterator[Callable[[], int]]:
         return
 
     def record(number: int, frame: FrameType | None) -> None:
+        # The second Ctrl-C: the user does not want to wait for the checkpoint.
         if number == signal.SIGINT and received[0]:
             raise KeyboardInterrupt
         received[0] = number
@@ -56,6 +57,7 @@ def stop_signals() -> Iterator[Callable[[], int]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+    # The block ended by itself after the signal; on several processes these agree on it in the block.
     if received[0] and world_size() == 1:
         raise StoppedError(received[0], "the last update")
 

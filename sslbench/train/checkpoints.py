@@ -280,6 +280,7 @@ def _choose(folder: Path, given: Path | None) -> tuple[Path, str] | None:
         refuse_other_folder(given)
         return given, check(given)
     damaged = []
+    # A run killed while it wrote, or a full disk, damages the newest one only.
     for path in reversed(files(folder)):
         try:
             digest = check(path)

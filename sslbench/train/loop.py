@@ -176,6 +176,7 @@ def train(
         evaluated = plan.evaluate_every > 0 and (state.step % plan.evaluate_every == 0 or last)
         due = state.step % plan.save_every == 0 if plan.save_every else time.perf_counter() - saved_at > SAVE_SECONDS
         saved = due or last
+        # A loss that is not finite ends the run before it is logged, scored or saved.
         if logged or evaluated or saved:
             losses.read()
         if logged:
@@ -202,6 +203,7 @@ def _forward_backward(state: State, plan: TrainingPlan, passes: Iterator[Any], s
     losses: list[Loss] = []
     for number, batch in enumerate(passes):
         final = number + 1 >= plan.accumulate
+        # Only the last pass exchanges gradients: those before add to the same sums.
         with contextlib.nullcontext() if final else without_synchronisation(state.model):
             loss = _forward(state, plan, batch, step)
             state.scaler.scale(loss.value / plan.accumulate).backward()  # type: ignore[no-untyped-call]
@@ -228,12 +230,14 @@ def _autocast(state: State, plan: TrainingPlan) -> torch.autocast:
 def _update(state: State, plan: TrainingPlan, step: Step, *, parts: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
     """Update parameters, moving average and online head."""
     state.scaler.unscale_(state.optimizer)
+    # Without a gradient, an optimizer changes neither the parameter nor its moments, and does not decay it.
     for prefix, updates in plan.frozen.items():
         if step.index < updates:
             for name, parameter in state.method.named_parameters():
                 if name.startswith(prefix):
                     parameter.grad = None
     state.method.before_update(step)
+    # Before clipping, so that the log shows what the loss asked for.
     norms = _gradient_norms(state.method) if parts else {}
     norm = None
     if plan.clip_norm:

@@ -130,6 +130,7 @@ class TrainingMeter:
         """Return the record of the update that has just ended, and restart the clock; every process calls it."""
         seconds = max(time.perf_counter() - self.started, 1e-9)
         memory = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+        # The slowest process decides how long an update takes, so its waiting time counts.
         counts = gather_objects((self.replaced, dict(self.origins), self.waited, memory))
         line = LogRecord(
             step=step,

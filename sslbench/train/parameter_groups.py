@@ -81,6 +81,7 @@ def parameter_groups(
                 f"groups.{part}.schedule has no effect on {name}, whose rate optimizer.constant_lr keeps constant",
                 "Leave one of them out.",
             )
+        # A part with its own rate is not scaled a second time by the factor of the head.
         factor = settings.head_lr_factor if head and (own is None or own.lr is None) else 1.0
         return GroupRates(
             head,

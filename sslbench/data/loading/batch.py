@@ -164,6 +164,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
         sizes = [size for size, count, _ in self.views for _ in range(count)]
         views = [torch.empty((len(chosen), size, size, self.channels), dtype=torch.uint8) for size in sizes]
         boxes, colours = torch.empty(len(chosen), len(sizes), 4), list[list[Sequence[float]]]()
+        # Images that stand in for unreadable ones change what is shown, not what was chosen.
         shown = chosen.copy()
         taken = set(chosen.tolist())
         unreadable: list[Unreadable] = []
@@ -174,6 +175,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
                 shown[row] = position
             if image.is_floating_point() and not views[0].is_floating_point():
                 views = [view.float() for view in views]
+            # The draws depend on the image and the epoch alone, not on the worker or the batch.
             self._seed(epoch, position, 0 if before is None else int(before[row]))
             crops = [make(image) for _, _, make in self.views]
             for view, each in zip(views, (each for crop in crops for each in crop.views), strict=True):
@@ -352,6 +354,7 @@ def measure(
         count += 1
     mean = sums / max(count, 1)
     std = np.sqrt(np.maximum(squares / max(count, 1) - mean**2, 0))
+    # A channel that never changes would be divided by 0.
     constant = std < 10.0**-_DIGITS
     return ChannelStatistics(
         mean=tuple(round(float(value), _DIGITS) for value in mean),

@@ -219,6 +219,7 @@ class _Crops(Dataset[JointBatch | SslbenchError]):
         try:
             for epoch, index in chosen:
                 image, target = self.kept.sample(index, self.decode)
+                # By image and epoch, so a run that continues draws what it would have drawn.
                 draw = np.random.default_rng((_CROPS, self.seed, epoch, index))
                 pairs.append(augmented(image, target, self.view, draw, self.mirrored))
         except UnreadableImage as error:

@@ -148,6 +148,7 @@ def survey(
         done += len(chunk)
         if progress is not None:
             progress(done, len(indices))
+    # Images were read shard by shard; the answers follow the order that was asked for.
     asked = {index: i for i, index in enumerate(indices.tolist())}
     return Survey(
         tuple(sorted(unreadable, key=lambda missing: asked[missing[0]])),

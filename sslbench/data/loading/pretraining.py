@@ -90,6 +90,7 @@ class TrainingData:
         if not colours:
             check_views(augment.expanded(), channels)
         images = source.images
+        # A worker that reads paths changes their counts of references, and so copies their memory pages.
         if workers and isinstance(images, Files) and isinstance(images.paths, tuple) and len(images) >= _MANY:
             self._index = Path(tempfile.mkdtemp(prefix="sslbench-"))
             weakref.finalize(self, shutil.rmtree, self._index, ignore_errors=True)  # at exit at the latest
@@ -151,6 +152,7 @@ class TrainingData:
             start_method=self._start_method,
         ):
             for index, path, reason in batch.unreadable:
+                # An image that cannot be read comes again in every epoch.
                 if index not in self._reported:
                     self._reported.add(index)
                     _log.warning("cannot be read and is replaced by another image: %s: %s", path, reason)

@@ -71,6 +71,7 @@ def _backbone(backbone: Backbone, recipe: DetectionRecipe) -> dict[str, Any]:
     if recipe.architecture == "vit_fpn" or not isinstance(network, ResNet):
         raise UsageError(f"Detectron2 has no network such as {backbone.name}, only ResNets")
     spec = network.spec
+    # Detectron2 knows ResNets by their depth alone.
     depth = next((int(d) for d, value in DEPTHS.items() if value == (spec.block, spec.layers)), 0)
     if depth not in _DEPTHS or spec.stem != "imagenet":
         raise UsageError(f"Detectron2 has no {backbone.name}", f"It has depths {', '.join(map(str, _DEPTHS))}.")
@@ -269,6 +270,7 @@ def configured(
     cfg = load("config").get_cfg()
     _merge(cfg, options, "the recipe")
     cfg.MODEL.DEVICE = str(device)
+    # Detectron2 loads no file here: the backbone's tensors are put in, and compared.
     cfg.MODEL.WEIGHTS = ""
     cfg.DATALOADER.NUM_WORKERS = 0
     _check_keys(cfg, given)
@@ -277,6 +279,7 @@ def configured(
     if cfg.SOLVER.AMP.ENABLED and device.type == "cpu":
         raise UsageError("d2.SOLVER.AMP.ENABLED=true: Detectron2's mixed precision needs a GPU", "Leave it out.")
     understood = {key: _value(cfg, key) for key in given}
+    # A key of the user that says what the recipe says needs no note.
     replaced = [key for key in given if key in options and understood[key] != before[key]]
     notes = [f"d2.{key}={understood[key]} replaces the recipe's {before[key]}." for key in replaced]
     cfg.freeze()

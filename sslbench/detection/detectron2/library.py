@@ -127,6 +127,7 @@ def own_log(path: Path | None) -> Iterator[None]:
         handler: logging.Handler = logging.NullHandler()
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # With delay, a run that logs nothing leaves no empty file.
         handler = logging.FileHandler(path, encoding="utf-8", delay=True)
         handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(name) for name in _LOGGERS]

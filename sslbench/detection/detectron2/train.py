@@ -100,6 +100,7 @@ def _last_hook(
                 line = meter.line(done, losses, values["total_loss"], float(values["lr"]))
                 for told in watchers:
                     told(line)
+            # Comparing costs a collective operation, so not every iteration has one.
             stop = signal_on_any_process(signal_number, run.device, compare=done % SIGNAL_INTERVAL == 0)
             if stop or last or done % run.save_every == 0:
                 state = {"backend": BACKEND, "model": module_state(model), "trainer": self.trainer.state_dict()}

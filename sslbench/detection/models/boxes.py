@@ -230,9 +230,11 @@ def _weights(start: Tensor, end: Tensor, side: int, size: int) -> tuple[Tensor, 
     number = each.ceil()
     samples = torch.arange(max(int(number.max()), 1) if len(start) else 1)
     at = start[:, None, None] + (torch.arange(side)[:, None] + (samples + 0.5) / number.clamp(min=1)) * each
+    # Samples more than a pixel outside count as 0, as in Detectron2.
     share = ((samples < number) & (at >= -1) & (at <= size)) / number.clamp(min=1)
     at = at.clamp(0, size - 1)
     low = at.long()
+    # Bilinear interpolation is linear in each direction: two matrix products with these weights pool a region.
     weights = torch.zeros(len(start), side, size)
     weights.scatter_add_(2, low, share * (1 - (at - low)))
     weights.scatter_add_(2, (low + 1).clamp(max=size - 1), share * (at - low))

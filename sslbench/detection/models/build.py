@@ -42,6 +42,7 @@ def build_detector(
     if recipe.keypoints and keypoints < 1:
         raise UsageError(f"a detector of {keypoints} keypoints")
     full = resolved(recipe)
+    # The caller draws the same numbers with and without a detector built before.
     with seeded(seed):
         detector = _build(backbone, full, n_classes, keypoints)
     target = torch.device(device)

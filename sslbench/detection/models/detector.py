@@ -101,6 +101,7 @@ class Detector(nn.Module, abc.ABC):
                 raise DataError(f"an image has {len(image)} channels; the backbone takes {len(self.pixel_mean)}")
             pixels = image.to(self.pixel_mean.device)
             pixels = pixels if pixels.is_floating_point() else pixels.float() / torch.iinfo(image.dtype).max
+            # The mean and standard deviation are in the order of the channels that the network takes.
             pixels = pixels.flip(0) if self.recipe.channel_order == "BGR" else pixels
             padded.append(
                 functional.pad((pixels - self.pixel_mean) / self.pixel_std, (0, width - size[1], 0, height - size[0]))

@@ -143,6 +143,7 @@ def _assigned(boxes: Tensor, cells: Tensor, low: float, high: float) -> Tensor:
 
 def _network(recipe: DetectionRecipe, classes: int) -> RetinaNet | FCOS:
     """Return torchvision's detector without a backbone."""
+    # torchvision's classes have heads, losses and selection; their backbone and transform are replaced.
     backbone = _NoBackbone(recipe.pyramid_channels)
     selection = {
         "score_thresh": recipe.score_threshold,

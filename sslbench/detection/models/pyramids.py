@@ -210,6 +210,7 @@ class FeaturePyramid(nn.Module):
         maps = self.bottom_up(images)
         results: list[Tensor] = []
         above: Tensor | None = None
+        # From the coarsest map to the finest: each adds the one above it, enlarged.
         for level in range(len(maps) + 1, self.finest - 1, -1):
             lateral = self.get_submodule(f"fpn_lateral{level}")(maps[level - 2])
             above = (

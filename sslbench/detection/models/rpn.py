@@ -83,6 +83,7 @@ class RegionProposalNetwork(nn.Module):
         """
         recipe, every = self.recipe, torch.cat(list(anchors))
         low, high = recipe.rpn_overlaps
+        # Not plain zeros: without any sample the parameters still have gradients, which other processes wait for.
         classification, location = logits.sum() * 0, deltas.sum() * 0
         for image, target in enumerate(targets):
             found = b.match(target.boxes, every, low=low, high=high, keep_best=True)
@@ -96,6 +97,7 @@ class RegionProposalNetwork(nn.Module):
             )
             wanted = b.encode(target.boxes[found[objects]], every[objects], _WEIGHTS)
             location = location + b.regression_loss(deltas[image, objects], wanted, recipe.rpn_smooth_l1_beta or 0.0)
+        # By the number asked for, as in Detectron2, also where fewer could be drawn.
         normaliser = recipe.rpn_samples * len(targets)
         return {"loss_rpn_cls": classification / normaliser, "loss_rpn_loc": location / normaliser}
 

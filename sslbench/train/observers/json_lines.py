@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sslbench.results import plain
 from sslbench.train.meter import LogRecord
-from sslbench.train.observers import Observer, RunInfo, json_lines, scalars
+from sslbench.train.observers import Observer, RunInfo, scalars
 from sslbench.weights.save import new_file
 
 
@@ -81,7 +81,7 @@ class CurvePlot(Observer):
 
     def finished(self) -> None:
         """Draw the plot, if metrics.jsonl has records: a run without updates may have none."""
-        if json_lines.read(self.out / "metrics.jsonl"):
+        if read(self.out / "metrics.jsonl"):
             curve(self.out / "metrics.jsonl", self.out / "curve.png")
 
 
@@ -91,7 +91,7 @@ def curve(metrics: Path, target: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    records = json_lines.read(metrics)
+    records = read(metrics)
     found = [(key, label, [(r["epoch"], r[key]) for r in records if key in r]) for key, label in _ROWS]
     curves = [(key, label, points) for key, label, points in found if points]
     if not curves:
