@@ -97,6 +97,7 @@ class _Watch:
         """Count on, and leave a reason if a process that this one watches has not counted for long."""
         # The time is that of the looks: one that was itself suspended, with the whole job, has not looked meanwhile.
         self.store.add(f"count{self.process.rank}", 1)
+        # The first process watches all others, and the second one the first: few requests, and nobody unwatched.
         watched = range(1, self.process.world) if self.process.rank == 0 else [0] if self.process.rank == 1 else []
         for rank in watched:
             count = self.store.add(f"count{rank}", 0)

@@ -64,6 +64,7 @@ def _meeting() -> Iterator[tuple[Process, "Store | None"]]:
     if store is None:
         return
     with contextlib.suppress(RuntimeError):
+        # The process that serves the store ends last: others may still ask it.
         left, end = store.add("left", 1), time.monotonic() + _LINGER_SECONDS
         while serves and left < process.world and time.monotonic() < end:
             time.sleep(0.05)

@@ -297,6 +297,7 @@ def load_optimizer_shards(
     if names != [name_of[parameter] for group in optimizer.param_groups for parameter in group["params"]]:
         raise WeightsError("the checkpoint has optimizer state of other parameters than this run")
     whole_state = {"state": state, "param_groups": rest["groups"]}
+    # Numbers depend on the order of parameters, names do not: compared above, so nothing is exchanged silently.
     numbered = _renamed(optimizer, whole_state, dict(zip(names, range(len(names)), strict=True)))
     optimizer.load_state_dict(numbered)
 

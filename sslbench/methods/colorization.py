@@ -157,6 +157,7 @@ class Method(method.Method[Config]):
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require a single view and a ResNet or AlexNet of one channel, and settings within their bounds."""
+        # The backbone takes the lightness alone: it may not see the colours that it predicts.
         first: nn.Module | None = backbone.conv1 if isinstance(backbone, ResNet) else None
         first = backbone.features[0] if isinstance(backbone, AlexNet) else first
         if not isinstance(first, nn.Conv2d) or first.in_channels != 1:
@@ -192,6 +193,7 @@ class Method(method.Method[Config]):
         ab = chroma(pictures[:, :, :: self.config.stride, :: self.config.stride])
         coloured = (ab.abs() > GREY).flatten(1).any(dim=1)
         indices, shares = soft_encode(ab.permute(0, 2, 3, 1), self.config.neighbours, self.config.sigma)
+        # Passes before the first update count the colours, from which the weights of the classes follow.
         if step.index < 0:
             nearest = indices[coloured][..., 0].flatten()
             counts = torch.bincount(nearest, minlength=len(colours())).to(widest_float(nearest.device))

@@ -110,6 +110,7 @@ class Method(method.Method[Config]):
         key, dense_key, dense_keys, key_places = self._keys(batch.views[1])
         self._new.append((key, dense_key))
         of_images = info_nce(query, key, self.queue, config.temperature)
+        # Places correspond by the backbone's features, as published, not by those of the head.
         matches = in_float32(best_matches)(places, key_places)
         of_places = dense_loss(self.dense_head(places), dense_keys, matches, self.dense_queue, config.temperature)
         value = (1 - config.dense_weight) * of_images + config.dense_weight * of_places

@@ -97,6 +97,7 @@ class Method(method.Method[Config]):
             features = torch.cat(encode(self.teacher_backbone, batch.views[: config.teacher_views]))
             logits, embeddings = self.teacher_head(features)
             logits = logits.float()
+            # The centre moves after the update, by the logits of all its passes and processes.
             self._logits.add(logits.sum(0), len(logits))
             teacher = teacher_probabilities(logits, self.center, temperature=teacher_temperature(config, step))
         shape = (len(batch.views[0]), config.prototypes)

@@ -188,6 +188,7 @@ class Method(method.Method[Config]):
         classes = head.last_layer(self._embeddings(head, tokens[:, 0]))
         patches = self._embeddings(head, tokens[:, self.teacher_backbone.num_prefix_tokens :])
         rows = patches.shape[0] * patches.shape[1]
+        # The centre follows all patches, but only logits of masked ones are computed.
         mean = mean_logits(patches, patch_layer)
         self._logits.add(classes.to(mean.dtype).sum(0), len(classes))
         self._patch_logits.add(mean * rows, rows)

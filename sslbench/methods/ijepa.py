@@ -201,6 +201,7 @@ class Method(method.Method[Config]):
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the loss of the predictions of all target blocks."""
         images = torch.cat(batch.views) if len(batch.views) > 1 else batch.views[0]
+        # Sizes are drawn once for an update, so the masks of all images have equal lengths and make one tensor.
         sizes = random_numbers(update_generator(self.seed, step))
         places = [random_numbers(each) for each in image_generators(self.seed, batch, step)]
         blocks = draw_blocks(self.grid, self.config, sizes, places * len(batch.views))

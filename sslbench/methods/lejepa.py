@@ -96,6 +96,7 @@ class Method(method.Method[Config]):
         embeddings = projected.view(len(batch.views), len(batch.views[0]), -1)
         dtype = torch.float64 if projected.dtype == torch.float64 else torch.float32
         directions = torch.randn(embeddings.shape[-1], config.directions, device=projected.device, dtype=dtype)
+        # All processes test the same directions: their statistics are averaged.
         directions = broadcast_(directions / directions.norm(dim=0))
         prediction = prediction_loss(embeddings, config.large_views)
         normality = sigreg(embeddings, directions, knots=config.knots, largest=config.largest)

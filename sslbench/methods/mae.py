@@ -132,6 +132,7 @@ class Method(method.Method[Config]):
         grid: tuple[int, int] = vit.patch_embed.grid_size
         self.patch_size: tuple[int, int] = vit.patch_embed.patch_size
         self.visible = _visible(config, grid[0] * grid[1])
+        # Loaded weights keep their values.
         if not setup.loaded:
             initialise(vit, class_token_std=0.02, separate_qkv=False)
         if config.positions == "sincos" and vit.pos_embed is not None:

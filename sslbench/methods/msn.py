@@ -114,6 +114,7 @@ class Method(method.Method[Config]):
         with torch.no_grad():
             targets = self.target_projector(self._classes(self.target_backbone, batch.views[0]))
 
+        # The target sees the first view; the anchors are all others, with patches left out of the large ones.
         anchors = torch.cat(encode(lambda views: self._projections(views, step), batch.views[1:]))
         value = msn_loss(
             anchors,

@@ -67,6 +67,7 @@ class Method(method.Method[Config]):
         )
         together = unit_length(self.joint_head(patches))
         images = batch.indices.to(image.device, non_blocking=True)
+        # The memory changes after the update: all forward passes of one compare with the same bank.
         self._new.append((images, image.detach()))
         from_patches, from_image = (self._contrast(x, images, generators) for x in (together, image))
         weight = self.config.patches_weight

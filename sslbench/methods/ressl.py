@@ -80,6 +80,7 @@ class Method(method.Method[Config]):
         query = unit_length(self.projector(self.backbone(batch.views[0])))
         with torch.no_grad():
             key = unit_length(self.teacher_projector(self.teacher_backbone(batch.views[1])))
+        # The queue changes after the update: all forward passes of one compare with the same keys.
         self._new.append(key)
         value = relation_loss(
             query,

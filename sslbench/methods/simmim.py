@@ -67,6 +67,7 @@ class Method(method.Method[Config]):
         need_own_size(vit, setup, method="simmim")
         rows, columns = grid_of(vit, setup.sizes[0])
         if config.unit < 1 or rows % config.unit or columns % config.unit:
+            # Units that divide both sides and leave at least two, of which one can be hidden.
             units = [unit for unit in range(1, rows // 2 + 1) if rows % unit == 0 == columns % unit]
             nearest = min(units, key=lambda unit: abs(unit - config.unit), default=1)
             raise UsageError(

@@ -62,6 +62,7 @@ class Method(method.Method[Config]):
         features = self.backbone(images)
         logits = self.head(features)
         embeddings = features.detach().float()
+        # Images with several labels: a batch has one number for each image, so their rows are looked up.
         if self.targets is not None:
             targets = self.targets[batch.indices].to(logits.device)
             return Loss(multi_label_loss(logits, targets), embeddings)

@@ -243,6 +243,7 @@ def _require_assignable(config: Config, setup: Setup) -> None:
         raise UsageError(
             f"swav: assign_views is {list(config.assign_views)}, but the views are 0 to {len(setup.sizes) - 1}"
         )
+    # Each process keeps a part of the queue, and an update may not overwrite its own scores.
     per_process = setup.images_per_update // setup.world
     if config.queue and (config.queue % setup.world or config.queue // setup.world < per_process):
         raise UsageError(

@@ -88,6 +88,7 @@ def checkpoint_activations(backbone: Backbone) -> None:
         )
     for stage in stages:
         for block in stage:
+            # Wrapping forward leaves the names of parameters as they are, unlike a wrapping module.
             block.forward = functools.partial(
                 checkpoint, block.forward, use_reentrant=False, context_fn=functools.partial(_contexts, block)
             )

@@ -235,6 +235,7 @@ def _state_memory(data: TrainingData, workers: int) -> None:
     if not workers or not SHARED_MEMORY.is_dir():
         return
     needed, free = data.bytes_ahead, shutil.disk_usage(SHARED_MEMORY).free
+    # The processes of a machine share its memory.
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if this_process().rank == 0:
         log.info(f"at most {needed / 2**20:,.1f} MiB of batches ahead in shared memory ({counted(workers, 'worker')})")

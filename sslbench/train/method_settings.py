@@ -24,6 +24,7 @@ def declared_config(method: str) -> type[Any] | None:
     file = names.module_file("method", method)
     if file is None:
         return None
+    # Importing the method would import torch, for which --help need not wait.
     tree = ast.parse(file.read_text(encoding="utf-8"))
     aliases = _assignments(tree)
     for node in tree.body:

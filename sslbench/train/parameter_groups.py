@@ -211,6 +211,7 @@ def numbered_layers(names: list[str]) -> dict[str, int]:
             "optimizer.layer_decay needs a backbone of numbered blocks: a ResNet or one of timm's vision transformers",
             "Set optimizer.layer_decay=null.",
         )
+    # Layers by their place, not their number: names such as layer1.0 and layer2.0 start anew in each stage.
     last = len(order) + 1
     return {
         name: order[matches[name][1]] + 1 if name in matches else 0 if _FIRST.match(inner.get(name, "")) else last

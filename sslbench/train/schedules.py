@@ -259,6 +259,7 @@ def _own_schedule(spec: Mapping[str, Any], where: str) -> Schedule:
     name, arguments = spec["name"], {key: value for key, value in spec.items() if key != "name"}
     try:
         schedule = find_object(name)(**arguments)
+        # Tried before the training: an error at its end would come too late.
         values = [schedule(progress) for progress in (0.0, 0.5, 1.0)]
     except (TypeError, ValueError) as error:
         raise UsageError(f"{where}: {name} gives no schedule for {arguments}: {error}") from error
@@ -375,5 +376,6 @@ def build_with_warmup(
         (linear(warmup_start, schedule(after if scaling == "fixed" else 0.0)), warmup_epochs / epochs, "rescaled"),
         (schedule, 1 - after, scaling),
     ]
+    # A phase of no length has no value of its own.
     used = [part for part in parts if part[1] > _EPSILON]
     return used[0][0] if len(used) == 1 else composite(*zip(*used, strict=True))

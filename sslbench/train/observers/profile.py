@@ -54,6 +54,7 @@ class Profile(Observer):
             self.hook = None
         if self.profiler is None:
             return
+        # Also called at the end of a run and after an error; the second call finds nothing.
         profiler, self.profiler = self.profiler, None
         profiler.stop()
         key = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"

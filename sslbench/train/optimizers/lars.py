@@ -153,6 +153,7 @@ def _batches(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
     """Yield parts to process together: all of them on an accelerator, as many as fit into the cache on a CPU."""
     together = []
     for part in parts:
+        # On a GPU all parameters together: fewer kernels; on a processor as many as its cache holds.
         if part.params[0].device.type != "cpu":
             together.append(part)
             continue
