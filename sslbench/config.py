@@ -178,12 +178,14 @@ def read_yaml(path: Path, *, may_be_empty: bool = False) -> dict[str, Any]:
     """
     try:
         with path.open("rb") as file:
+            # Not the size of the file: a pipe has none.
             text = file.read(_LARGEST_YAML + 1)
         if len(text) > _LARGEST_YAML:
             raise UsageError(
                 f"{path} is larger than {_LARGEST_YAML:,} bytes",
                 "This is too large for settings; list images in a .csv or .json.",
             )
+        # Editors on Windows begin files with a byte order mark.
         content = yaml.load(text.decode("utf-8-sig"), Loader=_StrictLoader)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
@@ -263,7 +265,9 @@ def shortened(cls: type[Any], layers: Sequence[tuple[str, Mapping[str, Any]]]) -
             continue
         fitted = in_proportion(part, before[whole], chosen[whole])
         if fitted != part:
-            found[field.name] = _rounded(fitted) if hints[whole] is int else fitted
+            if hints[whole] is int:  # updates, of which there are whole numbers
+                fitted = tuple(sorted(set(map(round, fitted)))) if isinstance(fitted, tuple) else round(fitted)
+            found[field.name] = fitted
     return found
 
 
@@ -286,10 +290,6 @@ def in_proportion(part: Any, before: float, whole: float) -> Any:
         return part
     fitted = [float(f"{point * whole / before:.6g}") for point in points]
     return type(part)(fitted) if points is part else fitted[0]
-
-
-def _rounded(part: float | tuple[float, ...]) -> int | tuple[int, ...]:
-    return tuple(sorted(set(map(round, part)))) if isinstance(part, tuple) else round(part)
 
 
 def is_number(value: Any) -> bool:
@@ -321,6 +321,7 @@ def convert(value: Any, kind: Any, where: str) -> Any:
         return value
     if origin in (Union, types.UnionType):
         inside: UsageError | None = None
+        # Text last: it would take everything that YAML did not read as something else.
         for option in sorted(arguments, key=lambda option: option is str):
             try:
                 return convert(value, option, where)
@@ -328,6 +329,7 @@ def convert(value: Any, kind: Any, where: str) -> Any:
                 inside = error if typing.get_origin(option) is dict and isinstance(value, Mapping) else inside
         raise inside or _wrong(value, kind, where)
     if origin is Literal:
+        # 1 == True in Python, and a setting of numbers takes no bool.
         if value in arguments and type(value) in {type(a) for a in arguments}:
             return value
         raise UsageError(f"{where}: '{value}' is not possible", did_you_mean(str(value), map(str, arguments)))

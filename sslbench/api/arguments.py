@@ -156,6 +156,7 @@ def options_of(
         values["layers"] = tuple(split_layers(values["layers"]))
     values = build_partial(request, values, "the options")
     preprocessing = {**(given.get("preprocessing") or {}), **_chosen(given, of_images)}
+    # --crop 224 is a square, and so is crop=224.
     if isinstance(preprocessing.get("crop"), int):
         preprocessing["crop"] = (preprocessing["crop"],) * 2
     return settings, values | ({"preprocessing": preprocessing} if preprocessing else {})

@@ -81,6 +81,7 @@ def in_python(text: str, arguments: Collection[str] = ()) -> str:
         value = found[2] or ""
         return f"{name}={value if value.isdigit() or not value else repr(value)}"
 
+    # A whole command is typed in a shell and stays as it is.
     command = _COMMAND.search(text)
     before, rest = (text[: command.start()], text[command.start() :]) if command else (text, "")
     return _FLAG.sub(argument, before).replace("command line: ", "settings: ") + rest

@@ -40,6 +40,7 @@ def refuse_mistyped(
     if device is not None:
         refuse_unknown_device(device)
     for spec in data:
+        # A name of the catalog stands for a place that its reader checks.
         if spec and _is_plain(spec) and spec not in catalog.entries():
             refuse_missing(spec)
             refuse_empty_folder(spec)
@@ -97,6 +98,7 @@ def refuse_missing_files(*files: str | None) -> None:
 
 
 def _is_plain(text: str) -> bool:
+    # Schemes, patterns and options behind '?' are resolved by the readers, which tell better what is wrong.
     return not set(text) & set(":*?[]{}~")
 
 
@@ -165,8 +167,10 @@ def compose_run(values: Mapping[str, Any], flags: Mapping[str, Any]) -> list[tup
             machines.setdefault(file.stem, file)
     if machine not in machines:
         raise UsageError(f"there is no machine called '{machine}'", did_you_mean(machine, machines))
+    # Hydra merges the group into the values; --dry-run tells which of them are the machine's.
     in_machine = set(read_yaml(machines[machine], may_be_empty=True))
     base, _ = compose("eval", {"machine": machine})
+    # A configuration file may not choose Python code: only what the user types is imported.
     if "decoder" in base:
         base["decoder"] = from_file(base["decoder"], f"configs/eval.yaml or machine/{machine}.yaml", "--decoder {}")
     return [

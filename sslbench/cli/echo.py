@@ -11,6 +11,7 @@ from sslbench.text import visible
 def echo(message: Any = "", *, err: bool = False, before: str = "", after: str = "") -> None:
     """Print one message."""
     try:
+        # Names of files and tensors may hold escape sequences, which would move the cursor or hide lines.
         click.echo(before + visible(str(message)) + after, err=err)
     except BrokenPipeError:
         if not err:

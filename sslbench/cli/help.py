@@ -94,6 +94,7 @@ class SettingsCommand(GroupedCommand):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            # No flag has a dot, so this was meant as a setting.
             if "." not in error.option_name:
                 raise
             key = error.option_name.lstrip("-")

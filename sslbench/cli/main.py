@@ -25,6 +25,7 @@ from sslbench.names import did_you_mean
 from sslbench.paths import FULL, not_written
 from sslbench.text import without_secrets
 
+# Written here so that --help and the nearest name of a mistyped command need no import of any command.
 COMMANDS = {
     "pretrain": "Train a backbone without labels: simclr, moco_v2, dino, ...",
     "eval": "Score a backbone: knn, linear, svm, ...; finetune; detection.",
@@ -62,6 +63,7 @@ class LazyGroup(click.Group):
         """Import the command's module."""
         if cmd_name not in COMMANDS:
             return None
+        # Hyphens are for the user's eye: a module cannot have them.
         module = importlib.import_module(f"sslbench.cli.commands.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
@@ -125,7 +127,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     A user's mistake ends in one message; SSLBENCH_TRACEBACK=1 also prints the traceback.
     """
     _open_streams()
-    _let_threads_sleep()
+    # OpenMP's threads spin while they wait, unless the user decides: they use the processor for nothing. It must be set
+    # before torch is imported, whose OpenMP library reads it as it is loaded.
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
+        os.environ["OMP_WAIT_POLICY"] = "passive"
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # see `sslbench.cli`
     try:
@@ -137,12 +142,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         code = _without_reader()
     except OSError as error:
+        # Python's own OSErrors without errno and file are bugs: their traceback is needed.
         if error.filename is None and error.strerror is None:
             raise
         code = _fail(_os_problem(error), 1)
     except Exception as error:
         if _ends_of(error):
             sys.exit(_interrupted(error))
+        # By name, since torch may not be imported, and need not be for this.
         if type(error).__name__ != "OutOfMemoryError":
             raise
         code = _fail("the device ran out of memory\nUse a smaller --batch-size, or --precision bf16.", 1)
@@ -200,16 +207,6 @@ def _os_problem(error: OSError) -> str:
     return f"{error.strerror}: {error.filename}"
 
 
-def _let_threads_sleep() -> None:
-    """Let OpenMP's threads sleep while they wait, unless the user decides.
-
-    By default they spin, and use the processor for nothing. It must be set before torch is imported, whose OpenMP
-    library reads it as it is loaded.
-    """
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
-        os.environ["OMP_WAIT_POLICY"] = "passive"
-
-
 def _run(words: list[str]) -> int:
     """Run a command and return its exit code; print a user's mistake as one message."""
     stdout = sys.stdout
@@ -252,6 +249,7 @@ def _short(message: str) -> str:
 
 def _without_reader() -> int:
     """Return 0 after the reader of stdout (head, less) has left, and discard further output."""
+    # Python flushes stdout once more at its end, which would print 'Exception ignored ... BrokenPipeError'.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0
 
@@ -267,6 +265,7 @@ def _open_streams() -> None:
 
 def _fail(message: str, code: int) -> int:
     """Print an error, by one of the processes that have it, and return the exit code."""
+    # For reports of bugs; a user's mistake has no traceback otherwise.
     if os.environ.get("SSLBENCH_TRACEBACK"):
         traceback.print_exc()
     show_once(message, lambda: _print_error(message))

@@ -85,6 +85,7 @@ class PreprocessingFlags:
         """Return the given flags as fields of a `Preprocessing`."""
         values: dict[str, Any] = {}
         if self.resize is not None:
+            # A prefix of the size, since two flags for one resize could contradict each other.
             longer = self.resize.startswith("longer:")
             size = self.resize.removeprefix("longer:")
             resize = None if self.resize == "none" else _pixels("--resize", size)
@@ -108,6 +109,8 @@ class PreprocessingFlags:
     def check(self) -> None:
         """Refuse values that no backbone can have; those that are not given may be any."""
         values = config.build_partial(Preprocessing, self.values(), "preprocessing")
+        # The number of channels is the backbone's and not known yet: any that fits the given values does for the
+        # check.
         channels = len(values.get("mean") or values.get("std") or IMAGENET_MEAN)
         Preprocessing(**{"mean": (0.5,) * channels, "std": (0.5,) * channels, **values}).check()
 
@@ -302,6 +305,7 @@ class _Several(click.Option):
         """Let the parser hand over the further words."""
         super().add_to_parser(parser, ctx)
         option = parser._long_opt[self.opts[0]]
+        # click's options take a fixed number of words; its parser hands each word to `process`.
         take_one = option.process
 
         def process(value: str, state: Any) -> None:
@@ -313,6 +317,7 @@ class _Several(click.Option):
 
 
 def _ends_values(word: str) -> bool:
+    # Protocols may follow the weights: sslbench eval --weights a.pth b.pth knn.
     known = word.startswith("-") or word in list_names("protocol")
     # The '=' of an address belongs to its query.
     return known or ("=" in word and not re.match(r"[A-Za-z][\w+.-]*://", word) and not Path(word).exists())
@@ -374,6 +379,7 @@ def listed_layers(text: str | None) -> tuple[str, ...]:
     """
     layers = tuple(split_layers(text)) if text else ()
     for layer in layers:
+        # Pools whose size follows from the image are no words of the grammar of layers.
         if layer.partition(":")[2] not in SIZED_BY_THE_IMAGE:
             parse_layer(layer)
     return layers
@@ -387,6 +393,7 @@ def gigabytes(text: str) -> float:
         (8.0, 8.0, 0.5)
     """
     number = text.upper().replace(" ", "").removesuffix("B")
+    # Decimal units, as disks and SLURM count: 8GB are 8 * 10^9 bytes.
     scale = {"M": 1e-3, "G": 1.0, "T": 1e3}.get(number[-1:])
     try:
         size = float(number if scale is None else number[:-1]) * (scale or 1.0)
@@ -406,5 +413,6 @@ def default_data(data: str = "sklearn:digits", title: str = "the handwritten dig
 
 def store_folder(folder: str | None) -> Path:
     """Return the folder of the feature store: --store, by default in the user's cache."""
+    # A feature store is memory-mapped and locked, which no bucket can do.
     refuse_address(folder or "")
     return Path(folder) if folder else paths.cache_dir() / "features"

@@ -70,6 +70,7 @@ _RESERVED = {
 class Slurm:
     """Resources of a SLURM job, from configs/launcher/slurm.yaml."""
 
+    # The key that configs/launcher/slurm.yaml has for its group.
     name: Literal["slurm"] = setting("slurm", "this launcher")
     nodes: int = setting(1, "machines", within="[1, inf)")
     gpus_per_node: int = setting(
@@ -233,6 +234,7 @@ class Submitted:
         error = self.job.exception()
         if error is None:
             return End(0)
+        # submitit hands on the text of the error only, so the exit code travels in it.
         told = re.search(rf"{_ENDED} (\d+)(?: \((.*)\);)?", str(error))
         if told:
             return End(int(told[1]), told[2] or _last_error(self.log))
@@ -265,6 +267,7 @@ def take_launcher(
     values: Mapping[str, Any], name: str | None, *, training: bool = False
 ) -> tuple[Slurm | None, dict[str, Any]]:
     """Return the settings of the jobs that were asked for, None to run here, and the other key=value."""
+    # They are settings of the jobs: what runs in a job must not submit jobs again.
     own = {key: value for key, value in values.items() if key.partition(".")[0] == "launcher"}
     rest = {key: value for key, value in values.items() if key not in own}
     if "launcher" in own and name is not None:
@@ -292,6 +295,7 @@ def submit(
     jobs: Sequence[Sequence[Mapping[str, Any]]], flags: Sequence[str], settings: Slurm, out: Path
 ) -> list[End] | None:
     """Write the requests of jobs, submit `sslbench run` of them, and wait where that was asked for."""
+    # The request is a file, which the user can read, keep and run again by hand.
     texts = [as_yaml(requests) for requests in jobs]
     if any(HIDDEN in text for text in texts):
         raise UsageError(
@@ -331,6 +335,7 @@ def _submitted(texts: Sequence[str], flags: Sequence[str], settings: Slurm, out:
     import submitit
     from submitit.core.utils import FailedJobError
 
+    # Beside the results, which all machines have to see anyway.
     folder = out / "slurm"
     before = _unsubmitted(folder)
     try:

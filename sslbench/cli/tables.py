@@ -23,6 +23,7 @@ def console(unlimited: int = _UNLIMITED) -> "Console":
     """Return a console for stdout, as wide as the terminal or $COLUMNS; `unlimited` characters in a file or pipe."""
     from rich.console import Console
 
+    # rich takes 80 columns where stdout is no terminal, and would break names and numbers.
     found = Console()
     return found if found.is_terminal or os.environ.get("COLUMNS") else Console(width=unlimited)
 
@@ -37,6 +38,7 @@ def print_table(
     wrapped: str | None = None,
 ) -> None:
     """Print a table on stdout. No name and no number is broken."""
+    # What all rows share is said once, so that the columns that differ fit beside each other.
     above = [i for i, h in enumerate(headings) if h in shared and len({row[i] for row in rows}) == 1 and rows[0][i]]
     shown = [i for i in range(len(headings)) if i not in above and any(row[i] for row in rows)]
     if above:

@@ -31,6 +31,7 @@ class _Lines(logging.Handler):
             self.notes.add(record.getMessage())
         if record.levelno >= logging.WARNING:
             self.warnings[record.getMessage()] += 1
+            # A warning for every image would bury the result; `close` prints how often it came.
             if self.warnings[record.getMessage()] > 1 and not is_verbose():
                 return
         warning = click.style("warning: ", fg="yellow", bold=True) if record.levelno >= logging.WARNING else ""
@@ -58,6 +59,7 @@ def show_messages() -> None:
     logger.handlers = [_Lines()]
     level = logging.DEBUG if is_verbose() else logging.INFO
     logger.setLevel(logging.WARNING if is_quiet() or this_process().rank != 0 else level)
+    # The root logger may have handlers of a library, which would print each message again.
     logger.propagate = False
 
 

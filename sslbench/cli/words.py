@@ -53,6 +53,7 @@ def typed(value: Any) -> str:
         return "{" + ",".join(f"{key}:{typed(each)}" for key, each in value.items()) + "}"
     if not isinstance(value, str):
         return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    # Quoted where the grammar would read it as a number, a bool or several values.
     if re.fullmatch(r"[\w.:/@+-]+", value) and split_listed([f"x={value}"])[1]["x"] == (value, False):
         return value
     return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), value) + "'"
@@ -72,6 +73,7 @@ def split_listed(words: Sequence[str]) -> tuple[list[str], dict[str, tuple[Any, 
     """Split words into names and key -> (value, whether it is a list without brackets); see `split_words`."""
     if not any("=" in word for word in words):
         return list(words), {}
+    # Loaded for settings only: Hydra takes longer to import than --help may take.
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 

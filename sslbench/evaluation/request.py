@@ -295,6 +295,7 @@ def written(request: Request | FeaturesRequest, run: RunSettings, title: str = "
     """
     tasks = []
     for task in request.tasks:
+        # What a benchmark or preset says stays there: its version tells when that changes.
         given = {key: getattr(task.settings, key) for key, origin in task.origins.items() if origin == "command line"}
         benchmark = None if task.benchmark is None else task.benchmark.place or task.benchmark.name
         preset = None if task.preset is None else task.preset.place or task.preset.name
@@ -334,6 +335,7 @@ def read_request(content: Mapping[str, Any], where: str) -> tuple[Request | Feat
             f"{where}: version should be {VERSION}, that of requests, not {version}",
             "Upgrade with: pip install --upgrade sslbench" if newer else f"Write: version: {VERSION}",
         )
+    # Records are shared: they hold no logins, and without them the address would answer something else.
     if HIDDEN in str(values):
         raise UsageError(
             f"{where} does not hold the secrets of addresses, {HIDDEN} in their place", "Give the address again."
@@ -359,6 +361,7 @@ def read_request(content: Mapping[str, Any], where: str) -> tuple[Request | Feat
         task = make_task(each.protocol, each.settings, benchmark, preset)
         protocols.find(each.protocol).check_settings(task.settings)
         read.append(mark_changes(task, layers, preprocessing))
+    # On the defaults of the class, not of configs/eval.yaml, which is another on another machine.
     settings = build(RunSettings, _mapping(run, f"{where}: run"), f"{where}: run")
     settings.check()
     return kind(tasks=tuple(read), **values), settings, str(title)

@@ -81,6 +81,7 @@ def run_cells(
     A cell whose records were in `out` before, by `identity.record_id` and with all that is asked for, is not computed
     again. The holes stand in `holes.csv` beside the records from the moment they are found.
     """
+    # Records are found by their identity, the end of their names, before anything is loaded.
     before = {path.stem.rpartition("-")[2]: path for path in sorted(out.glob("*/*.json"))}
     loaded: dict[tuple[str, bool], _Loaded] = {}
     ahead: set[tuple[str, int]] = set()
@@ -98,7 +99,10 @@ def run_cells(
                 if _file_of(request) not in loaded:
                     loaded, prepared, others = {}, None, []  # the last weights are released before the next are read
                     loaded, ahead = _load_together(cells[number - 1 :], run), set()
-                prepared = _prepared(request, run, loaded)
+                own = loaded[_file_of(request)]
+                if own.problem is not None:
+                    raise own.problem
+                prepared = prepare(request, run, backbone=own.backbone)
                 found = _existing_results(prepared, before)
                 if found is None:
                     if (cell.benchmark, position) not in ahead and can_encode_ahead(prepared):
@@ -125,14 +129,6 @@ def _file_of(request: Request) -> tuple[str, bool]:
     return request.weights, request.as_stored
 
 
-def _prepared(request: Request, run: RunSettings, loaded: Mapping[tuple[str, bool], _Loaded]) -> Prepared:
-    """Open and check one request."""
-    own = loaded[_file_of(request)]
-    if own.problem is not None:
-        raise own.problem
-    return prepare(request, run, backbone=own.backbone)
-
-
 def _load_together(cells: Sequence[SuiteCell], run: RunSettings) -> dict[tuple[str, bool], _Loaded]:
     """Load the weights of the first cell, and those of the next ones as far as `TOGETHER_BYTES` go, each once."""
     found: dict[tuple[str, bool], _Loaded] = {}
@@ -141,6 +137,7 @@ def _load_together(cells: Sequence[SuiteCell], run: RunSettings) -> dict[tuple[s
         for request in cell.requests if cell.problem is None else ():
             if _file_of(request) in found:
                 continue
+            # Encoding together needs one process; beyond the bound the networks would fill the memory.
             if found and (this_process().world > 1 or size > TOGETHER_BYTES):
                 return found
             own = found[_file_of(request)] = _Loaded()
@@ -168,6 +165,7 @@ def _others(
             continue
         request = other.requests[position]
         backbone = loaded.get(_file_of(request), _Loaded()).backbone
+        # Everything but the weights has to be the same, or the pass would decode other images.
         if backbone is None or dataclasses.replace(request, weights=cell.weights, backbone=None) != asked_for:
             continue
         try:

@@ -93,8 +93,10 @@ def load_benchmark(name: str) -> Benchmark:
     for key in ("name", "sha256", "modified", "place"):
         if key in content:
             raise UsageError(f"{file}: remove the key '{key}', which follows from the file's path")
+    # Of the resolved content: comments and order in the file change no number.
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
     shipped = _shipped(name)
+    # A user's file may shadow a shipped one: its numbers must not be taken for those of the shipped benchmark.
     modified = shipped is None or (file.resolve() != shipped.resolve() and _read(shipped, name) != content)
     facts = {"name": name.removesuffix(".yaml"), "sha256": digest, "modified": modified, "place": name}
     return build(Benchmark, {**names.without_code(content, str(file)), **facts}, str(file))

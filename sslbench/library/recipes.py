@@ -92,6 +92,7 @@ def compose_pretraining(method: str, given: Mapping[str, Any], flags: Mapping[st
     changed = {group: name for group, name in chosen.items() if name != choices.get(group)}
     values, origins = base.values, base.origins
     if changed:
+        # What the recipe said about the group was said for its own choice of it.
         fresh, _ = compose("pretrain", changed)
         for group, name in changed.items():
             values[group] = fresh[group]
@@ -236,6 +237,7 @@ def _base(method: str) -> tuple[Composed, dict[str, str]]:
     if method in list_names("method"):
         path = find_file("method", method)
         read_yaml(path)
+        # Without it Hydra would put the recipe's groups below `method`, where nobody reads them.
         if "@package _global_" not in path.read_text(encoding="utf-8").partition("\n")[0]:
             raise UsageError(f"the first line of {path} should be '# @package _global_'")
         values, choices = compose("pretrain", {"method": method})

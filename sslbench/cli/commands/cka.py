@@ -78,7 +78,7 @@ def command(
     for path in (csv_path, png_path):
         if path is not None:
             refuse_output_file(path)
-    stored = [_is_features(Path(side)) for side in (a, b)]
+    stored = [side.endswith(".npy") or (Path(side) / "meta.json").is_file() for side in (a, b)]
     if any(stored) and not all(stored):
         raise UsageError("A and B must both be weights or both be features", "Features: .npy files or store folders.")
     if all(stored):
@@ -144,10 +144,6 @@ def _refuse_wrong_networks(
     early.refuse_other_files([each.weights for each in networks])
 
 
-def _is_features(path: Path) -> bool:
-    return path.suffix == ".npy" or (path / "meta.json").is_file()
-
-
 def _encode(
     networks: Sequence[_Network],
     data: options.DataFlags,
@@ -175,6 +171,7 @@ def _encode(
     evaluation.check_writable(store)
     with terminal.progress() as progress:
         first, source = encode(requests[0], settings, store=store, progress=progress)
+        # The same images in the same order: CKA compares row by row.
         second, _ = encode(requests[1], settings, store=store, progress=progress, source=source)
     return first, second
 

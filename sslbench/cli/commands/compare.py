@@ -55,7 +55,7 @@ def command(ctx: click.Context, a: Path, b: Path, metric: str | None, as_json: b
             raise _nothing(a, b, results_a, results_b)
         found = with_holm([compare(one, other, metric=metric) for one, other in matched])
     if as_json:
-        echo(_json(found))
+        echo(json.dumps(plain([_plain(one) for one in found]), indent=1, allow_nan=False))
     else:
         _print(found)
 
@@ -154,11 +154,6 @@ def _notes(found: "list[Comparison]") -> list[str]:
         if len(set(precisions)) > 1:
             lines.append(f"The features were computed differently (A / B): {' / '.join(precisions)}.")
     return list(dict.fromkeys(lines))
-
-
-def _json(found: "list[Comparison]") -> str:
-
-    return json.dumps(plain([_plain(one) for one in found]), indent=1, allow_nan=False)
 
 
 def _plain(one: "Comparison") -> dict[str, Any]:

@@ -62,7 +62,8 @@ def command(
     check_conversion(in_, out, overwrite=force)
     early.refuse_other_files([str(in_)])
 
-    from sslbench.backbones.load import recorded_preprocessing
+    from sslbench.backbones import load
+    from sslbench.backbones.build import build
     from sslbench.weights import convert
     from sslbench.weights.formats import recognise
     from sslbench.weights.reading import files
@@ -71,22 +72,16 @@ def command(
     file = files.read(in_, trust_pickle=trust_pickle)
     expected = None
     if backbone is not None:
-        from sslbench.backbones.build import build
-
         expected = {name: tuple(tensor.shape) for name, tensor in build(backbone).module.state_dict().items()}
     found = recognise.recognise(file, expected=expected, format=format)
     if stem is not None:
-        from sslbench.backbones.load import mapped_stem
-
-        found, backbone = mapped_stem(found, str(in_), rule=stem, channels=in_chans, backbone=backbone)
+        found, backbone = load.mapped_stem(found, str(in_), rule=stem, channels=in_chans, backbone=backbone)
         expected = expected and {name: tuple(tensor.shape) for name, tensor in found.canonical.items()}
-    preprocessing = recorded_preprocessing(file) if stem is None else None
+    preprocessing = load.recorded_preprocessing(file) if stem is None else None
     if to == "sslbench":
-        from sslbench.backbones.load import architecture, load_file
-
         if stem is None:
-            preprocessing = load_file(file, backbone=backbone, format=format).preprocessing
-        backbone = backbone or architecture(found, str(in_))
+            preprocessing = load.load_file(file, backbone=backbone, format=format).preprocessing
+        backbone = backbone or load.architecture(found, str(in_))
     report = convert.rewrite(
         file,
         found,

@@ -9,7 +9,6 @@ import click
 from sslbench import evaluation
 from sslbench.cli import options, terminal
 from sslbench.cli.commands.leaderboard import write_board
-from sslbench.cli.commands.pretrain.train import training_progress
 from sslbench.cli.echo import echo, note
 from sslbench.config import build
 from sslbench.evaluation import make_task
@@ -122,6 +121,7 @@ def pretrain_on(digits: Path, out: Path, seed: int, **changed: Any) -> "Pretrain
     """Pretrain on the training part, or find the weights of an earlier demo."""
     import torch
 
+    from sslbench.cli.commands.pretrain.train import training_progress
     from sslbench.train.observers.always import always
 
     values = compose_pretraining("simclr", SETTINGS | {"seed": seed} | changed, {}).values

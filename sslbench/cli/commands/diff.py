@@ -48,7 +48,11 @@ def command(
 
     sides = [_side(path, format, raw, trust_pickle) for path, format in ((a, format_a), (b, format_b))]
     found = compare(*sides)
-    echo(_json(found) if as_json else "\n".join(_lines(found, a, b)))
+    if as_json:
+        content = {**dataclasses.asdict(found), "same": found.same}
+        echo(json.dumps(plain(content), indent=1, allow_nan=False))
+    else:
+        echo("\n".join(_lines(found, a, b)))
     return 0 if found.same else 1
 
 
@@ -98,8 +102,3 @@ def _more(count: int) -> list[str]:
 
 def _size(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "one number"
-
-
-def _json(found: "Diff") -> str:
-
-    return json.dumps(plain({**dataclasses.asdict(found), "same": found.same}), indent=1, allow_nan=False)

@@ -63,6 +63,7 @@ def command(
         raise UsageError(f"-o writes one layer, and --layers names {len(layers)}")
     early.refuse_other_files(every)
     request = Request(
+        # Each of the weights takes its place below.
         **{**weights.loading(), "weights": ""},
         data=data.data or options.default_data(),
         test_data=data.test_data,

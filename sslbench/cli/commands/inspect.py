@@ -56,7 +56,9 @@ def command(
         return _model(what, backbone, format_, as_json, trust_pickle)
     path = _weights_of_run(Path(what))
     remote_or_shard = "://" in what or _is_shard(path)
-    likely = path.suffix.lower() in SUFFIXES or is_unfinished(path) or is_distributed(path) or _is_other_file(path)
+    likely = path.suffix.lower() in SUFFIXES or is_unfinished(path) or is_distributed(path)
+    # Published checkpoints have all kinds of names: what has the suffix of no known data may be one.
+    likely = likely or (path.is_file() and path.suffix.lower() not in _DATA_SUFFIXES)
     if not (backbone or format_) and _features_in_one_file(path):
         return 0
     if not remote_or_shard and (likely or backbone or format_):
@@ -65,11 +67,12 @@ def command(
         early.refuse_other_files([str(path)])
         return _weights(str(path), backbone, format_, as_json, trust_pickle)
     options.refuse(ctx, used=(), what=f"{what}, which is not a weights file")
+    protocols = (path / name for name in list_names("protocol"))
     if not remote_or_shard and path.is_dir() and (path / "meta.json").is_file() and list(path.glob("*.npy*")):
         _features(path)
     elif path.is_file() and is_record(path):
         _record(path)
-    elif number := _number_of_records(path):
+    elif number := sum(is_record(file) for folder in (path, *protocols) for file in folder.glob("*.json")):
         echo(f"{path}: {number} result record{'s' if number > 1 else ''} of sslbench")
         echo(f"  sslbench leaderboard {shlex.quote(str(path))}  prints one table of them")
     else:
@@ -112,12 +115,8 @@ def _is_shard(path: Path) -> bool:
             first = archive.next()
     except (tarfile.TarError, OSError):
         return False
+    # torch.save wrote tar files before version 0.4, which are weights and no images.
     return first is None or first.name not in _OLD_TORCH
-
-
-def _is_other_file(path: Path) -> bool:
-    """Return whether a file has the suffix of no known data: published checkpoints have all kinds of names."""
-    return path.is_file() and path.suffix.lower() not in _DATA_SUFFIXES
 
 
 def _is_model(what: str) -> bool:
@@ -137,6 +136,7 @@ def _model(what: str, backbone: str | None, format_: str | None, as_json: bool, 
         if not what.startswith("hf:") or Path(what.removeprefix("hf:")).exists():
             raise
         remedy = f"{error.remedy}\n" if error.remedy else ""
+        # hf: names models and data sets alike, and only the Hub knows which.
         raise type(error)(error.message, f"{remedy}For a data set, write {what}?download=1.") from error
 
 
@@ -205,12 +205,6 @@ def _data(what: str) -> None:
     echo(f"data: sslbench check-data {shlex.quote(what)} checks it")
 
 
-def _number_of_records(folder: Path) -> int:
-    """Return the number of result records in a folder and in its folders of protocols."""
-    places = (folder, *(folder / name for name in list_names("protocol")))
-    return sum(is_record(file) for place in places for file in place.glob("*.json"))
-
-
 def _record(path: Path) -> None:
     """Print the measurement of a result record, and the commands that take it."""
     result = records.read(path)
@@ -267,7 +261,9 @@ def page(path: Path, description: "Description") -> str:
 
 
 def _file_rows(description: "Description") -> list[tuple[str, str]]:
-    rows = [("file", f"{description.container}, {_size(description.size)}, sha256 {description.sha256}")]
+    count = description.size
+    size = f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count:,} bytes"
+    rows = [("file", f"{description.container}, {size}, sha256 {description.sha256}")]
     if description.beside:
         shown = [f"{key}: {_short(value)}" for key, value in list(description.beside.items())[:6]]
         rows.append(("beside", ", ".join(shown) + (", ..." if len(description.beside) > 6 else "")))
@@ -384,10 +380,6 @@ def _keys(description: "Description") -> list[str]:
 
 def _shape(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "one number"
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count:,} bytes"
 
 
 def _short(value: object) -> str:

@@ -67,22 +67,19 @@ def command(
     if options.is_typed(ctx, "form") and csv_path is None:
         raise UsageError("--form needs --csv")
     files = {"csv": csv_path, "html": html_path, "markdown": markdown_path, "latex": latex_path}
+    extras = [name.strip() for name in (columns or "").split(",") if name.strip()]
     roots = tuple(remote_folder.pull(folder) for folder in folders) or (Path("results"),)
-    write_board(roots, files, form=form, metric=metric, published=published, average=average, columns=_names(columns))
+    write_board(roots, files, form=form, metric=metric, published=published, average=average, columns=extras)
     if curves is not None:
-        from sslbench.leaderboard.plots import data_efficiency
+        from sslbench.leaderboard import plots
 
-        data_efficiency(_records(roots)[0], curves, metric=metric)
+        plots.data_efficiency(_records(roots)[0], curves, metric=metric)
         echo(f"curves: {curves.resolve()}")
     if layers_path is not None:
-        from sslbench.leaderboard.plots import draw_layers
+        from sslbench.leaderboard import plots
 
-        draw_layers(_records(roots)[0], layers_path, metric=metric)
+        plots.draw_layers(_records(roots)[0], layers_path, metric=metric)
         echo(f"layers: {layers_path.resolve()}")
-
-
-def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip()) if text else ()
 
 
 def _records(roots: Sequence[Path]) -> "tuple[list[Result], list[ResultError]]":
@@ -90,6 +87,7 @@ def _records(roots: Sequence[Path]) -> "tuple[list[Result], list[ResultError]]":
     from sslbench.results.records import read_readable
 
     read = [read_readable(root) for root in roots]
+    # The same measurement under two names of weights is two rows, under one name one.
     found = {(result.id, result.weights.name): result for results, _ in read for result in results}
     return list(found.values()), [error for _, broken in read for error in broken]
 
@@ -115,8 +113,7 @@ def write_board(
     """Print the table of all records below `roots` and write it to files."""
     from sslbench import leaderboard
     from sslbench.leaderboard import columns as further_columns
-    from sslbench.results import holes
-    from sslbench.results.records import left_out
+    from sslbench.results import holes, records
 
     for root in roots:
         _check_folder(root)
@@ -137,7 +134,7 @@ def write_board(
             unfilled += [f"Hole: {hole.weights} on {hole.benchmark}: {hole.reason}." for hole in holes.read(root)]
         except ResultError as error:
             broken.append(error)
-    board = dataclasses.replace(board, notes=(*board.notes, *unfilled, *left_out(broken)))
+    board = dataclasses.replace(board, notes=(*board.notes, *unfilled, *records.left_out(broken)))
     console = tables.console(120)
     console.print(leaderboard.to_rich(board, console.width))
     if board.extras:

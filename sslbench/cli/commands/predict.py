@@ -10,7 +10,6 @@ from sslbench.cli.echo import echo, note
 from sslbench.cli.help import GroupedCommand, hide
 from sslbench.cli.options import LocalPath
 from sslbench.errors import UsageError
-from sslbench.evaluation.file_classifier import read_class_names
 from sslbench.runtime.folders import refuse_missing_folder
 from sslbench.weights.format_name import EXPORTS
 
@@ -74,12 +73,13 @@ def command(
 
     settings = early.checked_run(run, weights, preprocessing)
     refuse_missing_folder(csv_path)
-    classes = None if classes_path is None else read_class_names(classes_path)
     if not weights.weights.endswith(EXPORTS):  # `predict` tells what they are
         early.refuse_other_files([weights.weights])
 
+    from sslbench.evaluation.file_classifier import read_class_names
     from sslbench.evaluation.prediction import predict
 
+    classes = None if classes_path is None else read_class_names(classes_path)
     request = evaluation.Request(
         **weights.loading(),
         data=data.data or options.default_data(),

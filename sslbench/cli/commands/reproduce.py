@@ -28,7 +28,7 @@ from sslbench.library.presets import load_preset
 from sslbench.paths import not_written
 from sslbench.results import Result, plain
 from sslbench.results.records import is_edited, read
-from sslbench.results.reruns import TOLERANCE, MetricAgain, Rerun, compare_rerun
+from sslbench.results.reruns import TOLERANCE, Rerun, compare_rerun
 
 log = logging.getLogger("sslbench")
 
@@ -113,9 +113,11 @@ def _reproduce_record(
     content = request_of(before, record)
     if "features" in content and (device or any(places.values())):
         raise UsageError(f"{record} is of embeddings (--features): --weights, --data and --device have no effect")
+    # Floors and overlaps stand beside the number and are not the number; they take most of the time.
     run = {**content.get("run", {}), "floors": False, "overlaps": False, **({"device": device} if device else {})}
     moved = _absolute(places)
     folder = before.working_folder.path if before.working_folder is not None else None
+    # Places in the request are relative to the folder that its command ran in.
     here = contextlib.chdir(folder) if folder is not None and Path(folder).is_dir() else contextlib.nullcontext()
     with here, code_of(str(record), trust_code=trust_code):
         request, settings, _ = read_trusted({**content, **moved, "run": run}, str(record), trust_code=trust_code)
@@ -125,6 +127,7 @@ def _reproduce_record(
     if not results and this_process().rank == 0:
         raise ResultError(f"the request of {record} gave no result")
     reruns = [compare_rerun(before, one, TOLERANCE if tolerance is None else tolerance) for one in results]
+    # A request may give several records (layers, sets): the one that measures the same is compared.
     return _tell_rerun(min(reruns, key=lambda rerun: len(rerun.inputs)), as_json) if reruns else 0
 
 
@@ -182,8 +185,9 @@ def _tell_rerun(rerun: Rerun, as_json: bool) -> int:
         echo(json.dumps(plain({**content, "surroundings": rerun.surroundings}), indent=1, allow_nan=False))
         return 0 if rerun.reproduced else 1
     rows = [
-        (one.name, _number(one.before), _number(one.after), _difference(one.before, one.after), _word(one))
+        (one.name, _number(one.before), _number(one.after), _difference(one.before, one.after), word)
         for one in rerun.metrics
+        for word in ["agrees" if one.agrees else "DIFFERS" if one.ends_agree else "DIFFERS, its interval too"]
     ]
     tables.print_rows(("metric", "record", "again", "difference", ""), rows)
     for title, changes in (("not the same", rerun.inputs), ("other surroundings", rerun.surroundings)):
@@ -226,6 +230,7 @@ def _measure_published(
     )
     echo(f"{run.name}: {protocol} on {weights}, {data}", err=True)
     settings, _ = early.resolve_run({}, {"device": device} if device else {})
+    # The published number has none to compare with.
     settings = dataclasses.replace(settings, floors=False, overlaps=False)
     results = _results(request, settings, out, f"sslbench reproduce --published {run.name}")
     if this_process().rank != 0:
@@ -276,10 +281,6 @@ def _number(value: float | None) -> str:
 
 def _difference(before: float | None, after: float | None) -> str:
     return "" if before is None or after is None else f"{after - before:+.2g}" if after != before else "0"
-
-
-def _word(metric: MetricAgain) -> str:
-    return "agrees" if metric.agrees else "DIFFERS" if metric.ends_agree else "DIFFERS, its interval too"
 
 
 def _short(value: Any) -> str:

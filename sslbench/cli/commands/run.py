@@ -52,6 +52,7 @@ def command(
     requests: list[tuple[Request | FeaturesRequest, RunSettings, str]] = []
     with contextlib.ExitStack() as stack:
         for file in files:
+            # It lasts until the end: code is imported when the evaluation needs it, long after the file was read.
             stack.enter_context(code_of(str(file), trust_code=trust_code))
             for number, content in enumerate(written_requests(file), 1):
                 where = f"{file}: request {number}"
@@ -116,6 +117,7 @@ def _evaluate(
     from sslbench.cli.commands.eval import work
 
     code = None
+    # Requests with the same run share backbones and features in memory.
     for run in dict.fromkeys(run for _, run, _ in requests):
         entries = [(request, title) for request, own, title in requests if own == run]
         plan = work.plan_of(entries, run, store, out, skip_existing=skip_existing)

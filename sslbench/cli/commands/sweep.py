@@ -36,12 +36,7 @@ _NOT_HERE = (
 """Options of `eval` for embeddings and detection, and those without a choice here."""
 
 
-def _options() -> list[click.Parameter]:
-    """Return the parameters of `eval` that a sweep has too."""
-    return [parameter for parameter in eval_command.params if parameter.name not in _NOT_HERE]
-
-
-@click.command("sweep", cls=EvalCommand, params=_options())
+@click.command("sweep", cls=EvalCommand, params=[p for p in eval_command.params if p.name not in _NOT_HERE])
 def command(**_: Any) -> int | None:
     """Score weights by several protocols, settings and seeds, and print one leaderboard.
 
@@ -59,7 +54,7 @@ def command(**_: Any) -> int | None:
     if launcher is not None and not chosen.dry_run:
         return _submit(runs, launcher, chosen)
     if chosen.dry_run:
-        for cell, _ in runs:
+        for cell in (run[0] for run in runs):
             echo(f"{cell.weights}\t{cell.benchmark}")
         echo(f"{len(runs)} runs", err=True)
         if launcher is not None:
@@ -83,6 +78,7 @@ def _submit(runs: Sequence[SweepRun], launcher: slurm.Slurm, chosen: EvalOptions
     if ends is None:
         echo(f"when they are done: sslbench leaderboard {shlex.quote(chosen.out)}", err=True)
     with remote_folder.synchronised(chosen.out) as out:
+        # A job writes its own hole with the better reason, unless it was killed.
         told = {(hole.weights, hole.benchmark) for hole in holes.read(out)}
         lost += [
             holes.Hole(cell.weights, cell.benchmark, end.reason or f"its job ended with exit code {end.code}")
@@ -120,6 +116,7 @@ def plan(ctx: click.Context) -> tuple[list[SweepRun], EvalOptions, slurm.Slurm |
         raise UsageError("--seed and seed= are the same setting", "Leave one out.")
     groups: list[tuple[EvalOptions, list[str]]] = []
     for benchmark in (*chosen.benchmarks, *(load_suite(chosen.suite) if chosen.suite else ())) or (None,):
+        # One benchmark at a time: a setting multiplies the runs of the protocols that have it only.
         one = dataclasses.replace(chosen, suite=None, benchmarks=(benchmark,) if benchmark else (), skip_existing=True)
         groups += _groups(one, names)
     swept = [_swept(group, values) for group in groups]
@@ -139,6 +136,7 @@ def plan(ctx: click.Context) -> tuple[list[SweepRun], EvalOptions, slurm.Slurm |
     for checked in every:
         made = work.make_plan(*checked)
         for cell in made.cells:
+            # Settings without effect on a protocol (k of geometry) would give the same run several times.
             runs.setdefault((cell.weights, repr(cell.requests), made.run, str(cell.problem)), (cell, made.run))
     return list(runs.values()), chosen, launcher
 

@@ -39,10 +39,11 @@ def check(ctx: click.Context, given: CheckFlags) -> int:
     """Check the data, print the report and return the exit code."""
     kind = _kind_of_pixels(given)
     if kind in ("depth", "normals"):
-        _refuse_beside_values(ctx, kind)
+        options.refuse(ctx, used=("pixel_values", "decode"), what=f"values of pixels ({kind})")
         return _check_values(given, "depth" if kind == "depth" else "normals")
     if kind == "map":
-        _refuse_beside_maps(ctx, given)
+        used = (*_OF_MAPS, "near_copies") if given.near_copies == "none" else _OF_MAPS
+        options.refuse(ctx, used=used, what="label maps")
         return _check_maps(given)
     if given.boxes:
         columns = {"image_column", "label_column"}
@@ -82,10 +83,6 @@ def _kind_of_pixels(given: CheckFlags) -> str:
     return "" if name == "map" and of_images else name
 
 
-def _refuse_beside_values(ctx: click.Context, quantity: str) -> None:
-    options.refuse(ctx, used=("pixel_values", "decode"), what=f"values of pixels ({quantity})")
-
-
 def _check_values(given: CheckFlags, quantity: Literal["depth", "normals"]) -> int:
     """Check depth or normals, print the report and return the exit code."""
     parts = open_as(given.data, Depth if quantity == "depth" else Normals)
@@ -94,11 +91,6 @@ def _check_values(given: CheckFlags, quantity: Literal["depth", "normals"]) -> i
         echo(line)
     show_findings(found.findings)
     return exit_code(found.findings)
-
-
-def _refuse_beside_maps(ctx: click.Context, given: CheckFlags) -> None:
-    used = (*_OF_MAPS, "near_copies") if given.near_copies == "none" else _OF_MAPS
-    options.refuse(ctx, used=used, what="label maps")
 
 
 def _check_maps(given: CheckFlags) -> int:
@@ -136,6 +128,7 @@ def _check(ctx: click.Context, given: CheckFlags) -> CheckedParts:
     images = len(opened.data.train) + len(opened.data.test)
     search = given.search(images)
     used = {str(parameter.name) for parameter in ctx.command.params}
+    # What near copies are found by depends on the number of images, known only now.
     if search != "features":
         options.refuse(ctx, used=used - {"store"}, what=f"--near-copies {search}")
     if search == "none":
@@ -236,6 +229,7 @@ def _show_counts(checked: CheckedParts) -> None:
     if not names:
         return
     train, test = (checked.counts[part] for part in ("train", "test"))
+    # The largest and the smallest classes are those that something may be wrong with.
     ordered = sorted(names, key=lambda name: (-train.get(name, 0), -test.get(name, 0)))
     listed: list[str | None] = list(ordered)
     if len(ordered) > _ALL:
@@ -282,7 +276,8 @@ def write_files(
 ) -> None:
     """Write the given files; each appears complete or not at all."""
     if csv is not None:
-        _write_csv(checked, csv)
+        lines = [[name, *(column.get(name, 0) for column in checked.counts.values())] for name in _names(checked)]
+        _write_text(csv_text([["class", *checked.counts], *lines]), csv)
     if pairs is not None:
         _write_text(as_csv(checked.overlaps()), pairs)
     if sheet is None and html is None:
@@ -310,11 +305,6 @@ def write_files(
             unit=unit,
         )
         echo(f"wrote {html}", err=True)
-
-
-def _write_csv(checked: CheckedParts, path: Path) -> None:
-    rows = [[name, *(column.get(name, 0) for column in checked.counts.values())] for name in _names(checked)]
-    _write_text(csv_text([["class", *checked.counts], *rows]), path)
 
 
 def _write_text(text: str, path: Path) -> None:
@@ -347,13 +337,9 @@ def _about_maps(checked: CheckedMaps) -> list[str]:
         extent = "" if counts.read == len(part) else f"in {counts.read:,} of the maps "
         line = f"{part.name}: {len(part):,} images with label maps, {len(part.classes)} classes"
         lines.append(line + (f"; {extent}{', '.join(shares)}" if shares else ""))
-    read, total = (sum(of) for of in zip(*_read(checked), strict=True))
+    read, total = sum(counts.read for counts in checked.counts.values()), sum(map(len, checked.parts.values()))
     lines.append(f"read: {read:,} of {total:,} maps and their images" + (" (--decode all)" * (read < total)))
     return lines
-
-
-def _read(checked: CheckedMaps) -> list[tuple[int, int]]:
-    return [(checked.counts[split].read, len(part)) for split, part in checked.parts.items()]
 
 
 def _show_classes(checked: CheckedMaps) -> None:

@@ -159,6 +159,7 @@ def command(**_: Any) -> int | None:
             slurm.show(jobs)
             return None
         code, ends = work.submit(plan, jobs, launcher, chosen.out)
+        # Jobs of single seeds write no mean: the same command here reads their records and puts them together.
         seeds = any(request.get("run", {}).get("only_seed") is not None for job in jobs for request in job)
         if ends is None or code is not None or not seeds:
             after = "the same command without --launcher slurm puts the seeds together"

@@ -67,6 +67,7 @@ def check(ctx: click.Context, chosen: EvalOptions, names: Sequence[str], values:
     refuse_unused(ctx, chosen, [run.protocol for run in runs])
     run_keys = [field.name for field in dataclasses.fields(RunSettings)] + ["machine"]
     of_flags = chosen.protocol_settings()
+    # Otherwise the flag would win silently, whatever the words say.
     if twice := next((key for key in of_flags if key in values), None):
         raise UsageError(f"{twice} is given twice, as a flag and as {twice}=", "Give one of them.")
     routed = early.route({**values, **of_flags}, run_keys, list(dict.fromkeys(run.protocol for run in runs)))
@@ -91,6 +92,7 @@ def _check_weights_and_images(
     )
     if not is_address(chosen.out):
         refuse_unwritable(local_folder(chosen.out))
+    # A benchmark may mix protocols with and without int8, which are told one by one later.
     if not benchmarks and not all(find_protocol(run.protocol).kind.int8 for run in runs):
         float_precision(run.precision)
     early.refuse_wrong_network(chosen.network.format, chosen.network.stem)
@@ -106,6 +108,7 @@ def _check_weights_and_images(
         random_backbone(chosen.network.backbone)
     if len(chosen.weights) == 1 and is_pixels(chosen.weights[0]):
         pixels_backbone(chosen.weights[0], chosen.network.backbone)
+    # One bad file of several is a hole among the results, and of a folder only its readers know the files.
     weights = expand(chosen.weights)
     if len(weights) == 1 and not Path(weights[0]).is_dir() and not chosen.suite:
         early.refuse_other_files(weights)
@@ -189,6 +192,7 @@ def protocol_runs(
         chosen += [
             ProtocolRun(name, name if name == preset.protocol else preset.protocol, preset) for preset in own
         ] or [ProtocolRun(name, name)]
+    # A preset asked for by two of its protocols' names would otherwise run twice.
     return list({(run.protocol, run.preset.name if run.preset else ""): run for run in chosen}.values())
 
 

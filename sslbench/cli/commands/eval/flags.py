@@ -72,6 +72,7 @@ class EvalOptions:
         cls, ctx: click.Context, split: Callable[[Sequence[str]], tuple[list[str], dict[str, Any]]] = split_words
     ) -> tuple["EvalOptions", list[str], dict[str, Any]]:
         """Return the options of a parsed command, the protocols that it names, and its key=value, read by `split`."""
+        # The shared flags are fields of dataclasses of their own: each is declared once for all commands.
         values = dict(ctx.params)
         names, settings = split(values.pop("words"))
         values |= options.as_flags(ctx, settings)
@@ -201,6 +202,7 @@ _EMBEDDING_REASONS = {
 def refuse_unused(ctx: click.Context, chosen: EvalOptions, names: Sequence[str]) -> None:
     """Refuse options that have no effect on the protocols."""
     found = [protocols.find(name) for name in names]
+    # A flag such as --max-memory is a setting: the protocols that have it decide.
     of_protocols = {field.name for each in found for field in dataclasses.fields(each.settings)}
     settings = of_protocols & _PROTOCOL_SETTINGS.keys()
     if chosen.features is not None:
@@ -209,15 +211,11 @@ def refuse_unused(ctx: click.Context, chosen: EvalOptions, names: Sequence[str])
         )
         options.refuse(ctx, used=used | settings, what=what, reasons={**_REASONS, **_EMBEDDING_REASONS})
         return
-    used = frozenset(settings).union(*(_options_of(each.kind) for each in found))
+    of_kinds = (ON_OBJECTS if p.kind.on_objects else ON_IMAGES if p.kind.needs_images else ON_FEATURES for p in found)
+    used = frozenset(settings).union(*of_kinds)
     reasons = _OBJECT_REASONS if all(each.kind.on_objects for each in found) else _REASONS
     options.refuse(ctx, used=used, what=" ".join(dict.fromkeys(names)), reasons=reasons)
     refuse_unused_of_weights(ctx, chosen)
-
-
-def _options_of(kind: protocols.Kind[Any]) -> frozenset[str]:
-    """Return the options with an effect on a kind of protocol."""
-    return ON_OBJECTS if kind.on_objects else ON_IMAGES if kind.needs_images else ON_FEATURES
 
 
 def refuse_unused_of_weights(ctx: click.Context, chosen: EvalOptions) -> None:

@@ -12,7 +12,6 @@ from sslbench.evaluation.preparation import one_part, shared_part
 from sslbench.features.extract import store_key
 from sslbench.features.store import open_entry, what_changed
 from sslbench.preprocessing import Preprocessing
-from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
     from sslbench.evaluation import Request
@@ -93,18 +92,16 @@ def print_plan_of_features(
     """Print the plan of an evaluation of features that were made elsewhere."""
     check_features_for(pair, tasks, run)
     sizes = [
-        (name, f"{len(part):,} x {part.x.shape[1]:,} {part.x.dtype}{_labels_of(part.target)}", "")
+        (name, f"{len(part):,} x {part.x.shape[1]:,} {part.x.dtype}{labels}", "")
         for name, part in (("train", pair.train), ("test", pair.test))
+        for of in [part.target]
+        for labels in [f", {len(of.classes):,} classes, {of.name} label" if of.labelled else ""]
     ]
     section("features", [*sizes, ("split", pair.how, "")])
     _print_tasks(tasks)
     _print_run(run, run_origins)
     if run.estimate:
         _print_estimate(estimate.estimate_features(pair, tasks, run, out))
-
-
-def _labels_of(labels: "Target") -> str:
-    return f", {len(labels.classes):,} classes, {labels.name} label" if labels.labelled else ""
 
 
 def _print_tasks(tasks: "Sequence[Task]") -> None:
@@ -136,6 +133,7 @@ def _print_estimate(found: "Estimate") -> None:
         f"{estimate.size_text(found.free_out)} for results",
     ]
     if any(part.seconds is not None for part in found.stages):
+        # A sum that leaves parts out says so; the time of none at all would be 0 s.
         unknown = ", ".join(part.name for part in found.stages if part.seconds is None)
         rows.append(("in all", estimate.time_text(found.seconds), f"without {unknown}" if unknown else ""))
     rows.append(("free", ", ".join(free), ""))

@@ -24,6 +24,7 @@ _SEVERITY = re.compile(r"corruption_error\(\w+,\d\)")
 
 def print_results(results: list[Result], out: Path) -> None:
     """Print one row per result: the headline metric with its interval, the selection, and the floors."""
+    # Floors that no result has get no column; the usual ones keep their order.
     stated = dict.fromkeys(n for result in results for n, floor in result.floors.items() if result.headline in floor)
     floors = [name for name in dict.fromkeys(("untrained", "pixels", "majority", *stated)) if name in stated]
     rows = []
@@ -33,7 +34,8 @@ def print_results(results: list[Result], out: Path) -> None:
         flags += ["selected on test"] if str(result.selected.get("on", "")).startswith("test") else []
         flags += ["underfitted"] if underfitted(result) else []
         flags += ["partial weights"] if result.weights.partial else []
-        flags += _left_out(result)
+        parts = {"n = ": result.data.test, "train: ": result.data.train}
+        flags += [f"{title}{part.n_used} of {part.n}" for title, part in parts.items() if part.n_used < part.n]
         rows.append(
             (
                 *_names(result, results),
@@ -52,7 +54,10 @@ def print_results(results: list[Result], out: Path) -> None:
     for result in results:
         if result.objects_file is not None:
             _print_detections(result)
-    for line in _remarks(results):
+    remarks = [line for result in results if (line := _overlaps(result))]
+    remarks += _missing_floors(results)
+    remarks += [_trainings(result) for result in results if result.seeds is not None]
+    for line in dict.fromkeys(remarks):
         echo(line)
     for result in results:
         for reference in result.references:
@@ -150,13 +155,6 @@ def _of_set(result: Result, results: list[Result]) -> str:
     return f" on {result.data.test.name}" if len({r.data.test.name for r in alike}) > 1 else ""
 
 
-def _left_out(result: Result) -> list[str]:
-    """Return the numbers of images used, where some cannot be read."""
-    train, test = result.data.train, result.data.test
-    found = [f"n = {test.n_used} of {test.n}"] if test.n_used < test.n else []
-    return found + ([f"train: {train.n_used} of {train.n}"] if train.n_used < train.n else [])
-
-
 def _overlaps(result: Result) -> str:
     """Return the line on suspected overlaps and the score without them."""
     found = result.overlaps
@@ -168,14 +166,6 @@ def _overlaps(result: Result) -> str:
     overlaps = f"{found.n:,} suspected overlap{'s' if found.n > 1 else ''} between train and test"
     where = f"{_protocol(result)} on {result.weights.name}, {result.layer}"
     return f"{where}: {overlaps}{without}, listed in {found.pairs_file}"
-
-
-def _remarks(results: list[Result]) -> list[str]:
-    """Return the lines on overlaps, missing floors and trainings, each once."""
-    lines = [line for result in results if (line := _overlaps(result))]
-    lines += _missing_floors(results)
-    lines += [_trainings(result) for result in results if result.seeds is not None]
-    return list(dict.fromkeys(lines))
 
 
 def _trainings(result: Result) -> str:
@@ -234,20 +224,16 @@ def print_over_training(folder: Path, results: Mapping[str, Sequence[Result]], o
     curves = training_curves([(position(Path(file)), own) for file, own in results.items()])
     if not curves:
         return
-    _print_curves(curves)
+    floors = list(dict.fromkeys(name for curve in curves for name in curve.first.floors))
+    names = ("protocol", "layer", "update", "epoch", "metric")
+    rows = [_cells(point, floors) for curve in curves for point in curve.points]
+    print_table((*names, "value", INTERVAL, *floors), rows, names=names)
     for curve in curves:
         echo(_gain(curve))
     if len(results) == 1:
         echo(f"{folder} has one checkpoint: pretraining keeps more with keep=1000", err=True)
     table, picture = write_training_curves(curves, run_name(folder), out)
     echo(f"\n{table}\n{picture}")
-
-
-def _print_curves(curves: Sequence[TrainingCurve]) -> None:
-    floors = list(dict.fromkeys(name for curve in curves for name in curve.first.floors))
-    names = ("protocol", "layer", "update", "epoch", "metric")
-    rows = [_cells(point, floors) for curve in curves for point in curve.points]
-    print_table((*names, "value", INTERVAL, *floors), rows, names=names)
 
 
 def _cells(point: TrainingPoint, floors: Sequence[str]) -> list[str]:

@@ -148,6 +148,7 @@ def plan_of(
             images.setdefault((word, title), []).append(dataclasses.replace(request, weights=word))
     if features and skip_existing:
         raise UsageError("--skip-existing has no effect on embeddings", "Leave it out.")
+    # Of several, one that fails leaves a hole; the error of a single one is the error of the command.
     several = len({word for word, _ in images}) > 1
     if not (several or folders or skip_existing):
         return Plan((*features, *itertools.chain(*images.values())), (), {}, run, origins, store, out)
@@ -219,6 +220,7 @@ def _requests(
         data = options.default_data(*kinds[0].default) if kinds else options.default_data()
     if chosen.data.test_data:
         _refuse_unscored_test("--test-data", every)
+    # Everything but the images' treatment, which tasks may want differently, is the same for all.
     common = Request(
         **{**chosen.network.loading(), "weights": weights, "backbone": backbone},
         data=data,
@@ -247,15 +249,18 @@ def layers_and_preprocessing(
     parts = [part for part in (run.preset, benchmark) if part is not None]
     chosen = layers or next((part.layers for part in parts if part.layers), ())
     merged: dict[str, Any] = {}
+    # The preset is the stronger, so its values come last.
     for part in reversed(parts):
         merged |= part.preprocessing
     if "resize" in preprocessing:
+        # It says which side the preset's size is of, and means nothing for another size.
         merged.pop("resized_side", None)
     merged |= preprocessing
     if "resize" in preprocessing and "crop" not in preprocessing:
         origin = next((part.name for part in parts if "crop" in part.preprocessing), "")
         size: dict[str, Any] = {key: merged.get(key) for key in ("resize", "squash", "crop")}
         size["resized_side"] = merged.get("resized_side", "shorter")
+        # A crop of a preset that is larger than the user's resize would be padded with black.
         Preprocessing(**size, origin=origin).refuse_unfilled_crop()
     return chosen, merged
 
@@ -341,6 +346,7 @@ def results_of(plan: Plan, command: str) -> list[Result]:
                 )
                 continue
             prepared = evaluation.prepare(request, plan.run, backbone=loaded.get(request.as_stored))
+            # The next request has the same weights; colours in the file's own order are another network.
             loaded[request.as_stored] = prepared.loaded
             evaluation.check_writable(plan.out)
             results += evaluation.evaluate(prepared, store=plan.store, out=plan.out, command=command, progress=progress)
@@ -412,11 +418,13 @@ def jobs_of(plan: Plan) -> list[list[dict[str, Any]]]:
         if folder == cell.weights or plan.folders[folder][0] == cell.weights:  # a folder is one entry
             units += [(cell.benchmark, dataclasses.replace(request, weights=folder)) for request in cell.requests]
     names = [title or " ".join(t.benchmark.name for t in r.tasks[:1] if t.benchmark is not None) for title, r in units]
+    # All weights on one benchmark share a pass over its images; alone, weights have nothing to share.
     keys = names if len(set(names)) > 1 else [getattr(request, "weights", "") for _, request in units]
     every = [task for _, request in units for task in request.tasks]
     seeds = [run.seed for run in plan.run.each_seed()]
     runs = [plan.run]
     if len(seeds) > 1 and all(task.kind.trains for task in every):
+        # On the split of the first seed: the trainings differ in nothing else.
         runs = [dataclasses.replace(plan.run, only_seed=seed) for seed in seeds]
     return [
         [written(request, run, title) for (title, request), name in zip(units, keys, strict=True) if name == key]
@@ -430,6 +438,7 @@ def submit(
 ) -> tuple[int | None, list[End] | None]:
     """Submit the jobs of a plan; tell of cells whose data are missing."""
     code, folder = None, local_folder(out)
+    # Their data are not here, and a job could not get them either.
     if lost := [cell for cell in plan.cells if cell.problem is not None]:
         _, holes = run_cells(lost, plan.run, store=plan.store, out=folder, command="")
         print_holes(holes, len(plan.cells), folder)

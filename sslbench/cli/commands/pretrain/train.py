@@ -5,7 +5,6 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -24,7 +23,6 @@ from sslbench.names import find_object
 from sslbench.pretraining import PretrainRequest, prepare
 from sslbench.pretraining import pretrain as train
 from sslbench.runtime.progress import make_bars
-from sslbench.train.loop import RateSchedules
 from sslbench.train.method import find_method
 from sslbench.train.observers import Observer
 from sslbench.train.observers.always import always
@@ -40,8 +38,10 @@ if TYPE_CHECKING:
 def run(request: PretrainRequest, given: PretrainFlags) -> None:
     """Train, and print the place of the weights with the command that evaluates them."""
     typed = str(click.get_current_context().find_root().obj)
+    # Before the data are opened: a mistake in them should not cost minutes.
     own = [_own_observer(spec) for spec in given.observer]
     evaluator = knn_evaluator(request)
+    # The other processes train alike; bars, logs and files are the first one's.
     if this_process().rank != 0:
         train(request, command=typed, evaluator=evaluator)
         return
@@ -52,7 +52,9 @@ def run(request: PretrainRequest, given: PretrainFlags) -> None:
     finally:
         progress.close()
     echo(outcome.weights)
-    echo(_next(request, outcome.weights))
+    data, test = request.eval_data or request.data, request.eval_test_data
+    words = ["sslbench", "eval", "knn", "linear", "--weights", str(outcome.weights), "--data", data]
+    echo(shlex.join([*words, *(["--test-data", test] if test else [])]))
 
 
 def _observers(request: PretrainRequest, given: PretrainFlags) -> list[Observer]:
@@ -81,19 +83,14 @@ def _own_observer(spec: str) -> Observer:
         raise UsageError(f"--observer {spec} cannot be built without arguments: {error}") from error
 
 
-def _next(request: PretrainRequest, weights: Path) -> str:
-    """Return the command that evaluates the weights."""
-    data = request.eval_data or request.data
-    test = ["--test-data", request.eval_test_data] if request.eval_test_data else []
-    return shlex.join(["sslbench", "eval", "knn", "linear", "--weights", str(weights), "--data", data, *test])
-
-
 def print_plan(request: PretrainRequest, origins: Mapping[str, str], launcher: Slurm | None) -> None:
     """Print the plan; opens the data, builds the networks and reads a few images for their channels."""
     prepared = prepare(request)
     settings = dataclasses.asdict(prepared.request.settings)
     origins = {**origins, **prepared.changes}
-    settings["method"] = _with_defaults(settings["method"])
+    name, own = settings["method"]["name"], {k: v for k, v in settings["method"].items() if k != "name"}
+    config = build(find_method(name).config_type, own, f"method {name}")
+    settings["method"] = {"name": name, **dataclasses.asdict(config)}
     groups = {key: value for key, value in settings.items() if key in ("method", "augment", "optimizer", "schedule")}
     for name, values in groups.items():
         section(name, _rows({name: values}, origins, f"{name}."))
@@ -109,25 +106,14 @@ def print_plan(request: PretrainRequest, origins: Mapping[str, str], launcher: S
         ("processes", f"{setup.world} on {prepared.device}, {setup.batch_size} images per forward pass of each", ""),
         ("views", ", ".join(f"{size} x {size}" for size in setup.sizes), ""),
         *(
-            (f"rate of {name}" if name else "rate", f"{rates.lr(0.0):.4g} at first, {_most(rates):.4g} at most", "")
+            (f"rate of {name}" if name else "rate", f"{rates.lr(0.0):.4g} at first, {most:.4g} at most", "")
             for name, rates in {"": plan.rates, **plan.parts}.items()
+            for most in [max(rates.lr(i / 200) for i in range(200))]
         ),
         ("parameters", f"{trained:,} trained; the backbone has {rest:,}", ""),
         ("folder", str(request.out), ""),
     ]
     section("derived", rows)
-
-
-def _most(rates: RateSchedules) -> float:
-    """Return the largest learning rate."""
-    return max(rates.lr(i / 200) for i in range(200))
-
-
-def _with_defaults(method: dict[str, Any]) -> dict[str, Any]:
-    """Return the method's name and all of its settings, defaults included."""
-    own = {key: value for key, value in method.items() if key != "name"}
-    config = build(find_method(method["name"]).config_type, own, f"method {method['name']}")
-    return {"name": method["name"], **dataclasses.asdict(config)}
 
 
 def _rows(values: Mapping[str, Any], origins: Mapping[str, str], prefix: str) -> list[tuple[str, str, str]]:

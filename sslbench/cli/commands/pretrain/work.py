@@ -32,6 +32,7 @@ def run_written(content: Mapping[str, Any], where: str, *, dry_run: bool) -> Non
 def pretrain(method: str, values: Mapping[str, Any], given: PretrainFlags, launcher: slurm.Slurm | None) -> int | None:
     """Train, print the plan, or submit the training as a job; return the exit code of a job that was waited for."""
     given.check()
+    # As the user gave it: the job composes the recipe itself, and a later change of it is a visible one.
     written = {"version": VERSION, "method": method, "settings": dict(values), **changed_fields(given)}
     given = _with_inputs(given, method)
     early.refuse_mistyped([given.init], (given.data, given.eval_data, given.eval_test_data))
@@ -40,6 +41,7 @@ def pretrain(method: str, values: Mapping[str, Any], given: PretrainFlags, launc
     settings = build(PretrainSettings, composed.values, f"pretrain {method}")
     early.refuse_mistyped(backbone=settings.backbone, device=settings.device)
     request = _request(method, settings, composed.origins, given)
+    # The batch has to divide into the processes of the job, not of this command.
     request.check(world=launcher.processes if launcher else this_process().world)
     _refuse_wrong_files(request, given)
     if launcher is None or given.dry_run:
