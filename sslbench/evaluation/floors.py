@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.in_memory import untrained_copy, untrained_heads
 from sslbench.backbones.load import load_backbone
 from sslbench.errors import ResultError
+from sslbench.evaluation.groups import with_details
 from sslbench.identity import record_id
 from sslbench.metrics import regression
 from sslbench.metrics.catalog import METRICS, find
 from sslbench.metrics.differences import Predictions, difference
 from sslbench.metrics.metric import ClassFrequencies
-from sslbench.results import DataUsed, Result, records
+from sslbench.results import DataUsed, RequestedParts, Result, records
 from sslbench.targets import kinds
 from sslbench.targets.classes import Classes
 from sslbench.targets.numbers import Numbers
@@ -168,25 +170,31 @@ def cached(key: str, data: DataUsed, folder: Path | None = None) -> tuple[Result
     return None
 
 
-def keep(result: Result, scores: records.Scores) -> records.Scores:
-    """Write a floor's result, without groups, into the cache; a cache that cannot be written costs time only."""
-    try:
-        return dataclasses.replace(scores, file=records.scores_path(write(result, scores, _folder())))
-    except ResultError as error:
-        log.warning(f"a floor cannot be stored for later runs: {error.message}")
-        return scores
-
-
-def show(result: Result, scores: records.Scores, out: Path) -> None:
-    """Write a floor's result into the results, as a row of its own on leaderboards, unless it is there already."""
+def stand(
+    floor: tuple[Result, records.Scores],
+    groups: Mapping[str, tuple[str, ...]],
+    asked: RequestedParts,
+    out: Path,
+    *,
+    kept: bool,
+) -> tuple[Result, records.Scores]:
+    """Return a floor with its groups, written into the results as a row of its own, and if `kept` into the cache."""
+    result, scores = floor
+    if kept:  # without groups; a cache that cannot be written costs time only
+        try:
+            scores = dataclasses.replace(scores, file=records.scores_path(write(result, scores, _folder())))
+        except ResultError as error:
+            log.warning(f"a floor cannot be stored for later runs: {error.message}")
+    result = with_details(dataclasses.replace(result, asked=asked), scores, groups)
     # Where the user asked for it by name (`--weights random`), the record there holds more.
     try:
         found = records.read_intact(records.path_of(result, out))
-        stored = found.asked if records.scores_path(found) is not None else None
+        there = found.asked if records.scores_path(found) is not None else None
     except ResultError:
-        stored = None
-    if stored is None or result.asked is None or stored.groups != result.asked.groups:
+        there = None
+    if there is None or there.groups != asked.groups:
         write(result, scores, out)
+    return result, scores
 
 
 def _folder() -> Path:

@@ -239,13 +239,11 @@ class _ImageEvaluation:
         if not complete:
             stored = self._rows(task, untrained)
         if rank() == 0:
-            for row, (result, scores) in stored.items():
-                if not untrained.not_kept and not complete:
-                    scores = floors.keep(result, scores)
+            kept = not untrained.not_kept and not complete
+            for row, floor in stored.items():
                 subject = self._described(untrained, row)
                 variant = dataclasses.replace(asked(subject, task), overlaps=False, baseline=False)
-                stored[row] = (with_details(dataclasses.replace(result, asked=variant), scores, subject.groups), scores)
-                floors.show(*stored[row], self.out)
+                stored[row] = floors.stand(floor, subject.groups, variant, self.out, kept=kept)
             shutil.rmtree(self._folder(task, untrained), ignore_errors=True)
         return stored, missing
 

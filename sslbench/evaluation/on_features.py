@@ -217,12 +217,8 @@ def _floor(
     found = floors.cached(record_id(measurement(subject, task)), subject.data) if not further.sets else None
     rows = score(subject, task, train, test, further) if found is None else {"": found}
     for row, (own, own_task) in row_subjects(subject, task, further.sets).items():
-        result, scores = rows[row]
-        if found is None and kept:
-            scores = floors.keep(result, scores)
-        result = dataclasses.replace(result, asked=dataclasses.replace(asked(own, own_task), overlaps=False))
-        rows[row] = with_details(result, scores, own.groups), scores
-        floors.show(*rows[row], out)
+        variant = dataclasses.replace(asked(own, own_task), overlaps=False)
+        rows[row] = floors.stand(rows[row], own.groups, variant, out, kept=kept and found is None)
     return rows
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _FIRST = ("backbone", "precision", "resize", "squash", "crop", "mean", "std")
 """Parts of a label, in the order in which they stand; others follow by name."""
+_OPTIONAL = ("resize", "squash", "crop")  # a row without one does without
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -215,12 +216,9 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 def _unique(names: dict[ColumnKey, str]) -> dict[ColumnKey, str]:
     """Return the names, with a digest appended to those that shortening made equal."""
-    headings = list(names.values())
-    return {group: name if headings.count(name) == 1 else f"{name} #{_digits(group)}" for group, name in names.items()}
-
-
-def _digits(group: ColumnKey) -> str:
-    return hashlib.sha256(repr(dataclasses.astuple(group)).encode()).hexdigest()[:8]
+    counts = Counter(names.values())
+    digests = {group: hashlib.sha256(repr(dataclasses.astuple(group)).encode()).hexdigest() for group in names}
+    return {group: name if counts[name] == 1 else f"{name} #{digests[group][:8]}" for group, name in names.items()}
 
 
 def row_names(rows: Mapping[str, Result]) -> dict[str, str]:
@@ -235,14 +233,9 @@ def row_names(rows: Mapping[str, Result]) -> dict[str, str]:
         ordered = [*(part for part in _FIRST if part in every), *sorted(every.difference(_FIRST))]
         differing = [part for part in ordered if len({parts.get(part) for parts in described.values()}) > 1]
         for key in keys:
-            parts = [described[key].get(part, _absent(part)) for part in differing]
+            parts = [described[key].get(part, f"{'no' if part in _OPTIONAL else 'usual'} {part}") for part in differing]
             labels[key] = f"{name} [{', '.join(parts)}]" if parts else name
     return labels
-
-
-def _absent(part: str) -> str:
-    """Return the words for a part that a row does not state."""
-    return f"no {part}" if part in ("resize", "squash", "crop") else f"usual {part}"
 
 
 def _row_parts(record: Result) -> dict[str, str]:

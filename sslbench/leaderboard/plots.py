@@ -91,7 +91,8 @@ def data_efficiency(results: Iterable[Result], path: Path, *, metric: str | None
     """
     # The line is the mean over the draws, the band its 95 % interval over the draws. Results without such points (of
     # protocols that learn from all of train) are left out. Floors are grey; chance is dotted.
-    board = table((result for result in results if _has_curve(result)), metric=metric)
+    curves = [result for result in results if any(f"{result.headline}_low" in v for v in result.variants.values())]
+    board = table(curves, metric=metric)
     shown = [
         (board.columns[i], unit, lines)
         for i in range(len(board.columns))
@@ -107,10 +108,6 @@ def data_efficiency(results: Iterable[Result], path: Path, *, metric: str | None
         chance = _chance(board, board.columns.index(column))
         _panel(axis, column, unit, lines, chance)
     write_png(figure, Path(path))
-
-
-def _has_curve(result: Result) -> bool:
-    return any(f"{result.headline}_low" in values for values in result.variants.values())
 
 
 def _lines(board: Board, position: int, unit: str) -> list[EfficiencyCurve]:

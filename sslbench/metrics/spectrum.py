@@ -258,22 +258,23 @@ class _Side:
 
     def __init__(self, x: Matrix, debiased: bool) -> None:
         self.x, self.debiased = x, debiased
-        self.mean = np.sum([part.sum(axis=0, dtype=np.float64) for part in _parts(x)], axis=0) / len(x)
+        self.blocks = [slice(start, start + _CENTRED_ROWS) for start in range(0, len(x), _CENTRED_ROWS)]
+        self.mean = np.sum([x[block].sum(axis=0, dtype=np.float64) for block in self.blocks], axis=0) / len(x)
         self._gram: FloatArray | None = None
-        centred = [self.part(start) for start in range(0, len(x), _CENTRED_ROWS)]
+        centred = [self.part(block) for block in self.blocks]
         # The diagonal of the Gram matrix. Centred features sum to 0, so each row without it sums to minus this.
         self.square = np.concatenate([np.einsum("nd,nd->n", part, part) for part in centred])
         # Rounding leaves a constant column not quite at its mean.
         self.constant = bool(self.square.max() <= (1e-14 * np.abs(self.mean).max()) ** 2 * x.shape[1])
 
-    def part(self, start: int) -> FloatArray:
+    def part(self, block: slice) -> FloatArray:
         """Return a block of centred rows in float64."""
-        return np.asarray(self.x[start : start + _CENTRED_ROWS].astype(np.float64) - self.mean)
+        return np.asarray(self.x[block].astype(np.float64) - self.mean)
 
     def gram(self) -> FloatArray:
         """Return the Gram matrix of the centred samples (N, N)."""
         if self._gram is None:
-            whole = np.concatenate([self.part(start) for start in range(0, len(self.x), _CENTRED_ROWS)])
+            whole = np.concatenate([self.part(block) for block in self.blocks])
             self._gram = whole @ whole.T
         return self._gram
 
@@ -292,14 +293,9 @@ class _Side:
 
     def _product(self, other: "_Side") -> float:
         """Return the inner product of both Gram matrices, which is |X'Y|^2."""
-        n = len(self.x)
-        if n * n < self.x.shape[1] * other.x.shape[1]:
+        if len(self.x) ** 2 < self.x.shape[1] * other.x.shape[1]:
             return float(np.vdot(self.gram(), other.gram()))
         total = np.zeros((self.x.shape[1], other.x.shape[1]))
-        for start in range(0, n, _CENTRED_ROWS):
-            total += self.part(start).T @ other.part(start)
+        for block in self.blocks:
+            total += self.part(block).T @ other.part(block)
         return float(np.vdot(total, total))
-
-
-def _parts(x: Matrix) -> list[Matrix]:
-    return [x[start : start + _CENTRED_ROWS] for start in range(0, len(x), _CENTRED_ROWS)]

@@ -157,10 +157,6 @@ def _federated(arrays: np.lib.npyio.NpzFile) -> Federated:
     return Federated(arrays["negative"], arrays["not_exhaustive"], frequencies)
 
 
-def _skeleton(arrays: np.lib.npyio.NpzFile) -> Skeleton:
-    return Skeleton.of_record(json.loads(arrays["skeleton"].tobytes()))
-
-
 def read_objects(path: Path) -> TestObjects:
     """Return the objects of a file of `write_objects`; nothing pickled is loaded."""
     try:
@@ -168,7 +164,8 @@ def read_objects(path: Path) -> TestObjects:
             masks = json.loads(arrays["masks"].tobytes()) if "masks" in arrays.files else None
             columns: dict[str, Any] = {name: arrays[name] for name in _COLUMNS}
             if "skeleton" in arrays.files:
-                columns |= {"keypoints": arrays["keypoints"], "skeleton": _skeleton(arrays)}
+                skeleton = Skeleton.of_record(json.loads(arrays["skeleton"].tobytes()))
+                columns |= {"keypoints": arrays["keypoints"], "skeleton": skeleton}
             ids, classes = (tuple(arrays[name].tolist()) for name in ("ids", "classes"))
             runs = None if masks is None else tuple({**mask, "counts": mask["counts"].encode()} for mask in masks)
             federated = _federated(arrays) if "negative" in arrays.files else None
