@@ -5,7 +5,7 @@ import json
 import pytest
 from helpers import containers
 
-from sslbench.data.booleans import boolean
+from sslbench.data.labels import boolean
 from sslbench.data.open import open_as, open_data, open_objects
 from sslbench.errors import DataError
 from sslbench.targets.label_maps import LabelMaps

@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 from scipy.ndimage import gaussian_filter
 
-from sslbench.data import textures
+from sslbench.data.formats import textures
+from sslbench.data.formats.textures import IMAGES, VIDEOS
 from sslbench.data.open import open_as, open_data
-from sslbench.data.textures import IMAGES, VIDEOS
 from sslbench.errors import UsageError
 from sslbench.targets.label_maps import Foreground, LabelMaps
 from sslbench.targets.objects import Boxes

@@ -1,16 +1,26 @@
-"""Drawn textures: textures:images (images of one object), textures:videos (two objects that cross)."""
+"""Drawn textures: textures:images (images of one object), textures:videos (two objects that cross).
+
+Textures are cut from pictures that come with scikit-image and scikit-learn, for training from their left halves, for
+test from the right ones, so that no pixel is in both. Their grey values are made alike: the local mean is removed, the
+local contrast set to one, and the values replaced by their ranks. Object and background then share colour, mean,
+contrast and histogram, and a pixel says nothing about its class; nor does the colour of an image.
+
+Shapes: N images or V videos of T frames, S x S pixels.
+"""
 
 import dataclasses
 import functools
 import hashlib
+import importlib.util
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import OfRows
+from sslbench.arrays import FloatArray, IntArray, OfRows
 from sslbench.data.containers.names import numbered_ids
 from sslbench.data.format import NoOptions, Reader, SampleReader, SourceFormat, plain_reader
 from sslbench.data.formats.boundaries import with_boundaries
@@ -20,25 +30,282 @@ from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.foreground import map_readers
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
-from sslbench.data.textures import (
-    CLASSES,
-    IMAGES,
-    PREFIX,
-    SIDE,
-    VIDEOS,
-    TexturedImages,
-    TexturedVideos,
-    draw_images,
-    draw_videos,
-)
 from sslbench.data.tracks import videos_source
-from sslbench.errors import UsageError
+from sslbench.errors import DataError, UsageError
 from sslbench.metrics.detection import masks as rle
 from sslbench.targets.classes import Classes
 from sslbench.targets.label_maps import Foreground
 from sslbench.targets.objects import Boxes, Objects
 from sslbench.targets.pixel_values import Boundaries
 from sslbench.targets.videos import Ids, Tracks
+
+PREFIX = "textures:"
+IMAGES, VIDEOS = f"{PREFIX}images", f"{PREFIX}videos"
+"""Locations of the drawn data."""
+SIDE = 128
+"""Height and width of images and frames in pixels."""
+_SKIMAGE, _SKLEARN = ("skimage", "data"), ("sklearn", "datasets/images")
+# Standard deviation of the Gaussian of local mean and contrast, in pixels
+_LOCAL = 12.0
+# Grey values below which contrast is noise and is not raised
+_LEAST_CONTRAST = 3.0
+_CORNERS = 64
+_SUBPIXELS = 4
+
+Texture = npt.NDArray[np.float32]
+"""(H, W) values from -1 to 1, uniformly distributed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Picture:
+    """Part of a bundled picture with one texture.
+
+    Attributes:
+        place: package and folder.
+        file: name in the folder.
+        scale: factor of the size, so that several elements of the texture fit into an object.
+        box: left, upper, right and lower end in pixels; None: the whole picture.
+    """
+
+    place: tuple[str, str]
+    file: str
+    scale: float = 1.0
+    box: tuple[int, int, int, int] | None = None
+
+
+_OBJECTS = {
+    "brick": _Picture(_SKIMAGE, "brick.png", 0.45),
+    "coins": _Picture(_SKIMAGE, "coins.png", 0.5, (0, 20, 384, 290)),
+    "grass": _Picture(_SKIMAGE, "grass.png", 0.7),
+    "gravel": _Picture(_SKIMAGE, "gravel.png", 0.55),
+    "petals": _Picture(_SKLEARN, "flower.jpg", 0.7, (212, 81, 402, 271)),
+    "print": _Picture(_SKIMAGE, "page.png", 0.9, (8, 58, 376, 142)),
+}
+_BACKGROUNDS = (
+    _Picture(_SKIMAGE, "astronaut.png"),
+    _Picture(_SKIMAGE, "camera.png"),
+    _Picture(_SKIMAGE, "chelsea.png"),
+    _Picture(_SKLEARN, "china.jpg"),
+    _Picture(_SKIMAGE, "coffee.png"),
+    _Picture(_SKIMAGE, "hubble_deep_field.jpg"),
+    _Picture(_SKIMAGE, "ihc.png"),
+    _Picture(_SKIMAGE, "motorcycle_left.png"),
+    _Picture(_SKIMAGE, "retina.jpg", 1.0, (200, 200, 1211, 1211)),
+    _Picture(_SKIMAGE, "rocket.jpg"),
+)
+
+CLASSES = tuple(_OBJECTS)
+"""Names of the C textures of objects."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TexturedImages:
+    """N images with one object each.
+
+    Attributes:
+        images: uint8 (N, S, S, 3).
+        masks: bool (N, S, S), the pixels of the object.
+        classes: int64 (N,), positions in `CLASSES`; each occurs equally often, up to one.
+    """
+
+    images: npt.NDArray[np.uint8]
+    masks: npt.NDArray[np.bool_]
+    classes: IntArray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TexturedVideos:
+    """V videos of T frames with two objects each.
+
+    Attributes:
+        frames: uint8 (V, T, S, S, 3).
+        ids: int32 (V, T, S, S), 1 and 2 for the objects, 0 for the background.
+    """
+
+    frames: npt.NDArray[np.uint8]
+    ids: npt.NDArray[np.int32]
+
+
+def draw_images(number: int, *, test: bool, seed: int = 0) -> TexturedImages:
+    """Draw images with one object of random outline, place, size and class on a background of another texture.
+
+    Test images are cut from the right halves of the pictures, others from the left ones, and both are drawn
+    independently.
+
+    >>> drawn = draw_images(12, test=False)
+    >>> drawn.images.shape, np.bincount(drawn.classes).tolist()
+    ((12, 128, 128, 3), [2, 2, 2, 2, 2, 2])
+    """
+    generator = np.random.default_rng([seed, int(test)])
+    images = np.empty((number, SIDE, SIDE, 3), dtype=np.uint8)
+    masks = np.empty((number, SIDE, SIDE), dtype=np.bool_)
+    classes = np.arange(number) % len(CLASSES)
+    for i, c in enumerate(classes):
+        background, surface = _background(generator, test), _surface(_OBJECTS[CLASSES[c]], test)
+        outline = _outline(generator, SIDE * generator.uniform(0.22, 0.36))
+        reach = float(np.abs(outline).max())
+        centre = generator.uniform(reach, SIDE - reach, 2)
+        cover = _cover(outline + centre)
+        value = (1 - cover) * _cut(background, _random_view(generator, background))
+        value += cover * _cut(surface, _random_view(generator, surface))
+        images[i], masks[i] = _lit(generator, value, _tint(generator)), cover > 0.5
+    return TexturedImages(images, masks, classes.astype(np.int64))
+
+
+def draw_videos(number: int, *, frames: int = 12, seed: int = 0) -> TexturedVideos:
+    """Draw videos of two objects of different classes that cross a moving background.
+
+    Objects move, turn and grow or shrink, their textures with them; the light changes from frame to frame, so that
+    neither places nor grey values persist. All textures are of the right halves of the pictures.
+    """
+    generator = np.random.default_rng([seed, 2])
+    pictures = np.empty((number, frames, SIDE, SIDE, 3), dtype=np.uint8)
+    ids = np.zeros((number, frames, SIDE, SIDE), dtype=np.int32)
+    for video in range(number):
+        background = _background(generator, test=True)
+        names = generator.choice(CLASSES, 2, replace=False)
+        surfaces = [_surface(_OBJECTS[name], test=True) for name in names]
+        outlines = [_outline(generator, SIDE * generator.uniform(0.16, 0.22)) for _ in names]
+        views = [_random_view(generator, surface) for surface in surfaces]
+        scene, tint = _random_view(generator, background), _tint(generator)
+        pan = generator.uniform(-2, 2, 2)
+        starts = np.array([[0.25, 0.3], [0.75, 0.7]]) * SIDE + generator.uniform(-6, 6, (2, 2))
+        ends = np.array([[0.75, 0.3], [0.25, 0.7]]) * SIDE + generator.uniform(-12, 12, (2, 2))
+        turns = generator.uniform(0.06, 0.15, 2) * generator.choice([-1, 1], 2)
+        growth = generator.uniform(0.98, 1.02, 2)
+        for frame in range(frames):
+            share = frame / max(frames - 1, 1)
+            value = _cut(background, scene.moved(pan * frame))
+            for k in range(2):
+                turn, scale = turns[k] * frame, growth[k] ** frame
+                centre = starts[k] + share * (ends[k] - starts[k])
+                cover = _cover(scale * outlines[k] @ _rotation(turn).T + centre)
+                own = dataclasses.replace(views[k], centre=(float(centre[0]), float(centre[1]))).turned(turn, scale)
+                value = (1 - cover) * value + cover * _cut(surfaces[k], own)
+                ids[video, frame][cover > 0.5] = k + 1
+            pictures[video, frame] = _lit(generator, value, tint)
+    return TexturedVideos(pictures, ids)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _View:
+    """Similarity from a texture to an image.
+
+    Attributes:
+        anchor: x, y in the texture that is shown at `centre`.
+        matrix: (2, 2), from offsets in the image to offsets in the texture.
+        centre: x, y in the image.
+    """
+
+    anchor: tuple[float, float]
+    matrix: FloatArray
+    centre: tuple[float, float] = (SIDE / 2, SIDE / 2)
+
+    def moved(self, offset: FloatArray) -> "_View":
+        """Return the view with the texture moved by an offset in pixels of the image."""
+        return dataclasses.replace(self, centre=(self.centre[0] + offset[0], self.centre[1] + offset[1]))
+
+    def turned(self, angle: float, scale: float) -> "_View":
+        """Return the view with the texture turned and enlarged about the centre."""
+        return dataclasses.replace(self, matrix=self.matrix @ _rotation(-angle) / scale)
+
+
+def _rotation(angle: float) -> FloatArray:
+    return np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+
+
+def _random_view(generator: np.random.Generator, surface: Texture) -> _View:
+    """Return a view of a random place, turned by up to 30 degrees, mirrored or not, at a scale of 0.8 to 1.4."""
+    scale = float(np.exp(generator.uniform(np.log(0.8), np.log(1.4))))
+    reach = SIDE / 2 / scale
+    x, y = (
+        float(generator.uniform(min(reach, n / 2), max(n - reach, n / 2))) for n in (surface.shape[1], surface.shape[0])
+    )
+    mirror = np.diag([generator.choice([-1.0, 1.0]), 1.0])
+    return _View((x, y), _rotation(generator.uniform(-np.pi / 6, np.pi / 6)) @ mirror / scale)
+
+
+def _cut(surface: Texture, view: _View) -> Texture:
+    """Return the texture in the pixels of an image, (S, S); beyond its edge it is mirrored."""
+    import cv2
+
+    offset = np.array(view.anchor) - view.matrix @ np.array(view.centre)
+    affine = np.column_stack([view.matrix, offset])
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    found = cv2.warpAffine(surface, affine, (SIDE, SIDE), flags=flags, borderMode=cv2.BORDER_REFLECT)
+    return np.asarray(found, dtype=np.float32)
+
+
+def _outline(generator: np.random.Generator, radius: float) -> FloatArray:
+    """Return the corners of a smooth random shape about the origin, (corners, 2)."""
+    angle = np.linspace(0, 2 * np.pi, _CORNERS, endpoint=False)
+    length = np.ones(_CORNERS)
+    for k in (2, 3, 4):
+        length += generator.uniform(0, 0.3 / k) * np.cos(k * angle + generator.uniform(0, 2 * np.pi))
+    return np.asarray(radius * length[:, None] * np.column_stack([np.cos(angle), np.sin(angle)]))
+
+
+def _cover(outline: FloatArray) -> Texture:
+    """Return the share of each pixel inside an outline, (S, S)."""
+    import cv2
+
+    fine: Any = np.zeros((SIDE * _SUBPIXELS, SIDE * _SUBPIXELS), dtype=np.uint8)
+    cv2.fillPoly(fine, [np.rint(outline * _SUBPIXELS).astype(np.int32)], 1)
+    return np.asarray(fine.reshape(SIDE, _SUBPIXELS, SIDE, _SUBPIXELS).mean(axis=(1, 3)), dtype=np.float32)
+
+
+def _tint(generator: np.random.Generator) -> FloatArray:
+    """Return the factors of red, green and blue of an image, (3,)."""
+    return 1 - generator.uniform(0, 0.2, 3)
+
+
+def _lit(generator: np.random.Generator, value: Texture, tint: FloatArray) -> npt.NDArray[np.uint8]:
+    """Return a picture (S, S, 3) of random brightness, contrast, shade and noise."""
+    angle, strength = generator.uniform(0, 2 * np.pi), generator.uniform(0, 0.4)
+    y, x = np.mgrid[:SIDE, :SIDE] / SIDE - 0.5
+    shade = 1 + strength * (np.cos(angle) * x + np.sin(angle) * y)
+    grey = (generator.uniform(100, 150) + generator.uniform(45, 75) * value) * shade
+    picture = grey[:, :, None] * tint + generator.normal(0, 3, (SIDE, SIDE, 3))
+    return np.asarray(np.clip(np.rint(picture), 0, 255), dtype=np.uint8)
+
+
+def _background(generator: np.random.Generator, test: bool) -> Texture:
+    return _surface(_BACKGROUNDS[generator.integers(len(_BACKGROUNDS))], test)
+
+
+@functools.cache
+def _surface(picture: _Picture, test: bool) -> Texture:
+    """Return the texture of one half of a picture."""
+    import cv2
+    from PIL import Image
+
+    with Image.open(_file(picture)) as opened:
+        grey = np.asarray(opened.convert("L").crop(picture.box), dtype=np.float32)
+    half = grey.shape[1] // 2
+    grey = grey[:, half:] if test else grey[:, :half]
+    if picture.scale != 1:
+        size = round(grey.shape[1] * picture.scale), round(grey.shape[0] * picture.scale)
+        grey = np.asarray(cv2.resize(grey, size, interpolation=cv2.INTER_AREA), dtype=np.float32)
+    local = functools.partial(cv2.GaussianBlur, ksize=(0, 0), sigmaX=_LOCAL, borderType=cv2.BORDER_REFLECT)
+    difference = grey - local(grey)
+    value = difference / np.sqrt(local(difference**2) + _LEAST_CONTRAST**2)
+    rank = np.empty(value.size, dtype=np.int64)
+    rank[np.argsort(value, axis=None, kind="stable")] = np.arange(value.size)
+    return np.asarray((2 * rank + 1) / value.size - 1, dtype=np.float32).reshape(value.shape)
+
+
+def _file(picture: _Picture) -> Path:
+    package, folder = picture.place
+    found = importlib.util.find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        raise UsageError(
+            f"drawn textures need the pictures of {package}, which is not installed", "pip install scikit-image"
+        )
+    file = Path(found.submodule_search_locations[0]) / folder / picture.file
+    if not file.is_file():
+        raise DataError(f"drawn textures need {file}, which is missing")
+    return file
+
 
 _NAME = re.compile(rf"{PREFIX}(?P<what>images|videos)(-seed(?P<seed>\d{{1,9}}))?")
 _NUMBERS = {"train": 72, "test": 48}

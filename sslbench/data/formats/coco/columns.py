@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import IntArray
-from sslbench.data.booleans import marks
 from sslbench.data.containers.json_rows import NotAMappingError, json_rows
 from sslbench.data.containers.sniff import head
 from sslbench.data.containers.text import encoding_of
 from sslbench.data.formats.coco.assets import AssetCollector, Assets
 from sslbench.data.formats.coco.sqlite_view import is_sqlite, view_entries
 from sslbench.data.formats.coco.videos import VIDEO, Videos
+from sslbench.data.labels import marks
 from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import IntArray
-from sslbench.data.booleans import marks
 from sslbench.data.formats.coco.assets import side_of_image
 from sslbench.data.formats.coco.columns import Columns, Rows
 from sslbench.data.formats.coco.keypoints import keypoint_kinds, read_points, read_skeleton
 from sslbench.data.images import Files
+from sslbench.data.labels import marks
 from sslbench.data.objects.boxes import BoxIssues, RawObjects, checked_objects, size_in_file, turned_sizes
 from sslbench.data.objects.types import ObjectSource
 from sslbench.data.wording import counted, some

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import OfRows
-from sslbench.data.booleans import boolean
 from sslbench.data.containers.listed import find_listed, folders_beside, plain_path
 from sslbench.data.containers.members import safe_name
 from sslbench.data.containers.names import split_name
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.images import DIGEST_BYTES, Files, digest
+from sslbench.data.labels import boolean
 from sslbench.data.maps.classes import LabelMapOptions, make_coding, refuse_twice, with_ignored
 from sslbench.data.maps.files import load
 from sslbench.data.maps.layout import Pairs, in_order, source_of

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sslbench.config import setting
-from sslbench.data import booleans
+from sslbench.data import labels
 from sslbench.data.containers.listed import ListedFiles, find_listed, finds_all, folders_beside, images_folder
 from sslbench.data.containers.names import by_split, split_name
 from sslbench.data.containers.sniff import has_base64_rows, has_box_columns, is_base64_image, is_json_table
@@ -380,7 +380,7 @@ def _labels(table: TableColumns, column: str) -> tuple[Target, tuple[str, ...]]:
         return multi_labels(
             [[str(name) for name in (cell if isinstance(cell, list) else [cell])] for cell in cells]
         ), notes
-    if set(texts) & {"-1", "-1.0"} and set(texts) <= set(booleans.FLAGS):
+    if set(texts) & {"-1", "-1.0"} and set(texts) <= set(labels.FLAGS):
         raise UsageError(
             f"{table.name}: '{column}' holds 0, 1 and -1, and -1 is no class",
             f"--label-col {column}, (with the comma) makes it one class that is present or absent, and -1 not counted.",
@@ -405,11 +405,9 @@ def _labels_from_flags(
 ) -> tuple[Target, tuple[str, ...]]:
     """Return the columns of 0, 1 and -1 as classes: those that were asked for, or all among `names`, and notes."""
     cells = {name: [_text(cell) for cell in table.columns[name]] for name in asked or names}
-    classes = [
-        name for name in cells if any(cells[name]) and all(c.lower() in booleans.FLAGS for c in cells[name] if c)
-    ]
+    classes = [name for name in cells if any(cells[name]) and all(c.lower() in labels.FLAGS for c in cells[name] if c)]
     if other := [name for name in asked if name not in classes]:
-        odd = next((cell for cell in cells[other[0]] if cell.lower() not in booleans.FLAGS and cell), "nothing")
+        odd = next((cell for cell in cells[other[0]] if cell.lower() not in labels.FLAGS and cell), "nothing")
         raise UsageError(
             f"{table.name}: '{','.join(asked)}' names several columns, which should hold 0, 1 and -1: '{other[0]}' "
             f"has {odd}",
@@ -425,7 +423,7 @@ def _labels_from_flags(
                 f"Behind the table, ?blank=absent counts them as 0, and ?blank=ignore as -1: {table.name}?blank=ignore"
             )
             _refuse_empty(table, name, cells[name], how)
-    flags = {**booleans.FLAGS, "": -1 if blank == "ignore" else 0}
+    flags = {**labels.FLAGS, "": -1 if blank == "ignore" else 0}
     values = np.array([[flags[cell.lower()] for cell in cells[name]] for name in classes], dtype=np.int8).T
     notes = [f"{table.name}: {counted(len(classes), 'column')} of 0 and 1 taken as classes: {some(classes, 5)}"]
     if empty := sum(cell == "" for name in classes for cell in cells[name]):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from sslbench.data.booleans import boolean
 from sslbench.data.formats.voc.tree import (
     ANNOTATIONS,
     IMAGES,
@@ -20,6 +19,7 @@ from sslbench.data.formats.voc.tree import (
     one_year,
     read_stems,
 )
+from sslbench.data.labels import boolean
 from sslbench.data.objects.annotated import AnnotatedImage, object_sources
 from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.objects.types import ObjectSource
