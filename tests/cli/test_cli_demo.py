@@ -8,7 +8,8 @@ from PIL import Image
 
 from sslbench.cli.commands import demo
 from sslbench.cli.main import main
-from sslbench.data.formats.sklearn import SIDE, TRAIN, draw_digits
+from sslbench.data import grey_digits
+from sslbench.data.grey_digits import SIDE, TRAIN, draw_digits
 
 
 def test_the_digits_are_drawn_once_and_in_two_parts(tmp_path):
@@ -35,7 +36,7 @@ def test_the_demo_ends_with_a_score_and_with_what_it_promises(tmp_path, monkeypa
                 file.unlink()
         return folder
 
-    monkeypatch.setattr("sslbench.data.formats.sklearn.draw_digits", draw_some)
+    monkeypatch.setattr(grey_digits, "draw_digits", draw_some)
     for key, value in {"epochs": 2, "workers": 0}.items():
         monkeypatch.setitem(demo.SETTINGS, key, value)
     shown, score = run_demo(tmp_path, monkeypatch, capsys)

@@ -1,17 +1,7 @@
-"""`sklearn:digits`: 1,797 handwritten digits of 8 x 8 pixels, bundled with scikit-learn.
-
-The demo trains on the same digits, drawn in random grey on random grey as a folder of images (`draw_digits`).
-"""
-
-import os
-import shutil
-import tempfile
-from pathlib import Path
+"""`sklearn:digits`: 1,797 handwritten digits of 8 x 8 pixels, bundled with scikit-learn."""
 
 import numpy as np
-from PIL import Image
 
-from sslbench.arrays import ByteArray, FloatArray
 from sslbench.data.containers.names import numbered_ids
 from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.images import Arrays
@@ -21,16 +11,6 @@ from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 
 PREFIX = "sklearn:"
-SIDE = 16
-"""Height and width of the images in pixels."""
-TRAIN = 1438
-"""Number of training images; the other 359 are for test."""
-_GREYS = (20, 235)
-# Smallest difference between the greys of stroke and paper
-_LEAST_CONTRAST = 100
-# Largest difference between the middle and the edge of the paper, in grey values
-_SHADE = 20
-_NOISE = 3
 
 
 def recognises(spec: str) -> bool:
@@ -49,46 +29,6 @@ def open(spec: str) -> dict[str, Source]:
     array = np.rint(digits.images * (255 / 16)).astype(np.uint8)
     labels = single_labels([str(target) for target in digits.target])
     return {"all": Source(spec, numbered_ids(len(array)), labels, Arrays(array, "digits"))}
-
-
-def draw_digits(folder: Path, seed: int) -> Path:
-    """Write the digits bundled with scikit-learn as train/CLASS/*.png and val/CLASS/*.png, unless they are there.
-
-    Every image has a grey of its own for the stroke and for the paper, either of which may be the brighter one, and
-    light from one side. The greys tell nothing about the class.
-    """
-    if folder.exists():
-        return folder
-    from sklearn.datasets import load_digits
-
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    digits, generator = load_digits(), np.random.default_rng(seed)
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        for position, row in enumerate(generator.permutation(len(digits.images))):
-            split = "train" if position < TRAIN else "val"
-            file = part / split / str(digits.target[row]) / f"{row:04}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(_lit(digits.images[row] / 16, generator)).save(file)
-        part.chmod(0o755)
-        os.replace(part, folder)  # noqa: PTH105 - a reader never sees half of the images
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    return folder
-
-
-def _lit(digit: FloatArray, generator: np.random.Generator) -> ByteArray:
-    """Return a digit (8, 8) from 0 to 1 as an image (SIDE, SIDE) of random greys."""
-    small = Image.fromarray(np.rint(digit * 255).astype(np.uint8))
-    stroke = np.asarray(small.resize((SIDE, SIDE), Image.Resampling.BICUBIC)) / 255
-    paper, ink = generator.uniform(*_GREYS, 2)
-    while abs(paper - ink) < _LEAST_CONTRAST:
-        paper, ink = generator.uniform(*_GREYS, 2)
-    angle, strength = generator.uniform(0, 2 * np.pi), generator.uniform(0, _SHADE)
-    y, x = np.mgrid[:SIDE, :SIDE] / (SIDE / 2) - 1
-    shade = strength * (np.cos(angle) * x + np.sin(angle) * y)
-    grey = paper + (ink - paper) * stroke + shade + generator.normal(0, _NOISE, stroke.shape)
-    return np.asarray(np.clip(np.rint(grey), 0, 255), dtype=np.uint8)
 
 
 FORMAT = SourceFormat(__doc__, SampleReader(recognises, lambda request: open(request.spec), NoOptions))
