@@ -21,6 +21,9 @@ def setting(  # noqa: PLR0913  the facts of a setting
     *,
     unit: str = "",
     within: str = "",
+    filled: bool = False,
+    distinct: bool = False,
+    needs: str = "",
     required: bool = False,
     changes_result: bool = True,
     by_content: bool = False,
@@ -37,6 +40,10 @@ def setting(  # noqa: PLR0913  the facts of a setting
         unit: of the value.
         within: interval of a number, or of each number of a list; `build` refuses others. A round bracket leaves the
             end out. Text means nothing else.
+        filled: refuse an empty list.
+        distinct: refuse a list that holds a value twice.
+        needs: condition without which the setting has no effect, 'whiten=true', or 'blocks' for any value of it but an
+            empty one; other values than the default are refused then.
         required: refuse the default, "" for instance.
         changes_result: False for a setting that only says how the same numbers are computed (memory, library): it is
             not part of what was measured, and records leave it out.
@@ -49,6 +56,9 @@ def setting(  # noqa: PLR0913  the facts of a setting
         "meaning": meaning,
         "unit": unit,
         "within": within,
+        "filled": filled,
+        "distinct": distinct,
+        "needs": needs,
         "required": required,
         "changes_result": changes_result and not by_content,
         "by_content": by_content,
@@ -56,6 +66,11 @@ def setting(  # noqa: PLR0913  the facts of a setting
         "added_later": added_later,
     }
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def other_default(cls: type[Any], name: str, default: Any) -> Any:
+    """Return the field of a dataclass with another default, for a class that extends it."""
+    return dataclasses.field(default=default, metadata=cls.__dataclass_fields__[name].metadata)
 
 
 def result_settings(settings: Any) -> dict[str, Any]:
@@ -108,9 +123,20 @@ def interval_text(within: str) -> str:
 
 
 def refuse_outside(settings: Any, where: str) -> None:
-    """Refuse numbers outside the interval of their setting, and a required setting without a value."""
+    """Refuse values that the declarations of the settings rule out: see `setting`."""
     for field in dataclasses.fields(settings):
         value, meaning = getattr(settings, field.name), field.metadata.get("meaning", "")
+        if field.metadata.get("filled") and not value:
+            raise UsageError(f"{where}: {field.name} has no value", f"Give one or several values: {field.name}=...")
+        if field.metadata.get("distinct") and len(set(value)) < len(value):
+            raise UsageError(f"{where}: {field.name} holds a value twice: {list(value)}")
+        if (needs := field.metadata.get("needs")) and value != field.default:
+            other, _, wanted = needs.partition("=")
+            if (str(getattr(settings, other)).lower() != wanted) if wanted else not getattr(settings, other):
+                raise UsageError(
+                    f"{where}: {field.name} has no effect without {needs}",
+                    f"Give {needs if wanted else needs + '=...'}.",
+                )
         if field.metadata.get("required") and value == field.default:
             raise UsageError(f"{where}: {field.name} is missing", f"It is: {meaning}.")
         if not (within := field.metadata.get("within")):
@@ -120,7 +146,7 @@ def refuse_outside(settings: Any, where: str) -> None:
             if not is_number(number) or low < number < high:  # null, or a word in place of a number
                 continue
             if not ((number == low and within[0] == "[") or (number == high and within[-1] == "]")):
-                shown = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
+                shown = ",".join(map(str, field.default)) or "[]" if isinstance(field.default, tuple) else field.default
                 raise UsageError(
                     f"{where}: {field.name} should be {interval_text(within)}, not {number:g}",
                     f"It is: {meaning}. Default: {shown}.",

@@ -31,8 +31,7 @@ def measured(device: torch.device) -> Iterator[Meter]:
 
     Linux tells the peak of a stage; elsewhere it is that of the process from its start to the end of the stage.
 
-    Args:
-        device: device of the work; if it is a CUDA device, its memory counts as the GPU's.
+    `device`: device of the work; if it is a CUDA device, its memory counts as the GPU's.
     """
     meter = Meter()
     _forget_peak()
@@ -75,15 +74,7 @@ def _peak_of_process() -> float:
 
 
 def encoding_costs(backbone: Backbone, *, decoded: int, seconds: float, stage: Stage, work: bool) -> Costs:
-    """Return the costs of encoding.
-
-    Args:
-        backbone: that encoded.
-        decoded: images that were decoded and encoded.
-        seconds: duration.
-        stage: name of the stage.
-        work: count the operations for one image, which takes a moment.
-    """
+    """Return the costs of encoding."""
     return Costs(
         parameters=sum(parameter.numel() for parameter in backbone.module.parameters()),
         gflops=gflops(backbone) if work else None,

@@ -190,11 +190,7 @@ class Estimate:
         return sum(stage.seconds or 0.0 for stage in self.stages)
 
     def check(self) -> None:
-        """Refuse what does not fit into memory or on disk.
-
-        Raises:
-            ResourceError: names the stage, both sizes, and what helps.
-        """
+        """Refuse what does not fit into memory or on disk."""
         way_out = "If you know better: --no-estimate (estimate=False)."
         for stage in self.stages:
             if self.free_memory is not None and stage.memory > self.free_memory:
@@ -254,11 +250,7 @@ def size_text(number: float) -> str:
 
 
 def announce(prepared: Prepared, store: Path, out: Path) -> None:
-    """Tell a run that is estimated to take longer than a minute, in one line; refuse what does not fit.
-
-    Raises:
-        ResourceError: the run does not fit into memory or on disk.
-    """
+    """Tell a run that is estimated to take longer than a minute, in one line; refuse what does not fit."""
     if prepared.run.estimate and not _evidently_short(prepared, store):
         _tell(estimate(prepared, store, out))
 
@@ -308,13 +300,7 @@ def _shapes_of_features(pair: FeaturePair) -> Shapes:
 
 
 def estimate(prepared: Prepared, store: Path, out: Path) -> Estimate:
-    """Return the time, memory and disk space of an evaluation, measured on a few images.
-
-    Args:
-        prepared: from `prepare`.
-        store: folder of the feature store.
-        out: folder of the records.
-    """
+    """Return the time, memory and disk space of an evaluation, measured on a few images."""
     tasks, rates, stages = prepared.feature_tasks, dict[str, Rate | None](), list[Stage]()
     for name, network in {"": prepared.backbone, **floors_of(prepared, tasks).found}.items() if tasks else ():
         rates[name], extraction = _extraction(prepared, tasks, store, name, network, rates.get(""))

@@ -149,7 +149,6 @@ class LinearProbe(_Probe):
             raise ValueError(f"y has one class, {self.classes_[0]!r}, so nothing can be learned")
         cs = (float(self.c),) if isinstance(self.c, int | float) else tuple(self.c)
         settings = linear.PROTOCOL.settings(cs, holdout=self.holdout, scale=self.scale, max_iter=self.max_iter)
-        linear.check(settings, train.target)
         self._labels = train.target
         self._probe = linear.train_probe(train, settings, seed=self.seed)
         self.c_, self.converged_ = self._probe.selected["c"], self._probe.model.converged

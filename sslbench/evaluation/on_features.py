@@ -28,7 +28,7 @@ from sslbench.evaluation.score import NO_SETS, FurtherSets, row_subjects, rows_o
 from sslbench.features.array import Features
 from sslbench.features.store import note_skipped
 from sslbench.identity import record_id
-from sslbench.protocols import FileClassifier, any_targets
+from sslbench.protocols import FileClassifier
 from sslbench.results import ExcludedImage, Neighbours, Result, records
 from sslbench.runtime.progress import Progress
 
@@ -146,7 +146,7 @@ def _check_targets(prepared: Prepared, tasks: Sequence[Task], progress: Progress
     checks = [
         functools.partial(task.kind.check_targets, task.settings, parts)
         for task in tasks
-        if task.kind.check_targets is not any_targets
+        if task.kind.check_targets is not None
     ]
     if checks:
         with process_group(run.torch_device()):

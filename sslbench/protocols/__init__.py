@@ -26,7 +26,6 @@ from sslbench.protocols.protocol import (
     Part,
     Protocol,
     Shapes,
-    any_targets,
 )
 
 __all__ = [
@@ -47,7 +46,6 @@ __all__ = [
     "Protocol",
     "Shapes",
     "WholeImages",
-    "any_targets",
     "find",
     "settings_layers",
     "state_shortened",
@@ -57,8 +55,8 @@ log = logging.getLogger("sslbench")
 
 _SHORTENED = "in proportion to the shorter training"
 
+# Origin of settings, for messages, and their values.
 SettingsLayer = tuple[str, Mapping[str, Any]]
-"""Origin of settings, for messages, and their values."""
 
 
 def settings_layers(
@@ -68,9 +66,6 @@ def settings_layers(
 
     The settings of a benchmark for another protocol than the preset's (linear, where the preset trains on images) do
     not fit it and are left out. The third are `config.shortened`: a warm-up in proportion, for instance.
-
-    Raises:
-        UsageError: no such protocol, or a setting of a wrong name or type.
     """
     fits = benchmark is not None and benchmark.protocol == protocol
     of_benchmark = (f"benchmark {benchmark.name}", benchmark.settings) if benchmark and fits else ("benchmark", {})
@@ -92,9 +87,6 @@ def find(name: str) -> Protocol[Any]:
 
     >>> find("knn").settings().temperature
     0.07
-
-    Raises:
-        UsageError: no such module, or it has no protocol.
     """
     module = names.find_module("protocol", name)
     protocol = vars(module).get("PROTOCOL")

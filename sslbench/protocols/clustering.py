@@ -30,7 +30,7 @@ from sslbench.features.array import Features
 from sslbench.metrics.clustering import NAMES, ContingencyTable, agreement, agreement_with_intervals, silhouette
 from sslbench.metrics.spectrum import drawn_rows
 from sslbench.protocols._parts.selection import check_features
-from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, Shapes
+from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, ProtocolSettings, Shapes
 from sslbench.results import Outcome
 from sslbench.steps import counted
 from sslbench.targets.classes import Classes
@@ -42,53 +42,40 @@ _SETTLED = 1e-4  # relative change of the sum of squares in the last iteration
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(ProtocolSettings):
     """Settings of clustering."""
 
     k: tuple[int, ...] = setting(
-        (), "numbers of clusters; the first gives the leading metric; []: the number of classes"
+        (),
+        "numbers of clusters; the first gives the leading metric; []: the number of classes",
+        within="[1, inf)",
+        distinct=True,
     )
-    restarts: int = setting(10, "random starts; start i has the seed (seed of the run) x restarts + i")
-    iterations: int = setting(100, "largest number of iterations of Lloyd's algorithm per start")
+    restarts: int = setting(
+        10, "random starts; start i has the seed (seed of the run) x restarts + i", within="[1, inf)"
+    )
+    iterations: int = setting(100, "largest number of iterations of Lloyd's algorithm per start", within="[1, inf)")
     samples: int = setting(
-        100_000, "largest number of training samples that centres are fitted to; of more, a random subset is used"
+        100_000,
+        "largest number of training samples that centres are fitted to; of more, a random subset is used",
+        within="[1, inf)",
     )
     normalise: bool = setting(True, "scale every feature vector to length 1, so that clusters follow cosine similarity")
     match: Literal["train", "test"] = setting(
         "train", "split on whose labels clusters are matched with classes; test: as published, and the row is marked"
     )
     silhouette_samples: int = setting(
-        5000, "largest number of test samples of the silhouette; of more, a random subset is used"
+        5000, "largest number of test samples of the silhouette; of more, a random subset is used", within="[2, inf)"
     )
 
 
-def check_settings(settings: Settings) -> None:
-    """Refuse settings that are not possible, whatever the data.
-
-    Raises:
-        UsageError: the message names the setting.
-    """
-    if len(set(settings.k)) < len(settings.k) or any(k < 1 for k in settings.k):
-        raise UsageError(
-            f"clustering: k should be one or several different numbers of at least 1, not {list(settings.k)}"
-        )
-    if settings.restarts < 1 or settings.iterations < 1 or settings.silhouette_samples < 2:
-        raise UsageError("clustering: restarts and iterations should be at least 1, silhouette_samples at least 2")
-
-
 def check(settings: Settings, train: Target) -> None:
-    """Refuse settings that cannot work on these training labels, before any feature is computed.
-
-    Raises:
-        UsageError: settings that are not possible, for instance more clusters than training samples.
-        DataError: labels that are not one per sample.
-    """
+    """Refuse settings that cannot work on these training labels, before any feature is computed."""
     if not isinstance(train, Classes):
         raise DataError(
             f"clustering needs one class per sample, and these samples have {train.title}",
             "Use the protocol geometry, which needs no labels.",
         )
-    check_settings(settings)
     if max(settings.k, default=0) > len(train):
         raise UsageError(f"clustering: k={max(settings.k)} is more than the {len(train)} training samples")
     most = max(settings.k or (min(len(train.classes), len(train)),))
@@ -101,16 +88,7 @@ def check(settings: Settings, train: Target) -> None:
 def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
     """Cluster train, compare the clusters of test with its classes.
 
-    Args:
-        train: features that are clustered; their labels only match clusters with classes.
-        test: features and labels that are scored.
-        settings: see `Settings`.
-        seed: of the starts, of the silhouette's samples and of the intervals.
-        device: ignored; the computation runs on the processor.
-
-    Raises:
-        DataError: features that are not finite, or labels that are not one per sample.
-        UsageError: settings that are not possible.
+    `train`: features that are clustered; their labels only match clusters with classes.
     """
     check_features(train, test)
     check(settings, train.target)
@@ -153,12 +131,7 @@ def _cluster(
 ) -> list[_Clusters]:
     """Return the clusters of several runs of k-means.
 
-    Args:
-        train: (N, D).
-        test: (M, D).
-        runs: number of clusters and seed of each run.
-        rows: of train to which centres are fitted, in the order in which starts are drawn.
-        settings: see `Settings`.
+    `train`: (N, D); `test`: (M, D).
     """
     x = np.empty((len(rows), train.shape[1]), np.float32)
     for start in range(0, len(rows), _ROWS):
@@ -304,6 +277,5 @@ PROTOCOL = Protocol(
     version=5,
     summary="k-means on frozen features: agreement of the clusters with the classes.",
     settings=Settings,
-    check_settings=check_settings,
     kind=OnFeatures(check, run, cost=cost, takes=(Classes,)),
 )

@@ -16,14 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import BoolArray, FloatArray
-from sslbench.config import setting
+from sslbench.config import other_default, setting
 from sslbench.data.source import Source
 from sslbench.errors import DataError, SslbenchError, UsageError
 from sslbench.metrics.dense import depth
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.dense import DenseTask, trained_heads
-from sslbench.protocols._parts.dense.settings import SurfaceSettings
-from sslbench.protocols._parts.dense.task import DenseRow, enlarged, read_pixel_values
+from sslbench.protocols._parts.dense import DenseProtocol
+from sslbench.protocols._parts.dense.task import DenseRow, SurfaceSettings, enlarged, read_pixel_values
 from sslbench.protocols.protocol import Protocol
 from sslbench.solvers.dense import Normalisation, Spacing
 from sslbench.targets import pixel_values
@@ -37,35 +36,43 @@ if TYPE_CHECKING:
 Scored = Literal["all", "nyu", "garg", "eigen", "garg_kitti", "eigen_kitti"]
 Align = Literal["none", "median", "affine"]
 
+# Training images at most whose depths say the range and the median.
 _SAMPLE = 500
-"""Training images at most whose depths say the range and the median."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings(SurfaceSettings):
     """Settings of depth by trained heads."""
 
-    lr: tuple[float, ...] = setting(
-        (1e-4, 3e-4, 1e-3), "learning rates; a head is trained with each and the best is selected"
-    )
-    betas: tuple[float, float] = setting((0.9, 0.99), "decay rates of AdamW's averages")
-    clip_norm: float | None = setting(35.0, "largest norm of a head's gradient; null: any")
-    warmup_steps: int = setting(12_800, "updates of linear warm-up, of `steps`", unit="updates", part_of="steps")
-    crop: tuple[int, int] = setting((416, 416), "height and width of the crops", unit="pixels")
-    rotation: float = setting(2.5, "largest rotation in training, of half of the crops", unit="degrees")
-    flip_test: bool = setting(True, "average depths with those of the mirrored image")
+    lr: tuple[float, ...] = other_default(SurfaceSettings, "lr", (1e-4, 3e-4, 1e-3))
+    betas: tuple[float, float] = other_default(SurfaceSettings, "betas", (0.9, 0.99))
+    clip_norm: float | None = other_default(SurfaceSettings, "clip_norm", 35.0)
+    warmup_steps: int = other_default(SurfaceSettings, "warmup_steps", 12_800)
+    crop: tuple[int, int] = other_default(SurfaceSettings, "crop", (416, 416))
+    rotation: float = other_default(SurfaceSettings, "rotation", 2.5)
+    flip_test: bool = other_default(SurfaceSettings, "flip_test", True)
     min_depth: float | None = setting(
-        None, "smallest depth of bins and of scored pixels; null: bins from the smallest of train, all scored", unit="m"
+        None,
+        "smallest depth of bins and of scored pixels; null: bins from the smallest of train, all scored",
+        unit="m",
+        within="(0, inf)",
     )
     max_depth: float | None = setting(
-        None, "largest depth of bins and of scored pixels; null: bins to the largest of train, all scored", unit="m"
+        None,
+        "largest depth of bins and of scored pixels; null: bins to the largest of train, all scored",
+        unit="m",
+        within="(0, inf)",
     )
-    bins: int = setting(256, "depth bins of a head, whose expectation is the depth")
+    bins: int = setting(256, "depth bins of a head, whose expectation is the depth", within="[2, inf)")
     spacing: Spacing = setting("uniform", "distances of the bins: uniform or logarithmic")
     shares: Normalisation = setting("linear", "shares of the bins: linear (relu + 0.1), softmax or sigmoid")
-    gradient: float = setting(0.0, "weight of the gradient loss beside SigLoss")
+    gradient: float = setting(0.0, "weight of the gradient loss beside SigLoss", within="[0, inf)")
     mean_steps: int = setting(
-        0, "first updates, of `steps`, in which SigLoss has only its mean term", unit="updates", part_of="steps"
+        0,
+        "first updates, of `steps`, in which SigLoss has only its mean term",
+        unit="updates",
+        part_of="steps",
+        within="[0, inf)",
     )
     train_region: tuple[int, int, int, int] | None = setting(
         None, "left, top, right and bottom of the part of training images that is used", unit="pixels"
@@ -79,6 +86,18 @@ class Settings(SurfaceSettings):
         "none",
         "median or affine: metrics after alignment to the true depth of each image, too, under names of their own",
     )
+
+    def __post_init__(self) -> None:
+        """Refuse settings that do not go together."""
+        super().__post_init__()
+        if self.mean_steps >= self.steps:
+            raise UsageError(f"depth: mean_steps should be below steps={self.steps}, not {self.mean_steps}")
+        if self.max_depth is not None and self.max_depth <= (self.min_depth or 0):
+            raise UsageError(f"depth: max_depth should be above min_depth, not {self.max_depth}")
+        if self.train_region is not None:
+            left, top, right, bottom = self.train_region
+            if not (0 <= left < right and 0 <= top < bottom):
+                raise UsageError(f"depth: train_region={list(self.train_region)} is no left, top, right, bottom")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,11 +129,7 @@ class Limits:
 
 
 def range_of(train: Source, seed: int) -> Range | None:
-    """Return the range of train's depths; None if none is known. Files that cannot be read are listed later.
-
-    Raises:
-        DataError: they cannot be metres.
-    """
+    """Return the range of train's depths; None if none is known. Files that cannot be read are listed later."""
     from sslbench.data.decode.picture import UnreadableImage
     from sslbench.data.maps.values import implausible_unit
 
@@ -142,11 +157,7 @@ def range_of(train: Source, seed: int) -> Range | None:
 
 
 def check_region(train: Source, region: tuple[int, int, int, int] | None) -> None:
-    """Refuse a region that does not lie in the training images; up to 500 of them are looked at.
-
-    Raises:
-        DataError: the region does not lie in an image.
-    """
+    """Refuse a region that does not lie in the training images; up to 500 of them are looked at."""
     if region is None:
         return
     from sslbench.data.maps.types import size_and_turn
@@ -163,11 +174,7 @@ def check_region(train: Source, region: tuple[int, int, int, int] | None) -> Non
 
 
 def limits_of(settings: Settings, known: Range | None) -> Limits:
-    """Return the limits of bins and scored depths.
-
-    Raises:
-        DataError: no depth of train lies between the limits of the settings.
-    """
+    """Return the limits of bins and scored depths."""
     low, high = (settings.min_depth or 0.0), (np.inf if settings.max_depth is None else settings.max_depth)
     if known is None:  # the survey of the targets says so
         return Limits((low or 1e-3, 10.0 if high == np.inf else high), (low, high))
@@ -182,11 +189,7 @@ def limits_of(settings: Settings, known: Range | None) -> Limits:
 
 
 def scored_region(target: npt.NDArray[np.floating], limits: tuple[float, float], scored: Scored) -> BoolArray:
-    """Return True for the pixels (H, W) that are scored.
-
-    Raises:
-        ValueError: the image has not the size that the region is defined for.
-    """
+    """Return True for the pixels (H, W) that are scored."""
     low, high = limits
     if scored == "all" or scored == "nyu":
         return depth.valid_depth(target, low=low, high=high, crop="none" if scored == "all" else "nyu")
@@ -200,7 +203,7 @@ def scored_region(target: npt.NDArray[np.floating], limits: tuple[float, float],
 
 
 @dataclasses.dataclass(frozen=True)
-class Depth(DenseTask[Settings]):
+class Depth(DenseProtocol[Settings]):
     """Depth of pixels between limits.
 
     An output is a depth (1, h, w); an image's row has the sums `metrics.dense.depth.COLUMNS`.
@@ -220,35 +223,8 @@ class Depth(DenseTask[Settings]):
     median: float | None = None
 
     @classmethod
-    def check_settings(cls, settings: Settings) -> None:
-        """Refuse settings that are not possible, whatever the data and the backbone.
-
-        Raises:
-            UsageError: a setting is not possible.
-        """
-        super().check_settings(settings)
-        low, high, steps = settings.min_depth, settings.max_depth, settings.steps
-        for name, wrong, need in (
-            ("bins", settings.bins < 2, "at least 2"),
-            ("gradient", not 0 <= settings.gradient < float("inf"), "0 or more"),
-            ("mean_steps", not 0 <= settings.mean_steps < steps, f"0 or more and below steps={steps}"),
-            ("min_depth", low is not None and not 0 < low < float("inf"), "above 0"),
-            ("max_depth", high is not None and not (low or 0) < high < float("inf"), "above min_depth"),
-        ):
-            if wrong:
-                raise UsageError(f"depth: {name} should be {need}, not {getattr(settings, name)}")
-        if settings.train_region is not None:
-            left, top, right, bottom = settings.train_region
-            if not (0 <= left < right and 0 <= top < bottom):
-                raise UsageError(f"depth: train_region={list(settings.train_region)} is no left, top, right, bottom")
-
-    @classmethod
     def of(cls, settings: Settings, train: Source, preprocessing: Preprocessing, seed: int) -> Self:
-        """Return the task between limits of the settings, or of train.
-
-        Raises:
-            DataError: depths of train that cannot be metres, none between the limits, or a region beyond the images.
-        """
+        """Return the task between limits of the settings, or of train."""
         check_region(train, settings.train_region)
         known = range_of(train, seed)
         return cls(settings, limits_of(settings, known), None if known is None else known.median)
@@ -264,12 +240,7 @@ class Depth(DenseTask[Settings]):
         return self.settings.train_region
 
     def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "PixelTarget":
-        """Return the depth (1, H, W) of an image, nan outside the limits.
-
-        Raises:
-            UnreadableImage: there is no complete depth.
-            DataError: it does not fit the image, or the region to score does not.
-        """
+        """Return the depth (1, H, W) of an image, nan outside the limits."""
         target = super().read(source, index, size)
         low, high = self.limits.scored
         try:
@@ -339,6 +310,5 @@ PROTOCOL = Protocol(
     version=3,
     summary="depth from single images: heads trained on frozen features of patches.",
     settings=Settings,
-    kind=trained_heads(Depth),
-    check_settings=Depth.check_settings,
+    kind=Depth.kind(),
 )

@@ -52,11 +52,7 @@ class Discovery(ObjectSearch[Settings]):
     advice = "Give a COCO or kwcoco manifest, or a Pascal VOC tree with Annotations/."
 
     def score(self) -> dict[str, Outcome]:
-        """Search one object in every image and score it.
-
-        Raises:
-            DataError: an image cannot be read, has another size than its boxes, or a map that is too large.
-        """
+        """Search one object in every image and score it."""
         from sslbench.protocols._parts.objects import outcome_of_regions, regions_of_images
 
         test = ObjectSource.of(self.test)
@@ -113,5 +109,4 @@ PROTOCOL = Protocol(
     summary="discovery of one object per image, without training: LOST, TokenCut or DINO-seg.",
     settings=Settings,
     kind=Discovery.kind(cost),
-    check_settings=Discovery.check_settings,
 )

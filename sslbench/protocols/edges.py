@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sslbench.arrays import BoolArray, FloatArray
-from sslbench.config import setting
+from sslbench.config import other_default, setting
 from sslbench.data.source import Source
 from sslbench.data.views import MapColours
-from sslbench.errors import DataError, UsageError
+from sslbench.errors import DataError
 from sslbench.metrics.dense.contours import TOLERANCE, contour_counts
-from sslbench.protocols._parts.dense import DenseTask, HeadSettings, trained_heads
+from sslbench.protocols._parts.dense import DenseProtocol, HeadSettings
 from sslbench.protocols._parts.dense.task import Cells, enlarged
 from sslbench.protocols.protocol import Protocol
 from sslbench.targets.pixel_values import Boundaries
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from sslbench.data.loading.joint import PixelTarget
 
+# Bits that a float32 holds exactly.
 _MOST_ANNOTATORS = 24
-"""Bits that a float32 holds exactly."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,23 +42,21 @@ class Settings(HeadSettings):
     """Settings of boundaries by trained heads. Images of BSDS500 keep their size."""
 
     consensus: float = setting(
-        0.5, "share of the annotators that makes a boundary in training; pixels that fewer mark do not count"
+        0.5,
+        "share of the annotators that makes a boundary in training; pixels that fewer mark do not count",
+        within="(0, 1]",
     )
-    tolerance: float = setting(TOLERANCE, "largest distance of matched pixels as a share of the image's diagonal")
-    size: int | None = setting(
-        321, "short side of the resized images (larger ones lose pixels of lines in training); null: own", unit="pixels"
+    tolerance: float = setting(
+        TOLERANCE, "largest distance of matched pixels as a share of the image's diagonal", within="(0, 0.1]"
     )
-    crop: tuple[int, int] = setting((321, 321), "height and width of the crops", unit="pixels")
-    window: tuple[int, int] | None = setting(
-        None, "height and width of the sliding window in scoring; null: the whole image", unit="pixels"
-    )
-    resize_range: tuple[float, float] = setting((1.0, 1.0), "range of a random factor of the size in training")
-    colours: MapColours = setting(
-        "none", "photometric: brightness, contrast, saturation, hue as SSD; gamma: as BTS; none"
-    )
+    size: int | None = other_default(HeadSettings, "size", 321)
+    crop: tuple[int, int] = other_default(HeadSettings, "crop", (321, 321))
+    window: tuple[int, int] | None = other_default(HeadSettings, "window", None)
+    resize_range: tuple[float, float] = other_default(HeadSettings, "resize_range", (1.0, 1.0))
+    colours: MapColours = other_default(HeadSettings, "colours", "none")
 
 
-class Edges(DenseTask[Settings]):
+class Edges(DenseProtocol[Settings]):
     """Boundaries as probabilities of pixels, (1, h, w).
 
     A target is (2, H, W): 1 for a boundary, 0 for none, nan where the annotators disagree; and the annotators that mark
@@ -70,26 +68,8 @@ class Edges(DenseTask[Settings]):
     needs = "needs boundaries"
     outputs = 1
 
-    @classmethod
-    def check_settings(cls, settings: Settings) -> None:
-        """Refuse settings that are not possible, whatever the data and the backbone.
-
-        Raises:
-            UsageError: a setting is not possible.
-        """
-        super().check_settings(settings)
-        if not 0 < settings.consensus <= 1:
-            raise UsageError(f"edges: consensus should be from above 0 to 1, not {settings.consensus:g}")
-        if not 0 < settings.tolerance <= 0.1:
-            raise UsageError(f"edges: tolerance should be from above 0 to 0.1, not {settings.tolerance:g}")
-
     def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "PixelTarget":
-        """Return the target of an image, float32 (2, H, W).
-
-        Raises:
-            UnreadableImage: the boundaries cannot be read.
-            DataError: they are of another size than the image, or there are more than 24 annotators.
-        """
+        """Return the target of an image, float32 (2, H, W)."""
         marked = super().read(source, index, size) > 0
         if len(marked) > _MOST_ANNOTATORS:
             raise DataError(
@@ -105,11 +85,7 @@ class Edges(DenseTask[Settings]):
         return super().cells(target[:1], grid)
 
     def check_totals(self, part: str, sums: FloatArray) -> None:
-        """Refuse a part without any boundary.
-
-        Raises:
-            DataError: no pixel is a boundary.
-        """
+        """Refuse a part without any boundary."""
         if not sums.any():
             raise DataError(f"edges: no pixel of {part} is a boundary by enough annotators")
 
@@ -153,6 +129,5 @@ PROTOCOL = Protocol(
     version=2,
     summary="boundaries drawn by persons: heads on frozen features, ODS, OIS and AP.",
     settings=Settings,
-    kind=trained_heads(Edges),
-    check_settings=Edges.check_settings,
+    kind=Edges.kind(),
 )

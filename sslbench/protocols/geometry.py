@@ -20,28 +20,36 @@ from sslbench.features.array import Features
 from sslbench.metrics import spectrum
 from sslbench.metrics.intervals import Units, Values, half_samples
 from sslbench.protocols._parts.selection import check_finite
-from sslbench.protocols.protocol import Cost, OnFeatures, Part, Protocol, Shapes
+from sslbench.protocols.protocol import Cost, OnFeatures, Part, Protocol, ProtocolSettings, Shapes, any_labels
 from sslbench.results import Outcome
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.numbers import Numbers
-from sslbench.targets.target import Target
 
 _FEWEST = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(ProtocolSettings):
     """Settings of geometry."""
 
     part: Literal["train", "test"] = setting("test", "split whose features are measured")
     samples: int = setting(
-        spectrum.SAMPLES, "largest number of samples; of more, a random subset is used (RankMe's authors use as many)"
+        spectrum.SAMPLES,
+        "largest number of samples; of more, a random subset is used (RankMe's authors use as many)",
+        within="[2, inf)",
     )
     alpha_ranks: tuple[int, int] = setting(
-        spectrum.ALPHA_RANKS, "first and last rank of the eigenvalues to which alpha-ReQ is fitted"
+        spectrum.ALPHA_RANKS, "first and last rank of the eigenvalues to which alpha-ReQ is fitted", within="[1, inf)"
     )
+
+    def __post_init__(self) -> None:
+        """Refuse settings that do not go together."""
+        super().__post_init__()
+        first, last = self.alpha_ranks
+        if not first < last - 1:
+            raise UsageError(f"geometry: alpha_ranks should be two ranks, at least three apart, not [{first}, {last}]")
 
 
 def part(settings: Settings) -> Part:
@@ -49,49 +57,12 @@ def part(settings: Settings) -> Part:
     return settings.part
 
 
-def check_settings(settings: Settings) -> None:
-    """Refuse settings that are not possible, whatever the data.
-
-    Raises:
-        UsageError: the message names the setting.
-    """
-    if settings.samples < _FEWEST:
-        raise UsageError(f"geometry: samples should be at least {_FEWEST}, not {settings.samples}")
-    first, last = settings.alpha_ranks
-    if not 1 <= first < last - 1:
-        raise UsageError(
-            f"geometry: alpha_ranks should be two ranks of at least 1, at least three apart, not [{first}, {last}]"
-        )
-
-
-def check(settings: Settings, train: Target) -> None:
-    """Refuse settings that are not possible, before any feature is computed; labels are not needed.
-
-    Raises:
-        UsageError: too few samples, or ranks that are no range.
-    """
-    check_settings(settings)
-
-
 def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
     """Measure one part.
 
-    Args:
-        train: looked at with `part=train`.
-        test: looked at with `part=test`.
-        settings: see `Settings`.
-        seed: of the samples that are drawn.
-        device: ignored; the computation runs on the processor.
-
-    Returns:
-        Metrics that are no rates; there is no score per sample and class: `scores` is (N_test, 0).
-
-    Raises:
-        DataError: features that are not finite, or fewer than two samples.
-        UsageError: settings that are not possible.
+    Metrics that are no rates; there is no score per sample and class: `scores` is (N_test, 0).
     """
     part = train if settings.part == "train" else test
-    check(settings, train.target)
     if len(part) < _FEWEST:
         raise DataError(f"geometry: there are {len(part)} {settings.part} samples, and at least {_FEWEST} are needed")
     check_finite(train, "train")
@@ -152,6 +123,5 @@ PROTOCOL = Protocol(
     version=4,
     summary="Rank, spectrum and uniformity of frozen features; no labels are needed.",
     settings=Settings,
-    check_settings=check_settings,
-    kind=OnFeatures(check, run, cost=cost, takes=(Classes, MultiLabel, Numbers, Unlabelled), part=part),
+    kind=OnFeatures(any_labels, run, cost=cost, takes=(Classes, MultiLabel, Numbers, Unlabelled), part=part),
 )

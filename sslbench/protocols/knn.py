@@ -38,7 +38,7 @@ from sslbench.protocols._parts.selection import (
     no_holdout,
     percent,
 )
-from sslbench.protocols.protocol import Cost, OnFeatures, Part, Protocol, Shapes
+from sslbench.protocols.protocol import Cost, OnFeatures, Part, Protocol, ProtocolSettings, Shapes
 from sslbench.results import Outcome
 from sslbench.solvers.neighbours import Engine, Scope, fastest_engine, nearest
 from sslbench.targets.classes import Classes
@@ -50,15 +50,18 @@ _CELLS = 4_000_000  # votes in memory at a time
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(ProtocolSettings):
     """Settings of the kNN protocol."""
 
     k: tuple[int, ...] = setting(
         _DEFAULT_K,
         "number of neighbours that vote; of several values, the best on a held-out part of train is reported",
+        within="[1, inf)",
+        filled=True,
+        distinct=True,
     )
     temperature: float = setting(
-        0.07, "divisor of the similarity in the softmax vote; smaller values weigh the nearest more"
+        0.07, "divisor of the similarity in the softmax vote; smaller values weigh the nearest more", within="(0, inf)"
     )
     metric: Literal["cosine", "dot", "l2"] = setting("cosine", "similarity of two feature vectors")
     vote: Literal["softmax", "uniform", "inverse"] = setting(
@@ -70,15 +73,26 @@ class Settings:
         False, "score every training sample by the others, without a test split; unsplit data stay whole"
     )
     holdout: int = setting(
-        7500, "largest number of training samples held out to choose k on; never more than 10 % of train"
+        7500,
+        "largest number of training samples held out to choose k on; never more than 10 % of train",
+        within="[1, inf)",
     )
-    max_memory: float = setting(1.0, "working memory of the search", unit="GB", changes_result=False)
+    max_memory: float = setting(1.0, "working memory of the search", unit="GB", changes_result=False, within="(0, inf)")
     backend: Literal["auto", "faiss", "torch"] = setting(
         "auto",
         "search library; results are the same: faiss on the CPU, torch on the run's device; auto: "
         "torch on a GPU, else the faster one",
         changes_result=False,
     )
+
+    def __post_init__(self) -> None:
+        """Refuse settings that do not go together."""
+        super().__post_init__()
+        if self.vote == "inverse" and self.metric == "dot":
+            raise UsageError(
+                "knn: vote=inverse weighs by distance, which metric=dot does not have",
+                "Use metric=l2 or metric=cosine.",
+            )
 
 
 def part(settings: Settings) -> Part | None:
@@ -87,28 +101,15 @@ def part(settings: Settings) -> Part | None:
 
 
 def check(settings: Settings, train: Target) -> None:
-    """Refuse settings that cannot work on these training labels, before any feature is computed.
-
-    Raises:
-        UsageError: settings that are not possible, for instance k larger than the number of training samples.
-    """
-    check_settings(settings)
+    """Refuse settings that cannot work on these training labels, before any feature is computed."""
     _usable_k(settings, len(train) - settings.leave_one_out)
 
 
 def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
     """Classify test by its neighbours in train.
 
-    Args:
-        train: features and labels that vote.
-        test: features and labels that are scored; with `leave_one_out` the same samples as train.
-        settings: see `Settings`.
-        seed: of the held-out part and of the intervals.
-        device: device of torch's search; the result does not depend on it.
-
-    Raises:
-        DataError: features that are not finite, or no labels.
-        UsageError: settings that are not possible, for instance k larger than the number of training samples.
+    `test`: features and labels that are scored; with `leave_one_out` the same samples as train; `device`: device of
+    torch's search; the result does not depend on it.
     """
     check_features(train, test)
     check(settings, train.target)
@@ -143,11 +144,7 @@ def choose_k(
 ) -> tuple[int, dict[str, Any], list[str]]:
     """Return the number of neighbours, the record of its choice, and notes.
 
-    Args:
-        train: features and labels that vote.
-        settings: with one or several values of k; with `leave_one_out` the smallest is returned.
-        seed: of the held-out part.
-        device: device of torch's search.
+    `settings`: with one or several values of k; with `leave_one_out` the smallest is returned.
     """
     ks, notes = _usable_k(settings, _candidates(train, settings))
     if len(ks) == 1 or settings.leave_one_out:
@@ -267,26 +264,6 @@ def _headline(found: _Neighbours, k: int, train: Target, test: Target, settings:
     return headline_by_blocks(test, lambda rows: found.of(rows).vote(k, train, settings))
 
 
-def check_settings(settings: Settings) -> None:
-    """Refuse settings that are not possible, whatever the data.
-
-    Raises:
-        UsageError: the message names the setting.
-    """
-    if not settings.k or min(settings.k) < 1 or len(set(settings.k)) < len(settings.k):
-        raise UsageError(f"knn: k should be one or several different numbers of at least 1, not {list(settings.k)}")
-    if not settings.temperature > 0:
-        raise UsageError(f"knn: temperature should be greater than 0, not {settings.temperature}")
-    if settings.holdout < 1:
-        raise UsageError(f"knn: holdout should be at least 1, not {settings.holdout}")
-    if not settings.max_memory > 0:
-        raise UsageError(f"knn: max_memory should be greater than 0, not {settings.max_memory}")
-    if settings.vote == "inverse" and settings.metric == "dot":
-        raise UsageError(
-            "knn: vote=inverse weighs by distance, which metric=dot does not have", "Use metric=l2 or metric=cosine."
-        )
-
-
 def _usable_k(settings: Settings, n_train: int) -> tuple[list[int], list[str]]:
     """Return the values of k that are at most the number of training samples, and notes on those left out."""
     fitting = [k for k in sorted(settings.k) if k <= n_train]
@@ -393,14 +370,8 @@ def vote(
 
     Multi-label: for each class the weighted share of the neighbours that have it, among those not marked -1.
 
-    Args:
-        similarity: (M, K), falling.
-        neighbours: (M, K), train rows.
-        labels: of train.
-        settings: weights of the neighbours.
-        k: number of neighbours that vote; all when None.
-        place: as in `_Neighbours`; None: no further training samples are as near as the last neighbour.
-        ties: as in `_Neighbours`.
+    `similarity`: (M, K), falling; `neighbours`: (M, K), train rows; `k`: number of neighbours that vote; all when None;
+    `place`: as in `_Neighbours`; None: no further training samples are as near as the last neighbour.
     """
     k = similarity.shape[1] if k is None else k
     level = similarity[:, k - 1 : k]
@@ -442,11 +413,7 @@ def vote(
 def _set_apart(votes: npt.NDArray[np.float32], rows: IntArray, own: IntArray, similarity: FloatArray) -> None:
     """Raise equal votes of some rows by the last digits, in the order of the nearest sample of each class.
 
-    Args:
-        votes: (M, C), changed in place.
-        rows: (m,) of them.
-        own: (m, K), classes of the neighbours.
-        similarity: (m, K).
+    `votes`: (M, C), changed in place.
     """
     nearest_of = np.full((len(rows), votes.shape[1]), -np.inf)
     np.maximum.at(nearest_of, (np.arange(len(rows))[:, None], own), similarity)
@@ -477,6 +444,5 @@ PROTOCOL = Protocol(
     version=6,
     summary="Weighted k-nearest-neighbour classification of frozen features.",
     settings=Settings,
-    check_settings=check_settings,
     kind=OnFeatures(check, run, cost=cost, part=part, class_subsets=True),
 )

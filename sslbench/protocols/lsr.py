@@ -23,13 +23,13 @@ import numpy.typing as npt
 
 from sslbench.arrays import IntArray
 from sslbench.config import setting
-from sslbench.errors import DataError, UsageError
+from sslbench.errors import DataError
 from sslbench.features.array import Features
 from sslbench.metrics.classification import top_k_accuracy
 from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.few_shot import Draw, Fitted, LearningCurve, check_labels, usable_k
 from sslbench.protocols._parts.selection import check_features, for_all_classes, is_better
-from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, Shapes
+from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, ProtocolSettings, Shapes
 from sslbench.results import Outcome
 from sslbench.solvers.ridge import LeastSquaresClassifier, fit_classifier
 from sslbench.targets.classes import Classes
@@ -40,43 +40,32 @@ _PUBLISHED_L2 = 1024.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(ProtocolSettings):
     """Settings of few-shot least squares."""
 
-    k: tuple[int, ...] = setting(_DEFAULT_K, "samples per class; the largest gives the leading metric")
-    draws: int = setting(3, "independent draws; draw i has the seed (seed of the run) x draws + i")
-    l2: tuple[float, ...] = setting(
-        (_PUBLISHED_L2,), "candidates of the regularisation; a single value needs no selection"
+    k: tuple[int, ...] = setting(
+        _DEFAULT_K,
+        "samples per class; the largest gives the leading metric",
+        within="[1, inf)",
+        filled=True,
+        distinct=True,
     )
-    folds: int = setting(3, "folds of the cross-validation inside a draw, if several l2 are given")
+    draws: int = setting(3, "independent draws; draw i has the seed (seed of the run) x draws + i", within="[1, inf)")
+    l2: tuple[float, ...] = setting(
+        (_PUBLISHED_L2,),
+        "candidates of the regularisation; a single value needs no selection",
+        within="(0, inf)",
+        filled=True,
+    )
+    folds: int = setting(3, "folds of the cross-validation inside a draw, if several l2 are given", within="[2, inf)")
     select: Literal["train", "test"] = setting(
         "train",
         "split on which l2 is selected, if several are given; test: the highest mean on test, and the row is marked",
     )
 
 
-def check_settings(settings: Settings) -> None:
-    """Refuse settings that are not possible, whatever the data.
-
-    Raises:
-        UsageError: the message names the setting.
-    """
-    if not settings.k:
-        raise UsageError("lsr: give k, the number of samples per class")
-    if settings.draws < 1 or settings.folds < 2:
-        raise UsageError(f"lsr: draws should be at least 1 and folds 2, not {settings.draws} and {settings.folds}")
-    if not settings.l2 or not all(np.isfinite(v) and v > 0 for v in settings.l2):
-        raise UsageError(f"lsr: l2 should be one or several numbers greater than 0, not {list(settings.l2)}")
-
-
 def check(settings: Settings, train: Target) -> None:
-    """Refuse settings that cannot work on these training labels, before any feature is computed.
-
-    Raises:
-        UsageError: settings that are not possible, for instance k larger than a class.
-        DataError: labels that are not one per sample, or train is too small.
-    """
-    check_settings(settings)
+    """Refuse settings that cannot work on these training labels, before any feature is computed."""
     check_labels("lsr", train)
     if not isinstance(train, Classes):
         raise DataError(
@@ -88,19 +77,7 @@ def check(settings: Settings, train: Target) -> None:
 
 
 def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
-    """Learn from draws of train, score on test.
-
-    Args:
-        train: features and labels to draw from.
-        test: features and labels that are scored, all of them for every draw.
-        settings: see `Settings`.
-        seed: of the draws and of the intervals.
-        device: ignored; the computation runs on the processor.
-
-    Raises:
-        DataError: features that are not finite, or labels that are not one per sample.
-        UsageError: settings that are not possible.
-    """
+    """Learn from draws of train, score on test."""
     check_features(train, test)
     check(settings, train.target)
     most, why = few_shot.largest_k(train.target)
@@ -194,6 +171,5 @@ PROTOCOL = Protocol(
     version=5,
     summary="Few-shot least squares in closed form, as big_vision's `fewshot_lsr`.",
     settings=Settings,
-    check_settings=check_settings,
     kind=OnFeatures(check, run, cost=cost, takes=(Classes,)),
 )

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sslbench.arrays import FloatArray
-from sslbench.config import setting
+from sslbench.config import other_default, setting
 from sslbench.data.source import Source
 from sslbench.errors import UsageError
 from sslbench.metrics.dense.normals import angular_errors, normals_row
-from sslbench.protocols._parts.dense import DenseTask, trained_heads
-from sslbench.protocols._parts.dense.settings import SurfaceSettings
-from sslbench.protocols._parts.dense.task import DenseRow, enlarged
+from sslbench.protocols._parts.dense import DenseProtocol
+from sslbench.protocols._parts.dense.task import DenseRow, SurfaceSettings, enlarged
 from sslbench.protocols.protocol import Protocol
 from sslbench.targets import pixel_values
 
@@ -37,16 +36,22 @@ _ZERO = 1e-12
 class Settings(SurfaceSettings):
     """Settings of surface normals by trained heads."""
 
-    weight_decay: float = setting(1e-2, "weight decay of AdamW")
-    warmup_steps: int = setting(5_760, "updates of linear warm-up, of `steps`", unit="updates", part_of="steps")
-    crop: tuple[int, int] = setting((480, 480), "height and width of the crops", unit="pixels")
+    weight_decay: float = other_default(SurfaceSettings, "weight_decay", 1e-2)
+    warmup_steps: int = other_default(SurfaceSettings, "warmup_steps", 5_760)
+    crop: tuple[int, int] = other_default(SurfaceSettings, "crop", (480, 480))
     uncertainty: bool = setting(
         True,
         "predict a concentration per pixel, too, and train by its negative log-likelihood; false: by the mean angle",
     )
 
+    def __post_init__(self) -> None:
+        """Refuse settings that do not go together."""
+        super().__post_init__()
+        if self.rotation:
+            raise UsageError(f"normals: rotation={self.rotation:g} would turn the images and not their normals")
 
-class Normals(DenseTask[Settings]):
+
+class Normals(DenseProtocol[Settings]):
     """Surface normals of pixels.
 
     An output is a vector, and perhaps a concentration, (3 or 4, h, w); an image's row has the sums and the histogram
@@ -58,17 +63,6 @@ class Normals(DenseTask[Settings]):
     needs = "needs a surface normal for every pixel"
     advice = "Give images/ with normals/, a list or a table of pairs, or skimage:motorcycle."
     no_value = "a normal of length 0 or NaN is unknown"
-
-    @classmethod
-    def check_settings(cls, settings: Settings) -> None:
-        """Refuse settings that are not possible, whatever the data and the backbone.
-
-        Raises:
-            UsageError: a setting is not possible.
-        """
-        super().check_settings(settings)
-        if settings.rotation:
-            raise UsageError(f"normals: rotation={settings.rotation:g} would turn the images and not their normals")
 
     @property
     def outputs(self) -> int:
@@ -135,6 +129,5 @@ PROTOCOL = Protocol(
     version=3,
     summary="surface normals from single images: heads trained on frozen features of patches.",
     settings=Settings,
-    kind=trained_heads(Normals),
-    check_settings=Normals.check_settings,
+    kind=Normals.kind(),
 )

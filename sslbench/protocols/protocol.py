@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from sslbench.backbones.views import DETECTED_IMAGES, WHOLE_IMAGES, WholeImages
-from sslbench.config import result_settings
+from sslbench.config import refuse_outside, result_settings
 from sslbench.errors import UsageError
 
 if typing.TYPE_CHECKING:
@@ -66,28 +66,6 @@ class CheckTargets(typing.Protocol[S_contra]):
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
         """Read the targets of all parts that are used; raise a DataError that lists those that cannot be used."""
-
-
-class RunOnImages(typing.Protocol[S_contra]):
-    """Signature of `run` of a protocol on images."""
-
-    def __call__(  # noqa: PLR0913
-        self,
-        backbone: "Backbone",
-        layers: "Sequence[Layer]",
-        train: "Source",
-        test: "Source",
-        settings: S_contra,
-        *,
-        seed: int,
-        engine: "ExtractSettings",
-        folder: Path,
-        progress: Callable[[str, int, int], None] | None = None,
-    ) -> "dict[str, Outcome]":
-        """Train on train, score test; return the outcome of each row that `rows` names.
-
-        Every process of a distributed run calls this; only the first one gets outcomes.
-        """
 
 
 class RowNames(typing.Protocol[S_contra]):
@@ -163,24 +141,21 @@ class OpenImageSets(typing.Protocol[S_contra]):
         """
 
 
-class RunOnSets(typing.Protocol[S_contra]):
-    """Signature of `run` of a protocol on several sets of images."""
+class ProtocolSettings:
+    """Base of the settings of a protocol: what their declarations rule out is refused for every instance.
 
-    def __call__(
-        self,
-        train: "Features",
-        test: "Features",
-        sets: "Mapping[str, Features]",
-        settings: S_contra,
-        *,
-        seed: int,
-        device: str = "cpu",
-        classifier: FileClassifier | None = None,
-    ) -> "Mapping[str, Outcome]":
-        """Learn from train, score test and the sets; return the outcome on test as '', and those of recorded sets.
+    A `__post_init__` of a protocol's own adds conditions between its settings.
+    """
 
-        `classifier` is that of the weights file, where the settings choose it.
-        """
+    def __post_init__(self) -> None:
+        """Refuse values outside their bounds."""
+        refuse_outside(self, self.protocol())
+
+    @classmethod
+    def protocol(cls) -> str:
+        """Return the name of the protocol, for messages: that of its module, or of the package below `protocols`."""
+        inside = cls.__module__.partition(".protocols.")[2].partition(".")[0]
+        return (inside or cls.__module__.rpartition(".")[2]).replace("_", "-")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,72 +206,13 @@ class Cost:
     rest: str = ""
 
 
-def unknown_cost(settings: object, shapes: Shapes) -> Cost | str:
-    """Return the reason why the work of a run cannot be told before."""
-    return "the protocol does not state its work"
-
-
 def any_labels(settings: object, train: "Target") -> None:
     """Accept all labels."""
-
-
-def any_settings(settings: object) -> None:
-    """Accept all settings."""
-
-
-def as_given(settings: S) -> tuple[S, Mapping[str, str]]:
-    """Return the settings themselves: none depends on another."""
-    return settings, {}
-
-
-def both_parts(settings: object) -> Part | None:
-    """Return None: train and test are used, whatever the settings."""
-    return None
 
 
 def test_part(settings: object) -> Part:
     """Return 'test', whatever the settings."""
     return "test"
-
-
-def trains_own_classifier(settings: object) -> FileClassifierChoice | None:
-    """Return None: the classifier of the weights file is not used, whatever the settings."""
-    return None
-
-
-def any_targets(
-    settings: object,
-    parts: "Sequence[Source]",
-    *,
-    engine: "ExtractSettings",
-    progress: Callable[[str, int, int], None] | None = None,
-) -> None:
-    """Accept all targets, without reading them."""
-
-
-def reads_no_size(settings: object) -> bool:
-    """Return False: the sizes of the images that the backbone was trained on are not read, whatever the settings."""
-    return False
-
-
-def no_sets(
-    settings: object,
-    train: "Source",
-    test: "Source",
-    preprocessing: "Preprocessing",
-    limited: "Callable[[Source], Source]",
-) -> "Mapping[str, ImageSet]":
-    """Return {}: no set of images is scored beside test."""
-    return {}
-
-
-def unchanged(settings: S) -> S:
-    """Return the settings as they are."""
-    return settings
-
-
-def any_test(settings: object, test: "Source") -> None:
-    """Accept every test part."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -384,18 +300,18 @@ class Kind(abc.ABC, Generic[S]):
     check: "Callable[[S, Target], None]"
     _: dataclasses.KW_ONLY
     takes: "tuple[type[Target], ...]" = dataclasses.field(default_factory=classes_and_labels)
-    part: Callable[[S], Part | None] = both_parts
+    part: Callable[[S], Part | None] = lambda settings: None
     view: WholeImages = WHOLE_IMAGES
     trains: bool = False
     own_classes: bool = False
     class_subsets: bool = False
-    check_test: "Callable[[S, Source], None]" = any_test
-    check_targets: CheckTargets[S] = any_targets
-    reads_trained_side: Callable[[S], bool] = reads_no_size
-    open_sets: OpenImageSets[S] = no_sets
-    of_a_set: Callable[[S], S] = unchanged
-    file_classifier: Callable[[S], FileClassifierChoice | None] = trains_own_classifier
-    cost: Callable[[S, Shapes], Cost | str] = unknown_cost
+    check_test: "Callable[[S, Source], None]" = lambda settings, test: None
+    check_targets: CheckTargets[S] | None = None
+    reads_trained_side: Callable[[S], bool] = lambda settings: False
+    open_sets: OpenImageSets[S] = lambda settings, train, test, preprocessing, limited: {}
+    of_a_set: Callable[[S], S] = lambda settings: settings
+    file_classifier: Callable[[S], FileClassifierChoice | None] = lambda settings: None
+    cost: Callable[[S, Shapes], Cost | str] = lambda settings, shapes: "the protocol does not state its work"
 
     needs_images: ClassVar[bool] = False
     baseline: ClassVar[bool] = False
@@ -483,7 +399,7 @@ class OnImages(Kind[S]):
     """
 
     rows: RowNames[S]
-    run: RunOnImages[S]
+    run: "Callable[[ImageInputs[S]], Mapping[str, Outcome]]"
     trains: bool = dataclasses.field(default=True, kw_only=True)
 
     needs_images: ClassVar[bool] = True
@@ -505,17 +421,7 @@ class OnImages(Kind[S]):
 
     def outcomes(self, inputs: ImageInputs[S]) -> "Mapping[str, Outcome]":
         """Run on the images; every process of a distributed run calls this, and only the first one gets outcomes."""
-        return self.run(
-            inputs.backbone,
-            inputs.layers,
-            inputs.train,
-            inputs.test,
-            inputs.settings,
-            seed=inputs.seed,
-            engine=inputs.engine,
-            folder=inputs.folder,
-            progress=inputs.progress,
-        )
+        return self.run(inputs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -526,7 +432,7 @@ class OnSets(Kind[S]):
         run: from features to the outcome on test, and one for each set that has a record of its own.
     """
 
-    run: RunOnSets[S]
+    run: "Callable[[FeatureInputs[S]], Mapping[str, Outcome]]"
 
     baseline: ClassVar[bool] = True
     several_sets: ClassVar[bool] = True
@@ -540,15 +446,7 @@ class OnSets(Kind[S]):
 
     def outcomes(self, inputs: FeatureInputs[S]) -> "Mapping[str, Outcome]":
         """Run on the features of all sets."""
-        return self.run(
-            inputs.train,
-            inputs.test,
-            inputs.sets,
-            inputs.settings,
-            seed=inputs.seed,
-            device=inputs.device,
-            classifier=inputs.classifier,
-        )
+        return self.run(inputs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -630,7 +528,7 @@ class Protocol(Generic[S]):
     summary: str
     settings: type[S]
     kind: Kind[S]
-    check_settings: Callable[[S], None] = any_settings
-    complete: Callable[[S], tuple[S, Mapping[str, str]]] = as_given
+    check_settings: Callable[[S], None] = lambda settings: None
+    complete: Callable[[S], tuple[S, Mapping[str, str]]] = lambda settings: (settings, {})
     recorded: Callable[[S], Mapping[str, Any]] = result_settings
     benchmark: NeededBenchmark | None = None

@@ -47,11 +47,7 @@ class Saliency(ObjectSearch[Settings]):
     advice = "Give a folder of images and one of masks with the values 0 and 255."
 
     def score(self) -> dict[str, Outcome]:
-        """Find the salient region of every image and score it.
-
-        Raises:
-            DataError: an image or a mask cannot be read, their sizes differ, or a map is too large.
-        """
+        """Find the salient region of every image and score it."""
         from sslbench.protocols._parts.objects import outcome_of_regions, regions_of_images
 
         test, width, empty = self.test, len(Foreground.given_columns), 0
@@ -114,5 +110,4 @@ PROTOCOL = Protocol(
     summary="salient regions without training: the object of TokenCut, LOST or DINO-seg against masks.",
     settings=Settings,
     kind=Saliency.kind(cost),
-    check_settings=Saliency.check_settings,
 )

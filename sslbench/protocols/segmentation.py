@@ -25,7 +25,7 @@ from sslbench.metrics.dense import contours, panoptic, segmentation
 from sslbench.metrics.intervals import Units, Values
 from sslbench.metrics.summary import summarise, with_intervals
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.dense import DenseTask, HeadSettings, trained_heads
+from sslbench.protocols._parts.dense import DenseProtocol, HeadSettings
 from sslbench.protocols._parts.dense.classes import as_label, check_classes, class_cells, notes_on_classes, read_classes
 from sslbench.protocols._parts.dense.task import Cells, DenseRow
 from sslbench.protocols.protocol import Protocol
@@ -47,13 +47,17 @@ class Settings(HeadSettings):
     """Settings of semantic segmentation by trained heads."""
 
     most_of_one_class: float = setting(
-        0.75, "a crop in which one class fills a larger share is drawn again, up to ten times (cat_max_ratio)"
+        0.75,
+        "a crop in which one class fills a larger share is drawn again, up to ten times (cat_max_ratio)",
+        within="(0, 1]",
     )
     loss_average: Average = setting(
         "scored", "divisor of the loss: scored: pixels that count; all: ignored pixels too, as in MMSegmentation"
     )
     boundary: float = setting(
-        0.0075, "tolerance of the boundary F-score, as a share of the image's diagonal; 0: not computed"
+        0.0075,
+        "tolerance of the boundary F-score, as a share of the image's diagonal; 0: not computed",
+        within="[0, 1)",
     )
     panoptic: bool = setting(
         False,
@@ -63,7 +67,7 @@ class Settings(HeadSettings):
 
 
 @dataclasses.dataclass(frozen=True)
-class Segmentation(DenseTask[Settings]):
+class Segmentation(DenseProtocol[Settings]):
     """Classes of pixels, as logits (C, h, w).
 
     The row of an image has its areas (3, C), then counts (4, C) of the boundaries and of the segments, where these are
@@ -83,38 +87,14 @@ class Segmentation(DenseTask[Settings]):
     things: BoolArray | None = None
 
     @classmethod
-    def check_settings(cls, settings: Settings) -> None:
-        """Refuse settings that are not possible, whatever the data and the backbone.
-
-        Raises:
-            UsageError: a setting is not possible.
-        """
-        super().check_settings(settings)
-        if not 0 < settings.most_of_one_class <= 1:
-            raise UsageError(
-                f"segmentation: most_of_one_class should be from above 0 to 1, not {settings.most_of_one_class}"
-            )
-        if not 0 <= settings.boundary < 1:
-            raise UsageError(f"segmentation: boundary should be from 0 to below 1, not {settings.boundary}")
-
-    @classmethod
     def check(cls, settings: Settings, train: Target) -> None:
-        """Refuse settings and labels that cannot work, before anything else is opened.
-
-        Raises:
-            UsageError: settings that are not possible.
-            DataError: labels that are not label maps of two classes or more.
-        """
+        """Refuse settings and labels that cannot work, before anything else is opened."""
         super().check(settings, train)
         check_classes(cls.name, train)
 
     @classmethod
     def of(cls, settings: Settings, train: Source, preprocessing: Preprocessing, seed: int) -> Self:
-        """Return the task of the classes of train.
-
-        Raises:
-            UsageError: panoptic quality of maps that do not know instances.
-        """
+        """Return the task of the classes of train."""
         return cls(settings, train.target.classes, things_of(train) if settings.panoptic else None)
 
     @property
@@ -148,11 +128,7 @@ class Segmentation(DenseTask[Settings]):
         return class_cells(self.outputs, target, grid)
 
     def check_totals(self, part: str, sums: FloatArray) -> None:
-        """Refuse a train part with one class.
-
-        Raises:
-            DataError: the train part has one class.
-        """
+        """Refuse a train part with one class."""
         if part == "train" and np.count_nonzero(sums) < 2:
             raise DataError(
                 "segmentation needs two classes, and all counted pixels of train belong to one",
@@ -264,11 +240,7 @@ def _predicted(output: "Tensor", target: "PixelTarget") -> npt.NDArray[np.int64]
 
 
 def things_of(train: Source) -> BoolArray:
-    """Return True for the classes that have instances in the label maps of train, (C,).
-
-    Raises:
-        UsageError: none has.
-    """
+    """Return True for the classes that have instances in the label maps of train, (C,)."""
     found = np.zeros(len(train.target.classes), dtype=np.bool_)
     for index in range(len(train)):
         label = LabelMaps.of(train.target).maps.read_map(index)
@@ -298,6 +270,5 @@ PROTOCOL = Protocol(
     version=1,
     summary="semantic segmentation: heads trained on frozen features of patches.",
     settings=Settings,
-    kind=trained_heads(Segmentation),
-    check_settings=Segmentation.check_settings,
+    kind=Segmentation.kind(),
 )

@@ -35,7 +35,7 @@ from sslbench.metrics.intervals import Units, Values
 from sslbench.metrics.summary import summarise, with_intervals
 from sslbench.protocols._parts.dense.classes import check_classes, class_cells, notes_on_classes, read_classes
 from sslbench.protocols._parts.dense.task import ALL_IGNORED
-from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, Shapes
+from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, ProtocolSettings, Shapes
 from sslbench.results import Outcome
 from sslbench.runtime.progress import Progress, stage_progress
 from sslbench.solvers.in_context import class_counts, sample_patches, shares, weighted_labels
@@ -46,20 +46,23 @@ from sslbench.targets.target import Target
 if TYPE_CHECKING:
     from sslbench.features.array import ExtractSettings
 
+# Patches searched at a time.
 _QUERIES = 1 << 16
-"""Patches searched at a time."""
 _RESAMPLES = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(ProtocolSettings):
     """Settings of the in-context segmentation."""
 
-    k: int = setting(30, "number of nearest patches whose labels are averaged")
-    temperature: float = setting(0.02, "divisor of the cosine in the softmax weights; smaller weighs the nearest more")
+    k: int = setting(30, "number of nearest patches whose labels are averaged", within="[1, inf)")
+    temperature: float = setting(
+        0.02, "divisor of the cosine in the softmax weights; smaller weighs the nearest more", within="(0, inf)"
+    )
     memory: int = setting(
         1_000_000,
         "largest number of training patches; of more, each image keeps equally many, those of its rare classes first",
+        within="[1, inf)",
     )
     matching: Literal["none", "iou", "pixels"] = setting(
         "none",
@@ -88,54 +91,20 @@ class PatchMemory:
     left_out: int
 
 
-def check_settings(settings: Settings) -> None:
-    """Refuse settings that are out of their range, whatever the data.
-
-    Raises:
-        UsageError: one is.
-    """
-    for name, least in (("k", 1), ("memory", 1)):
-        if getattr(settings, name) < least:
-            raise UsageError(f"segmentation-knn: {name} must be at least {least}, not {getattr(settings, name)}")
-    if not settings.temperature > 0:
-        raise UsageError(f"segmentation-knn: temperature must be positive, not {settings.temperature}")
-
-
 def check(settings: Settings, train: Target) -> None:
-    """Refuse settings that cannot work, before any image is decoded.
-
-    Raises:
-        UsageError: a number is out of its range.
-        DataError: labels that are not label maps of two classes or more.
-    """
+    """Refuse settings that cannot work, before any image is decoded."""
     if not isinstance(train, LabelMaps):
         raise DataError(
             f"segmentation-knn: needs a class for every pixel, and these samples have {train.title}",
             "Give data with label maps: images/ and masks/, ADE20K, Cityscapes, Pascal VOC, a manifest with masks.",
         )
-    check_settings(settings)
     check_classes("segmentation-knn", train)
 
 
 def check_targets(
-    settings: Settings,
-    parts: Sequence[Source],
-    *,
-    engine: "ExtractSettings",
-    progress: Progress | None = None,
+    settings: Settings, parts: Sequence[Source], *, engine: "ExtractSettings", progress: Progress | None = None
 ) -> None:
-    """Read every label map, so that those that cannot be used are listed before images are encoded.
-
-    Args:
-        settings: see `Settings`.
-        parts: train and test.
-        engine: its workers read.
-        progress: maps read, and all.
-
-    Raises:
-        DataError: maps of another size than their image, damaged or missing ones, values that are no classes, a part
-            without a counted pixel.
-    """
+    """Read every label map, so that those that cannot be used are listed before images are encoded."""
     from sslbench.protocols._parts.dense.survey import refuse_problems, survey
 
     found = []
@@ -149,15 +118,7 @@ def check_targets(
 def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
     """Segment the test images by the patches of the training images.
 
-    Args:
-        train: features (N, h * w * D) of grids, and label maps.
-        test: test part.
-        settings: see `Settings`.
-        seed: of the choice of patches and of the intervals.
-        device: of the search by torch; the result is the same.
-
-    Raises:
-        DataError: features that are not finite, or maps that cannot be used or have no counted pixel.
+    `train`: features (N, h * w * D) of grids, and label maps; `device`: of the search by torch; the result is the same.
     """
     memory = patch_memory(train, settings.memory, seed)
     classes = train.target.classes
@@ -197,11 +158,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
 
 
 def patch_memory(train: Features, most: int, seed: int) -> PatchMemory:
-    """Return the patches of the training images, at most `most`; every image keeps equally many.
-
-    Raises:
-        DataError: no pixel of a training image counts.
-    """
+    """Return the patches of the training images, at most `most`; every image keeps equally many."""
     maps, grid = _parts(train)
     n_classes, cells = len(train.target.classes), grid[0] * grid[1]
     generator = np.random.default_rng(seed)
@@ -247,11 +204,7 @@ def predicted_maps(
 ) -> Iterator[tuple[IntArray, Grid]]:
     """Yield the predicted class of every pixel of each test image, and its label map, both (H, W).
 
-    Args:
-        memory: from `patch_memory`.
-        test: features (N, h * w * D) of grids, and label maps.
-        settings: see `Settings`.
-        device: of the search by torch.
+    `test`: features (N, h * w * D) of grids, and label maps.
     """
     maps, grid = _parts(test)
     cells, n_classes = grid[0] * grid[1], memory.labels.shape[1]
@@ -347,5 +300,4 @@ PROTOCOL = Protocol(
     summary="semantic segmentation by the labels of the nearest training patches, without training.",
     settings=Settings,
     kind=OnFeatures(check=check, run=run, cost=cost, takes=(LabelMaps,), view=GRIDS, check_targets=check_targets),
-    check_settings=check_settings,
 )

@@ -19,7 +19,7 @@ from sslbench.errors import DataError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import summarise
 from sslbench.protocols._parts.selection import check_features
-from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, Shapes, test_part
+from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, ProtocolSettings, Shapes, test_part
 from sslbench.results import Outcome
 from sslbench.targets.target import Target
 from sslbench.targets.triplets import Triplets
@@ -28,7 +28,7 @@ _ROWS = 4096  # triplets at a time, so that memory-mapped features are never cop
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(ProtocolSettings):
     """Settings of the comparison of similarities."""
 
     similarity: Literal["cosine", "euclidean"] = setting(
@@ -37,11 +37,7 @@ class Settings:
 
 
 def check(settings: Settings, labels: Target) -> None:
-    """Refuse data that are no triplets.
-
-    Raises:
-        DataError: the data are no triplets.
-    """
+    """Refuse data that are no triplets."""
     if not isinstance(labels, Triplets):
         raise DataError(
             f"similarity needs triplets of images, and these samples have {labels.title}",
@@ -52,15 +48,7 @@ def check(settings: Settings, labels: Target) -> None:
 def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
     """Compare the candidates of every triplet of test.
 
-    Args:
-        train: not used.
-        test: (N, 3 * D): reference, left and right candidate.
-        settings: see `Settings`.
-        seed: of the intervals.
-        device: ignored; the computation runs on the processor.
-
-    Raises:
-        DataError: features that are not finite, or samples that are no triplets.
+    `test`: (N, 3 * D): reference, left and right candidate.
     """
     check(settings, test.target)
     check_features(train, test)

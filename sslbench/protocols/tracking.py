@@ -52,16 +52,16 @@ if TYPE_CHECKING:
 
     from sslbench.protocols._parts.dense_images import Fitted
 
+# Name of the scores of the labels of the first frame in every frame.
 KEPT = "first labels kept"
-"""Name of the scores of the labels of the first frame in every frame."""
 _OF_MASKS, _OF_JOINTS = ("first", "scaled"), ("peak", "lost")
+# Frames that are encoded together, at most.
 _TOGETHER = 8
-"""Frames that are encoded together, at most."""
 
+# Function from the place of the first frame in the input, a grid and the frame's name to labels (C, h, w).
 FirstLabels = Callable[["Fitted", tuple[int, int], str], "torch.Tensor"]
-"""Function from the place of the first frame in the input, a grid and the frame's name to labels (C, h, w)."""
+# Function that is called after each frame.
 FrameDone = Callable[[], None]
-"""Function that is called after each frame."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,10 +72,19 @@ class Settings(FacetSettings):
         0,
         "shorter side of the frames, the sides rounded to multiples of the patch; 0: the frames' own size",
         unit="pixels",
+        within="[0, inf)",
     )
-    multiple: int = setting(0, "with short: the longer side is rounded down to a multiple of this; 0: of the patch")
+    multiple: int = setting(
+        0,
+        "with short: the longer side is rounded down to a multiple of this; 0: of the patch",
+        within="[0, inf)",
+        needs="short",
+    )
     side: int = setting(
-        0, "side of the square to which frames are resized, whatever their shape; 0: shape kept", unit="pixels"
+        0,
+        "side of the square to which frames are resized, whatever their shape; 0: shape kept",
+        unit="pixels",
+        within="[0, inf)",
     )
     first: Literal["shares", "centres"] = setting(
         "shares",
@@ -84,17 +93,23 @@ class Settings(FacetSettings):
     scaled: bool = setting(
         False, "masks: scale the map of every object to 0 to 1 before the largest one is taken, as DINO does"
     )
-    peak: int = setting(5, "joints: number of cells whose mean place, weighted by their labels, is the joint's")
+    peak: int = setting(
+        5, "joints: number of cells whose mean place, weighted by their labels, is the joint's", within="[1, inf)"
+    )
     lost: Literal["missed", "left out"] = setting(
         "missed", "joints: what counts for a joint whose labels have vanished: a miss, or nothing, as the authors do"
     )
     previous: int = setting(
-        DINO.previous, "number of frames before the current one that are searched, beside the first"
+        DINO.previous, "number of frames before the current one that are searched, beside the first", within="[0, inf)"
     )
-    topk: int = setting(DINO.topk, "number of most similar cells that count")
+    topk: int = setting(DINO.topk, "number of most similar cells that count", within="[1, inf)")
     all_ties: bool = setting(DINO.all_ties, "count all cells that are as similar as the last of these")
-    temperature: float = setting(DINO.temperature, "divisor of the cosine in the softmax over these cells")
-    radius: float = setting(12.0, "reach of the window in which cells are searched; 0: everywhere", unit="cells")
+    temperature: float = setting(
+        DINO.temperature, "divisor of the cosine in the softmax over these cells", within="(0, inf)"
+    )
+    radius: float = setting(
+        12.0, "reach of the window in which cells are searched; 0: everywhere", unit="cells", within="[0, inf)"
+    )
     window: Literal["square", "disk", "open disk"] = setting(
         DINO.shape, "shape of the window; the open disk leaves out cells at exactly the radius"
     )
@@ -103,7 +118,15 @@ class Settings(FacetSettings):
         DINO.repeat_first,
         "until there are that many previous frames, the first one stands in for those that are missing",
     )
-    max_memory: float = setting(0.5, "memory for similarities", unit="GB", changes_result=False)
+    max_memory: float = setting(0.5, "memory for similarities", unit="GB", changes_result=False, within="(0, inf)")
+
+    def __post_init__(self) -> None:
+        """Refuse settings that do not go together."""
+        super().__post_init__()
+        if self.side and self.short:
+            raise UsageError("tracking: short has no effect beside side", "Give one of the two.")
+        if not self.radius and (self.window != type(self).window or not self.window_on_first):
+            raise UsageError("tracking: without a radius there is no window", "Leave window and window_on_first out.")
 
     def propagation(self) -> Propagation:
         """Return the settings of the solver."""
@@ -140,34 +163,8 @@ class Tracking(LayerRun[Settings]):
     needs = "needs videos with masks or joints"
 
     @classmethod
-    def check_settings(cls, settings: Settings) -> None:
-        """Refuse settings that are out of their range or have no effect, whatever the data.
-
-        Raises:
-            UsageError: one is.
-        """
-        least_of = {"short": 0, "side": 0, "multiple": 0, "previous": 0, "topk": 1, "peak": 1, "radius": 0.0}
-        for name, least in least_of.items():
-            if getattr(settings, name) < least:
-                raise UsageError(f"tracking: {name} must be at least {least}, not {getattr(settings, name)}")
-        for name in ("temperature", "max_memory"):
-            if not getattr(settings, name) > 0:
-                raise UsageError(f"tracking: {name} must be positive, not {getattr(settings, name)}")
-        if settings.side and settings.short:
-            raise UsageError("tracking: short has no effect beside side", "Give one of the two.")
-        if settings.multiple and not settings.short:
-            raise UsageError("tracking: multiple has no effect on frames of their own size", "Give short= as well.")
-        if not settings.radius and (settings.window != Settings().window or not settings.window_on_first):
-            raise UsageError("tracking: without a radius there is no window", "Leave window and window_on_first out.")
-
-    @classmethod
     def check(cls, settings: Settings, target: Target) -> None:
-        """Refuse settings and data that cannot work or have no effect, before any frame is decoded.
-
-        Raises:
-            UsageError: a setting is out of its range, or has no effect.
-            DataError: the data are no videos with masks or joints.
-        """
+        """Refuse settings and data that cannot work or have no effect, before any frame is decoded."""
         super().check(settings, target)
         for name in _OF_MASKS if isinstance(target, Poses) else _OF_JOINTS:
             if getattr(settings, name) != (usual := getattr(Settings(), name)):
@@ -177,11 +174,7 @@ class Tracking(LayerRun[Settings]):
                 )
 
     def score(self) -> dict[str, Outcome]:
-        """Track the objects, parts or joints of all videos.
-
-        Raises:
-            DataError: frames cannot be read, or a mask is not of the size of its frame.
-        """
+        """Track the objects, parts or joints of all videos."""
         from sslbench.protocols._parts.dense_images import pixel_floors
 
         videos, report, inputs = Videos.of(self.test.target), self.report, self.encoder.inputs
@@ -263,7 +256,7 @@ class Tracking(LayerRun[Settings]):
         """
         import torch
 
-        from sslbench.solvers.joints import joint_labels, joint_places
+        from sslbench.solvers.propagation import joint_labels, joint_places
 
         rows, joints = poses.rows(number), poses.joints[number]
 
@@ -296,13 +289,6 @@ class Tracking(LayerRun[Settings]):
         """Yield the soft labels (C, h, w) of each frame of a video by every map, from those of the first frame.
 
         Memory holds the features of 1 + `previous` frames.
-
-        Args:
-            rows: positions of the frames of the video, in order.
-            first: labels of the first frame on a grid.
-
-        Raises:
-            DataError: a frame cannot be read, or is not of the size of the first one.
         """
         from sslbench.solvers.propagation import propagate_video
 
@@ -474,5 +460,4 @@ PROTOCOL = Protocol(
     summary="Tracking of objects, parts and joints by propagation of the first labels, without training.",
     settings=Settings,
     kind=Tracking.kind(cost),
-    check_settings=Tracking.check_settings,
 )

@@ -8,11 +8,11 @@ _OWN_GROUP = Path("/proc/self/cgroup")
 _NO_LIMIT = 2**60  # version 1 of control groups writes a number above it, version 2 the word "max"
 _MEMINFO = Path("/proc/meminfo")
 _STATUS = Path("/proc/self/status")
+# Folder, limit, use, and key of the pages that can be dropped, in version 2 and 1 of control groups.
 _GROUP_FILES = (
     ("", "memory.max", "memory.current", "inactive_file"),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Folder, limit, use, and key of the pages that can be dropped, in version 2 and 1 of control groups."""
 
 
 def free_memory() -> float | None:
@@ -52,12 +52,7 @@ def _free_of_machine() -> float | None:
 
 
 def free_of_container(root: Path = _CGROUP, own: Path = _OWN_GROUP) -> float | None:
-    """Return the bytes below the memory limits of the control groups, version 2 or 1; None without a limit.
-
-    Args:
-        root: folder of the control groups.
-        own: file that names the groups of this process, whose parents have limits too.
-    """
+    """Return the bytes below the memory limits of the control groups, version 2 or 1; None without a limit."""
     try:
         named = [Path(line.split(":", 2)[2].lstrip("/")) for line in own.read_text().splitlines()]
     except (OSError, IndexError):

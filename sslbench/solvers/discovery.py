@@ -14,9 +14,9 @@ import numpy.typing as npt
 from sslbench.arrays import FloatArray, IntArray
 
 Mask = npt.NDArray[np.bool_]
+# Order of patches of equal degree: from the first on, or as torch's unstable sort leaves them, which the authors' code
+# uses; that order depends on the processor and the version of torch.
 Ties = Literal["first", "torch"]
-"""Order of patches of equal degree: from the first on, or as torch's unstable sort leaves them, which the authors' code
-uses; that order depends on the processor and the version of torch."""
 
 
 @dataclasses.dataclass(frozen=True)

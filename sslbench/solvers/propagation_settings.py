@@ -31,11 +31,11 @@ class Propagation:
     repeat_first: bool = False
 
 
+# Settings of Caron et al. 2021.
 DINO = Propagation()
-"""Settings of Caron et al. 2021."""
+# Settings of Simeoni et al. 2025.
 DINOV3 = Propagation(temperature=0.2, shape="disk")
-"""Settings of Simeoni et al. 2025."""
+# Settings of Jabri et al. 2020.
 CRW = Propagation(
     previous=20, topk=10, all_ties=False, temperature=0.05, shape="open disk", window_on_first=False, repeat_first=True
 )
-"""Settings of Jabri et al. 2020."""

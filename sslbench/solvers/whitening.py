@@ -10,8 +10,8 @@ import numpy as np
 
 from sslbench.arrays import FloatArray, Matrix
 
+# Smallest eigenvalue as a share of the largest, as in VISSL's and DINO's code: noise is not blown up.
 FLOOR = 1e-5
-"""Smallest eigenvalue as a share of the largest, as in VISSL's and DINO's code: noise is not blown up."""
 
 
 @dataclasses.dataclass(frozen=True)

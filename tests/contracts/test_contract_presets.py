@@ -278,7 +278,7 @@ def starts_short(protocol, **named):
         for length in (1, 2, 3):
             settings, _ = settings_of(protocol, {name: length}, **named)
             if name == "updates":
-                module = importlib.import_module(f"sslbench.protocols.{protocol.replace('-', '_')}.recipe")
+                module = importlib.import_module(f"sslbench.protocols.{protocol.replace('-', '_')}.settings")
                 for passes in (0.001, 1, 50):
                     factor = module.schedule(settings, passes)
                     assert all(0 <= factor(i / 10) <= 1 for i in range(11))
@@ -322,7 +322,7 @@ def test_what_was_shortened_is_said_and_what_the_user_typed_stays_or_is_refused(
 
 @pytest.mark.parametrize("protocol", ["finetune", "linear_online"])
 def test_with_a_number_of_updates_parts_keep_their_share_of_the_epochs(protocol):
-    recipe = importlib.import_module(f"sslbench.protocols.{protocol}.recipe")
+    recipe = importlib.import_module(f"sslbench.protocols.{protocol}.settings")
     published = recipe.Settings(epochs=20, warmup_epochs=5, schedule="constant")
     alone = recipe.schedule(dataclasses.replace(published, updates=8), 0.01)
     assert [alone(i / 8) for i in range(4)] == pytest.approx([0, 0.5, 1, 1])

@@ -23,7 +23,7 @@ from sslbench.metrics.catalog import find as find_metric
 from sslbench.metrics.summary import summarise
 from sslbench.names import installed, list_names
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols import OnFeatures, OnImages, OnSets, find
+from sslbench.protocols import FeatureInputs, ImageInputs, OnFeatures, OnImages, OnSets, find
 from sslbench.results import Outcome
 from sslbench.runtime.seeds import seeded
 from sslbench.targets import kinds
@@ -250,7 +250,7 @@ def run_on_images(name, folder, kind=None, *, train=None, test=None):
     train = train or (target.pictures(target.n[0], 1) if protocol.kind.trains else test)
     rows = protocol.kind.rows(backbone, layers, train, settings, seed=0)
     with reads(folder) as found:
-        outcomes = protocol.kind.run(backbone, layers, train, test, settings, seed=0, engine=engine, folder=folder)
+        outcomes = protocol.kind.run(ImageInputs(settings, 0, train, test, backbone, layers, engine, folder, None))
     assert found == set(), "no input of the run, and in no key"
     assert tuple(outcomes) == rows and len(rows) == max(1, len(target.layers))
     return outcomes
@@ -319,7 +319,7 @@ def run_on_sets(name, train=None, test=None):
         own = np.array([test.ids.index(i.rpartition("/")[2]) for i in each.source.ids])
         noise = np.random.default_rng(3).normal(size=(len(own), 6)).astype(np.float32)
         sets[key] = Features(test.x[own] + noise, each.source.target, each.source.ids)
-    return protocol.kind.run(train, test, sets, settings, seed=0)
+    return protocol.kind.run(FeatureInputs(settings, 0, train, test, sets, None, "cpu"))
 
 
 usual_on_sets = functools.cache(run_on_sets)

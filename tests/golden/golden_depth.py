@@ -14,7 +14,7 @@ from sslbench.metrics.dense import depth, normals
 from sslbench.metrics.dense.pooling import means
 from sslbench.protocols import depth as depth_protocol
 from sslbench.protocols import normals as normals_protocol
-from sslbench.solvers.dense import heads, losses, windows
+from sslbench.solvers.dense import heads, losses
 
 _NAMES = {"a1": "d1", "a2": "d2", "a3": "d3", "rms": "depth_rmse", "rmse": "depth_rmse", "log_10": "log10"}
 _NAMES |= {"log_rms": "rmse_log", "mae": "depth_mae"}
@@ -37,7 +37,7 @@ def _pairs(case: Case, size: tuple[int, int] | None = None) -> list[tuple[np.nda
     found = []
     for low, truth in zip(numbered(given, "pred_low", "pred"), numbered(given, name), strict=True):
         target = truth.astype(np.float32) / np.float32(scale)
-        found.append((windows.resized(torch.from_numpy(low)[None, None], size or target.shape)[0, 0].numpy(), target))
+        found.append((heads.resized(torch.from_numpy(low)[None, None], size or target.shape)[0, 0].numpy(), target))
     return found
 
 
@@ -436,14 +436,14 @@ def padding(case: Case) -> None:
         options(case, multiple=14)["multiple"],
         case.expected(),
     )
-    padded, (rows, columns) = windows.centre_padded(x, multiple)
+    padded, (rows, columns) = heads.centre_padded(x, multiple)
     assert torch.equal(padded[..., rows, columns], x)
     for key, value in expected.items():
         if key == "center_padding":
             np.testing.assert_array_equal(padded, value)
         else:
             height, width = (-(-length // multiple) * multiple for length in x.shape[-2:])
-            found = windows.resized(x.reshape(-1, *x.shape[-3:]), (height, width))
+            found = heads.resized(x.reshape(-1, *x.shape[-3:]), (height, width))
             np.testing.assert_allclose(found.reshape(value.shape), value, rtol=1e-5, atol=1e-6, err_msg=key)
 
 

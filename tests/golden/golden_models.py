@@ -18,7 +18,7 @@ from sslbench.backbones.layer_spec import parse_pool
 from sslbench.backbones.layers import Layer, forward_layers, resolve_layers
 from sslbench.library.presets import load_preset
 from sslbench.protocols import linear_online
-from sslbench.protocols.linear_online.plan import make_heads, planned
+from sslbench.protocols.linear_online.run import make_heads, planned
 
 
 def resnet_features(case: Case) -> None:

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from sslbench.metrics.dense import panoptic, segmentation
 from sslbench.metrics.dense.pooling import mean_over_classes
-from sslbench.solvers.dense.heads import LinearHead
+from sslbench.solvers.dense.heads import LinearHead, resized, sliding_logits
 from sslbench.solvers.dense.losses import pixel_cross_entropy
-from sslbench.solvers.dense.windows import resized, sliding_logits
 from sslbench.train import schedules
 
 

@@ -10,7 +10,7 @@ from golden_losses import not_offered
 from sslbench.features.array import Features
 from sslbench.metrics import ranking
 from sslbench.protocols import svm
-from sslbench.protocols.svm.choice import make_solver
+from sslbench.protocols.svm import make_solver
 from sslbench.targets.multilabel import MultiLabel
 
 

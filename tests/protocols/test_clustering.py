@@ -126,7 +126,7 @@ def test_a_part_of_many_samples_gives_the_silhouette_and_says_so(blobs):
     ("bad", "says"),
     [
         ({"k": (0,)}, "k should"),
-        ({"k": (2, 2)}, "k should"),
+        ({"k": (2, 2)}, "k holds a value twice"),
         ({"k": (999,)}, "k=999 is more than"),
         ({"restarts": 0}, "rest"),
     ],

@@ -14,6 +14,7 @@ from sslbench.errors import UsageError
 from sslbench.features.array import ExtractSettings
 from sslbench.metrics.dense.correspondence import ALPHAS, PIXELS, dyadic_errors
 from sslbench.preprocessing import Preprocessing
+from sslbench.protocols import ImageInputs
 from sslbench.protocols.correspondence import PROTOCOL, Settings
 from sslbench.runtime.seeds import seeded
 
@@ -33,7 +34,7 @@ def correspond(test, **changes):
     settings = dataclasses.replace(Settings(size=32), **changes)
     engine = ExtractSettings(torch.device("cpu"), workers=1)
     found = PROTOCOL.kind.run(
-        backbone, resolve_layers(backbone, ("0",)), test, test, settings, seed=0, engine=engine, folder=None
+        ImageInputs(settings, 0, test, test, backbone, resolve_layers(backbone, ("0",)), engine, None, None)
     )
     return found["0"]
 
@@ -166,8 +167,8 @@ def test_settings_without_effect_are_refused():
         (points, {"radius": 3}, "radius has no effect with matcher=nearest"),
         (points, {"ratio": 0.9}, "ratio has no effect on keypoints"),
         (plane, {"matcher": "soft"}, "matcher has no effect on homographies"),
-        (points, {"size": 0}, "size should not be 0"),
-        (plane, {"ratio": 1.5}, "ratio should not be 1.5"),
+        (points, {"size": 0}, "size should be 1 or more, not 0"),
+        (plane, {"ratio": 1.5}, "ratio should be above 0 to 1"),
     ):
         with pytest.raises(UsageError, match=message):
             PROTOCOL.kind.check(dataclasses.replace(Settings(), **changes), labels)

@@ -15,7 +15,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import ExtractSettings
 from sslbench.metrics.dense.depth import COLUMNS
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols import depth, normals
+from sslbench.protocols import ImageInputs, depth, normals
 from sslbench.protocols._parts.selection import holdout_rows
 from sslbench.results import percent_metrics
 from sslbench.runtime.seeds import seeded
@@ -37,14 +37,17 @@ def backbone():
 def run(kind, backbone, folder, train=None, test=None, **settings):
     protocol = PROTOCOLS[kind]
     found = protocol.PROTOCOL.kind.run(
-        backbone,
-        resolve_layers(backbone, ["1"]),
-        value_pictures(kind, 24, 1) if train is None else train,
-        value_pictures(kind, 8, 2) if test is None else test,
-        protocol.Settings(**{**QUICK, **settings}),
-        seed=0,
-        engine=ExtractSettings(torch.device("cpu"), workers=0),
-        folder=folder,
+        ImageInputs(
+            protocol.Settings(**{**QUICK, **settings}),
+            0,
+            value_pictures(kind, 24, 1) if train is None else train,
+            value_pictures(kind, 8, 2) if test is None else test,
+            backbone,
+            resolve_layers(backbone, ["1"]),
+            ExtractSettings(torch.device("cpu"), workers=0),
+            folder,
+            None,
+        )
     )
     return found["1"]
 
@@ -106,8 +109,8 @@ def test_steps_of_the_mean_alone_keep_their_share_where_few_images_end_the_train
     )
     run("depth", backbone, tmp_path, mean_steps=30, max_epochs=2)  # 6 updates in place of 60
     assert seen[::2] == seen[1::2] == [True] * 3 + [False] * 3  # the head, and that of the floor
-    with pytest.raises(UsageError, match="mean_steps should be 0 or more and below steps=60, not 60"):
-        depth.PROTOCOL.check_settings(depth.Settings(**QUICK, mean_steps=60))
+    with pytest.raises(UsageError, match="mean_steps should be below steps=60, not 60"):
+        depth.Settings(**QUICK, mean_steps=60)
 
 
 def test_logarithmic_bins_have_equal_ratios_between_the_limits():
@@ -192,7 +195,7 @@ def test_depths_that_cannot_be_used_are_one_message_before_training(train, setti
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"bins": 1}, "bins should be at least 2"),
+        ({"bins": 1}, "bins should be 2 or more"),
         ({"min_depth": 0.0}, "min_depth should be above 0"),
         ({"min_depth": 2.0, "max_depth": 1.0}, "max_depth should be above min_depth"),
         ({"gradient": -1.0}, "gradient should be 0 or more"),

@@ -16,7 +16,7 @@ from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import ExtractSettings
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols import discovery, saliency
+from sslbench.protocols import ImageInputs, discovery, saliency
 from sslbench.protocols._parts.objects import _sizes, searched_maps
 from sslbench.runtime.seeds import seeded
 from sslbench.targets.label_maps import Foreground
@@ -49,7 +49,7 @@ def run(module, backbone, layers, source, folder, **settings):
     layers = resolve_layers(backbone, layers)
     engine = ExtractSettings(torch.device("cpu"), workers=0)
     rows = module.PROTOCOL.kind.rows(backbone, layers, source, chosen, seed=0)
-    found = module.PROTOCOL.kind.run(backbone, layers, source, source, chosen, seed=0, engine=engine, folder=folder)
+    found = module.PROTOCOL.kind.run(ImageInputs(chosen, 0, source, source, backbone, layers, engine, folder, None))
     assert tuple(found) == rows
     return found[rows[0]]
 
@@ -178,7 +178,11 @@ def test_several_layers_and_other_parts_of_the_attention_are_rows_of_their_own()
         ("dino_seg", "auto"): ["blocks.0@attention", "blocks.1@attention"],
     }
     for (method, features), wanted in names.items():
-        found = searched_maps(backbone, layers, discovery.Settings(method=method, features=features, head=0))
+        found = searched_maps(
+            backbone,
+            layers,
+            discovery.Settings(method=method, features=features, **({"head": 0} if method == "dino_seg" else {})),
+        )
         assert [each.name for each in found] == wanted
     last = resolve_layers(backbone, ["norm"])
     assert [each.name for each in searched_maps(backbone, last, discovery.Settings())] == ["blocks.1@key"]
@@ -187,13 +191,13 @@ def test_several_layers_and_other_parts_of_the_attention_are_rows_of_their_own()
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": "lost", "threshold": 0.3}, "threshold has no effect on method=lost"),
-        ({"k": 50}, "k has no effect on method=tokencut"),
-        ({"method": "lost", "k": 0}, "at least 1"),
-        ({"threshold": 1.5}, "must be a cosine"),
-        ({"method": "dino_seg", "mass": 0.0}, "a share"),
+        ({"method": "lost", "threshold": 0.3}, "threshold has no effect without method=tokencut"),
+        ({"k": 50}, "k has no effect without method=lost"),
+        ({"method": "lost", "k": 0}, "k should be 1 or more"),
+        ({"threshold": 1.5}, "threshold should be from -1 to below 1"),
+        ({"method": "dino_seg", "mass": 0.0}, "mass should be above 0 to 1"),
         ({"method": "dino_seg", "features": "key"}, "features has no effect"),
-        ({"longest_side": -1}, "not be negative"),
+        ({"longest_side": -1}, "longest_side should be 0 or more"),
     ],
 )
 def test_settings_that_cannot_work_or_have_no_effect_are_refused(settings, message):

@@ -17,7 +17,7 @@ from sslbench.data.open import open_as
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import ExtractSettings
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols import edges
+from sslbench.protocols import ImageInputs, edges
 from sslbench.protocols.edges import Edges, annotations
 from sslbench.runtime.seeds import seeded
 from sslbench.solvers.dense.losses import balanced_cross_entropy
@@ -145,7 +145,7 @@ def test_features_that_hold_the_differences_find_boundaries_better_than_all_floo
     layers = resolve_layers(backbone, ["1"])
     engine = ExtractSettings(torch.device("cpu"), workers=0)
     kind = edges.PROTOCOL.kind
-    outcome = kind.run(backbone, layers, train, test, settings, seed=0, engine=engine, folder=tmp_path)["1"]
+    outcome = kind.run(ImageInputs(settings, 0, train, test, backbone, layers, engine, tmp_path, None))["1"]
     assert outcome.headline == "boundary_ods" and outcome.metrics["boundary_ods"][0] > 0.9
     assert outcome.scores.shape == (6, 396)
     for name, values in {**outcome.floors, "constant": outcome.chance}.items():

@@ -24,11 +24,11 @@ from sslbench.data.images import Arrays
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import ExtractSettings
-from sslbench.protocols import finetune
+from sslbench.protocols import ImageInputs, finetune
 from sslbench.protocols.finetune.network import FinetunedNetwork, Targets, check_backbone, layer_numbers, make_network
 from sslbench.protocols.finetune.plan import portions
-from sslbench.protocols.finetune.recipe import Rates as Rates_
-from sslbench.protocols.finetune.recipe import optimizer_settings
+from sslbench.protocols.finetune.settings import Rates as Rates_
+from sslbench.protocols.finetune.settings import optimizer_settings
 from sslbench.runtime.signals import StoppedError
 from sslbench.targets.classes import Classes
 from sslbench.targets.none import Unlabelled
@@ -59,15 +59,17 @@ def changed(**values):
 def run(folder, settings=QUICK, *, backbone=None, train=None, test=None, progress=None, seed=0, layers=()):
     backbone = small() if backbone is None else backbone
     return finetune.run_on_images(
-        backbone,
-        resolve_layers(backbone, layers),
-        pictures(96, 1) if train is None else train,
-        pictures(48, 2) if test is None else test,
-        settings,
-        seed=seed,
-        engine=ENGINE,
-        folder=folder,
-        progress=progress,
+        ImageInputs(
+            settings,
+            seed,
+            pictures(96, 1) if train is None else train,
+            pictures(48, 2) if test is None else test,
+            backbone,
+            resolve_layers(backbone, layers),
+            ENGINE,
+            folder,
+            progress,
+        )
     )
 
 
@@ -283,7 +285,7 @@ def test_numbers_are_predicted_in_their_own_units(tmp_path):
         ({"lr": (-0.1,)}, "lr should be 0 or more"),
         ({"weight_decay": ()}, "weight_decay has no value"),
         ({"epochs": 0.0}, "epochs should be above 0"),
-        ({"batch_size": 1}, "batch_size should be at least 2"),
+        ({"batch_size": 1}, "batch_size should be 2 or more"),
         ({"schedule": "cosin"}, "Did you mean 'cosine'"),
         ({"warmup_epochs": 7.0}, "does not fit into 3 epochs"),
         ({"probe_epochs": 3.0}, "leaves nothing"),
@@ -291,14 +293,14 @@ def test_numbers_are_predicted_in_their_own_units(tmp_path):
         ({"augment": "none"}, "scale has no effect"),
         ({"optimizer": "adamw", "momentum": 0.8}, "momentum has no effect with optimizer=adamw"),
         ({"betas": (0.9, 0.95)}, "betas has no effect with optimizer=sgd"),
-        ({"holdout": 0.2}, "holdout has no effect without"),
-        ({"draws": 3}, "draws has no effect without"),
+        ({"holdout": 0.2}, "holdout has no effect with one value"),
+        ({"draws": 3}, "draws has no effect with all of train"),
         ({"fractions": (0.5,), "per_class": (3,)}, "exclude each other"),
-        ({"fractions": (1.5,)}, "fractions should lie in"),
+        ({"fractions": (1.5,)}, "fractions should be above 0 to 1"),
         ({"randaugment": (2.0,)}, "randaugment should be"),
         ({"randaugment": (2.0, 11.0)}, "randaugment should be"),
-        ({"ema": 1.0}, "ema should lie between"),
-        ({"drop_path": 1.0}, "drop_path should lie"),
+        ({"ema": 1.0}, "ema should be above 0 and below 1"),
+        ({"drop_path": 1.0}, "drop_path should be from 0 to below 1"),
     ],
 )
 def test_settings_that_cannot_work_or_have_no_effect_are_refused(values, words):

@@ -10,7 +10,6 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.protocols import linear
 from sslbench.protocols._parts import selection
-from sslbench.protocols.linear import path
 from sslbench.solvers import logistic
 from sslbench.solvers.logistic import problem as logistic_problem
 from sslbench.targets.classes import Classes
@@ -252,13 +251,13 @@ def test_collapsed_and_duplicated_features_are_no_trouble(blobs, make):
 
 @pytest.mark.parametrize("target", [-3.3, -1.8, 0.4])
 def test_the_refined_search_closes_in_on_the_best_from_either_side(target, monkeypatch):
-    monkeypatch.setattr(path, "fit", lambda problem, variance, c, **given: c)
-    monkeypatch.setattr(path, "_start", lambda tried, c: None)
+    monkeypatch.setattr(linear, "fit", lambda problem, variance, c, **given: c)
+    monkeypatch.setattr(linear, "_start", lambda tried, c: None)
 
     def judge(c):
         return -abs(np.log10(c) - target), 0.0
 
-    best, tried = path.search(
+    best, tried = linear.search(
         None, None, [1e-6, 1e-4, 1e-2, 1.0, 1e2], judge, patience=0, refine=4, max_iter=1, tolerance=1.0
     )
     assert abs(np.log10(best.c) - target) <= 1 / 16 + 1e-9, "eight values per decade"

@@ -17,9 +17,9 @@ from sslbench.errors import BackboneError, DataError, UsageError
 from sslbench.features.array import ExtractSettings
 from sslbench.names import find_module
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols import linear_online
+from sslbench.protocols import ImageInputs, linear_online
 from sslbench.protocols.linear_online import Settings
-from sslbench.protocols.linear_online import plan as planning
+from sslbench.protocols.linear_online import run as planning
 from sslbench.runtime.signals import StoppedError
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.numbers import Numbers
@@ -29,18 +29,20 @@ from sslbench.train.loop import NotFiniteError
 QUICK = Settings(epochs=6, batch_size=16, lr=(0.3,), lr_scaling="none", flip=0.0)
 
 
-def run(folder, settings=QUICK, *, train=None, test=None, backbone=None, layers=(), seed=0, **more):
+def run(folder, settings=QUICK, *, train=None, test=None, backbone=None, layers=(), seed=0, progress=None):
     backbone = small() if backbone is None else backbone
     return linear_online.run_on_images(
-        backbone,
-        resolve_layers(backbone, layers),
-        pictures(96, 1) if train is None else train,
-        pictures(48, 2) if test is None else test,
-        settings,
-        seed=seed,
-        engine=ExtractSettings(torch.device("cpu"), batch_size=8, workers=0),
-        folder=folder,
-        **more,
+        ImageInputs(
+            settings,
+            seed,
+            pictures(96, 1) if train is None else train,
+            pictures(48, 2) if test is None else test,
+            backbone,
+            resolve_layers(backbone, layers),
+            ExtractSettings(torch.device("cpu"), batch_size=8, workers=0),
+            folder,
+            progress,
+        )
     )
 
 
@@ -312,7 +314,7 @@ def test_layers_are_rows_of_their_own_and_may_have_a_second_head(tmp_path):
 
 
 def test_a_map_is_normalised_by_channel():
-    from sslbench.protocols.linear_online.inputs import InputEncoder, layer_inputs
+    from sslbench.protocols.linear_online.training import InputEncoder, layer_inputs
 
     backbone = small()
     inputs = layer_inputs(resolve_layers(backbone, ["bn:flatten", "bn:adaptive(2,2)", "output"]))
@@ -333,7 +335,7 @@ def tiny_vit() -> Backbone:
 
 
 def test_blocks_are_class_tokens_after_the_last_norm_as_in_dino():
-    from sslbench.protocols.linear_online.inputs import InputEncoder, block_inputs
+    from sslbench.protocols.linear_online.training import InputEncoder, block_inputs
 
     backbone = tiny_vit()
     inputs = block_inputs(backbone, (1, 3), (False, True))
@@ -380,7 +382,7 @@ def test_one_of_several_numbers_of_blocks_is_chosen(tmp_path):
         ({"momentum": 1.5}, "momentum"),
         ({"nesterov": True, "momentum": 0.0}, "nesterov needs optimizer.momentum"),
         ({"scale": (0.5, 0.1)}, "scale should ascend"),
-        ({"holdout": 1.0}, "holdout should lie between"),
+        ({"holdout": 1.0}, "holdout should be above 0 and below 1"),
         ({"size": 32, "augment": "none"}, "size has no effect"),
     ],
 )

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from sslbench.features.array import Features
 from sslbench.protocols import linear
-from sslbench.protocols.linear import path
 from sslbench.solvers import logistic
-from sslbench.solvers.logistic import gap
+from sslbench.solvers.logistic import newton
 from sslbench.solvers.logistic import problem as logistic_problem
 from sslbench.solvers.ridge import fit_regression
 from sslbench.targets.multilabel import MultiLabel
@@ -110,7 +109,7 @@ def test_biases_take_a_newton_step_where_probabilities_are_nearly_certain():
     for targets, bias, wanted in ((one, [18.0], [-1.0]), (two, [9.0, -9.0], [-0.5, 0.5])):
         problem, weight = logistic.Problem(np.zeros((300, 1)), targets, len(bias)), np.zeros((1, len(bias)))
         loss = problem.loss_and_gradient(np.float64, weight, np.array(bias))
-        step = gap._bias_step(problem, gap.Certificate(weight, np.array(bias), loss, 1.0))
+        step = newton._bias_step(problem, newton.Certificate(weight, np.array(bias), loss, 1.0))
         assert step == pytest.approx(np.array(wanted), rel=1e-3)
 
 
@@ -172,12 +171,12 @@ def test_at_any_point_the_bound_holds(kind, c, away, only_bias, seed):
     bias = best.bias + away * rng.normal(size=outputs)
     penalty = 1 / (c * len(x))
     slope = problem.loss_and_gradient(np.float64, weight, bias)
-    bound, _ = gap.relative_gap(problem, slope, weight, bias, penalty)
+    bound, _ = newton.relative_gap(problem, slope, weight, bias, penalty)
     standard = (x.astype(np.float64) - axes.mean) / axes.std
     lowest, value = multinomial_oracle(standard, y, 3, c) if outputs == 3 else binary_oracle(standard, targets[:, 0], c)
     true = value(np.vstack([axes.rotation @ weight, bias])) / lowest - 1
     assert bound >= true * (1 - 1e-6) - 1e-12
-    better = gap.certify(problem, weight, bias, penalty, 0.0)
+    better = newton.certify(problem, weight, bias, penalty, 0.0)
     assert better.gap <= bound
     assert better.gap >= value(np.vstack([axes.rotation @ weight, better.bias])) / lowest - 1 - 1e-12
 
@@ -196,10 +195,10 @@ def test_a_step_of_the_biases_is_newtons(outputs):
     else:
         p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
         hessian, gradient = np.diag(p.sum(axis=0)) - p.T @ p, (p - np.eye(3)[y]).sum(axis=0)
-    at = gap.Certificate(weight, bias, problem.loss_and_gradient(np.float64, weight, bias), np.inf)
+    at = newton.Certificate(weight, bias, problem.loss_and_gradient(np.float64, weight, bias), np.inf)
     wanted = np.linalg.pinv(hessian, rcond=1e-10) @ gradient
     assert 0.1 < np.abs(wanted).max() < 2, "a step that is not cut"
-    np.testing.assert_allclose(gap._bias_step(problem, at), wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(newton._bias_step(problem, at), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_many_separable_samples_in_single_precision_are_at_the_optimum(monkeypatch):
@@ -218,13 +217,13 @@ def test_every_fit_that_is_compared_is_as_near_as_it_says(way):
     problem = logistic.Problem(axes.coordinates(x), y, 4)
     grid = [10.0**e for e in range(-6, 7, 2)]
     options = {"patience": 0, "refine": 0, "max_iter": 1000, "tolerance": 1e-10}
-    _, tried = path.search(problem, axes.variance, grid, lambda fit: (0.0, 0.0), **options)
+    _, tried = linear.search(problem, axes.variance, grid, lambda fit: (0.0, 0.0), **options)
     assert [point.c for point in tried] == grid
     standard = (x.astype(np.float64) - axes.mean) / axes.std
     for point in tried:
         lowest, value = multinomial_oracle(standard, y, 4, point.c)
         found = value(np.vstack([axes.rotation @ point.fit.weight, point.fit.bias]))
-        assert point.fit.converged and point.fit.gap <= path.TOLERANCE
+        assert point.fit.converged and point.fit.gap <= linear.TOLERANCE
         assert found / lowest - 1 <= point.fit.gap + 1e-12
 
 
@@ -303,16 +302,16 @@ def test_a_path_ends_early_only_if_asked_for(blobs):
 
 def test_a_score_that_rises_late_is_found(monkeypatch):
     """The loss grows with every value, the score falls for four of them and then rises above all."""
-    monkeypatch.setattr(path, "fit", lambda problem, variance, c, **given: c)
-    monkeypatch.setattr(path, "_start", lambda tried, c: None)
+    monkeypatch.setattr(linear, "fit", lambda problem, variance, c, **given: c)
+    monkeypatch.setattr(linear, "_start", lambda tried, c: None)
     scores = dict(zip([10.0**e for e in range(7)], [0.85, 0.8, 0.8, 0.8, 0.8, 0.8, 0.895], strict=True))
     options = {"refine": 0, "max_iter": 1, "tolerance": 1.0}
 
     def judge(c):
         return scores[c], c
 
-    assert path.search(None, None, list(scores), judge, patience=0, **options)[0].score == 0.895
-    assert path.search(None, None, list(scores), judge, patience=4, **options)[0].score == 0.85
+    assert linear.search(None, None, list(scores), judge, patience=0, **options)[0].score == 0.895
+    assert linear.search(None, None, list(scores), judge, patience=4, **options)[0].score == 0.85
 
 
 def test_separate_classes_and_no_features_at_all(make):

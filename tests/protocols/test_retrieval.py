@@ -26,7 +26,7 @@ from sslbench.metrics.retrieval import (
 )
 from sslbench.protocols import retrieval
 from sslbench.protocols.retrieval import Settings
-from sslbench.protocols.retrieval.search import positive_ranks
+from sslbench.protocols.retrieval.descriptors import positive_ranks
 from sslbench.protocols.retrieval.tasks import by_ground_truth
 from sslbench.results import percent_metrics
 from sslbench.targets.classes import Answers, Queries
@@ -209,11 +209,11 @@ def test_an_image_is_not_added_to_its_own_query():
     ("changed", "message"),
     [
         ({"normalise_scores": True}, "no effect without predictions"),
-        ({"covariance": "uncentred"}, "no effect without whitening"),
-        ({"predictions": -1}, "should not be negative"),
-        ({"components": 3}, "no effect without whitening"),
-        ({"components": -3}, "should not be negative"),
-        ({"max_memory": 0.0}, "greater than 0"),
+        ({"covariance": "uncentred"}, "no effect without whiten=true"),
+        ({"predictions": -1}, "should be 0 or more"),
+        ({"components": 3}, "no effect without whiten=true"),
+        ({"components": -3, "whiten": True}, "should be 0 or more"),
+        ({"max_memory": 0.0}, "above 0"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(changed, message):

@@ -27,12 +27,15 @@ from sslbench.paths import builtin_dir
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import find
 from sslbench.protocols.robustness import further_sets
-from sslbench.protocols.robustness.changes import corruptions
-from sslbench.protocols.robustness.further_sets import classes_of, open_test_set, with_real_labels
-from sslbench.protocols.robustness.objectnet import open_objectnet
-from sslbench.protocols.robustness.scores import open_sets
+from sslbench.protocols.robustness.further_sets import (
+    classes_of,
+    corruptions,
+    open_objectnet,
+    open_test_set,
+    with_real_labels,
+)
+from sslbench.protocols.robustness.scores import MahalanobisNovelty, energy_novelty, open_sets, softmax_novelty
 from sslbench.protocols.robustness.settings import Settings
-from sslbench.protocols.robustness.unknown import MahalanobisNovelty, energy_novelty, softmax_novelty
 
 RUN = RunSettings(device="cpu", workers=0, overlaps=False, batch_size=32)
 SMALL = Preprocessing(resize=(32, 32), crop=None)
@@ -427,10 +430,10 @@ def test_the_interval_of_the_mean_error_is_that_of_groups_where_there_are_any():
 
 REFUSED = {
     "there is no corruption 'fogg'\nDid you mean 'fog'": {"corrupt": ["fogg"]},
-    "severities should be some of 1, 2, 3, 4, 5": {"severities": [6]},
-    "severities has a value twice": {"severities": [1, 1]},
-    "crops should lie between 0 and 1": {"crops": [1.5]},
-    "scales should be greater than 0": {"scales": [0.0]},
+    "severities should be from 1 to 5": {"severities": [6]},
+    "severities holds a value twice": {"severities": [1, 1]},
+    "crops should be above 0 and below 1": {"crops": [1.5]},
+    "scales should be above 0": {"scales": [0.0]},
     "neighbours has no effect without unknown": {"neighbours": 7},
     "known has no effect without unknown": {"known": "imagenet-o"},
     "nothing is left to measure": NOTHING,
@@ -442,14 +445,14 @@ REFUSED = {
     "corrupted has no effect": {"corrupt": [], "corrupted": "folder"},
     "the line of imagenet-a has no effect": {"lines": {"imagenet-a": [1.0, 0.0]}},
     "cannot be called 'fog-1'": {"sets": {"fog-1": "here"}},
-    "c should be": {"c": []},
+    "c has no value": {"c": []},
 }
 
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_settings_that_cannot_work_are_refused(message):
-    settings = make_task("robustness", REFUSED[message]).settings
     with pytest.raises(UsageError, match=message):
+        settings = make_task("robustness", REFUSED[message]).settings
         find("robustness").kind.check(settings, single_labels(["a", "b"] * 60))
 
 

@@ -221,9 +221,9 @@ def test_what_has_no_effect_or_no_classifier_is_refused(tmp_path, photos):
     settings = {**OF_FILE, "rotations": [90.0]}
     check = find("robustness").kind.check
     for message, changes in {
-        "c has no effect with classifier=file": {"c": [1.0]},
-        "holdout has no effect with classifier=file": {"holdout": 0.3},
-        "class_names has no effect on a linear probe": {"classifier": "linear", "class_names": "names.txt"},
+        "c has no effect without classifier=linear": {"c": [1.0]},
+        "holdout has no effect without classifier=linear": {"holdout": 0.3},
+        "class_names has no effect without classifier=file": {"classifier": "linear", "class_names": "names.txt"},
     }.items():
         with pytest.raises(UsageError, match=message):
             check(make_task("robustness", {**settings, **changes}).settings, single_labels(["a", "b"] * 60))

@@ -12,8 +12,8 @@ from sslbench.data.source import Source
 from sslbench.data.videos import decoded_frames, frames_of
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation import Request, make_task, prepare
-from sslbench.protocols.robustness.checks import PERTURBED
 from sslbench.protocols.robustness.perturbations import MAIN, perturbation_notes
+from sslbench.protocols.robustness.settings import PERTURBED
 from sslbench.targets.none import Unlabelled
 
 
@@ -122,8 +122,8 @@ def test_what_is_no_folder_of_videos_is_refused(world):
         with pytest.raises(error, match=message):
             run(path, world / "photos", world, {**OF_FILE, "rotations": [90.0], **settings})
 
-    refused(UsageError, "frame_step has no effect without videos", frame_step=2)
-    refused(UsageError, "reference_flips has no effect without videos", reference_flips={"tilt": 0.1})
+    refused(UsageError, "frame_step has no effect without perturbations", frame_step=2)
+    refused(UsageError, "reference_flips has no effect without perturbations", reference_flips={"tilt": 0.1})
     refused(UsageError, "perturbations=.*nothing does not exist", perturbations=str(world / "nothing"))
     (world / "file").write_text("")
     refused(UsageError, "is not a folder", perturbations=str(world / "file"))
@@ -136,7 +136,7 @@ def test_what_is_no_folder_of_videos_is_refused(world):
         reference_flips={"translate": 0.1},
     )
     refused(UsageError, "should be a probability", perturbations=given, reference_flips={"translate": 10.0})
-    refused(UsageError, "frame_step should be at least 1", perturbations=given, frame_step=0)
+    refused(UsageError, "frame_step should be 1 or more", perturbations=given, frame_step=0)
     refused(DataError, "has 5 frames; 6 to 1,000 are needed", perturbations=given, frame_step=5)
     (world / "p" / "translate" / "red" / "9.mp4").write_bytes(b"no video")
     refused(DataError, "is not a video that OpenCV can read", perturbations=given)

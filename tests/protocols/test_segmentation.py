@@ -16,7 +16,7 @@ from sslbench.data.loading.joint import JointView
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import ExtractSettings
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols import segmentation
+from sslbench.protocols import ImageInputs, segmentation
 from sslbench.protocols._parts.dense import kept_maps
 from sslbench.protocols._parts.dense import run as dense_run
 from sslbench.protocols._parts.dense.heads import HeadInput, MapEncoder, Sizes, fitted_sizes, head_inputs, make_heads
@@ -45,14 +45,17 @@ def backbone():
 
 def run(backbone, folder, settings=QUICK, train=None, test=None, workers=0, layer="1"):
     return segmentation.PROTOCOL.kind.run(
-        backbone,
-        resolve_layers(backbone, layer.split()),
-        map_pictures(30, 1) if train is None else train,
-        map_pictures(12, 2) if test is None else test,
-        settings,
-        seed=0,
-        engine=ExtractSettings(torch.device("cpu"), workers=workers),
-        folder=folder,
+        ImageInputs(
+            settings,
+            0,
+            map_pictures(30, 1) if train is None else train,
+            map_pictures(12, 2) if test is None else test,
+            backbone,
+            resolve_layers(backbone, layer.split()),
+            ExtractSettings(torch.device("cpu"), workers=workers),
+            folder,
+            None,
+        )
     )
 
 
@@ -384,18 +387,7 @@ def test_windows_in_small_batches_are_the_same(backbone):
     whole = Inference(Sizes(None, (16, 16), (16, 16), (5, 5)), batch=1000)
     with torch.inference_mode():
         found = [
-            next(
-                next(
-                    outputs_of(
-                        image,
-                        [(20, 33)],
-                        heads,
-                        encode,
-                        TASK,
-                        inference,
-                    )
-                )
-            )
+            next(next(outputs_of(image, [(20, 33)], heads, encode, TASK, inference)))
             for inference in (whole, dataclasses.replace(whole, batch=3))
         ]
     torch.testing.assert_close(*found)

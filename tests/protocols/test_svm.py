@@ -10,7 +10,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.metrics import ranking
 from sslbench.protocols import svm
 from sslbench.protocols._parts import selection
-from sslbench.protocols.svm.choice import make_solver
+from sslbench.protocols.svm import make_solver
 from sslbench.protocols.svm.newton import Newton
 from sslbench.solvers import svm as svm_solver
 from sslbench.solvers.svm import PreparedRows, relative_gaps
@@ -134,7 +134,7 @@ def test_intercept_scaling_is_that_of_linearsvc(blobs):
 
 
 def test_auto_takes_liblinear_for_very_many_axes_and_says_so(blobs, monkeypatch):
-    monkeypatch.setattr("sslbench.protocols.svm.choice._NEWTON_UP_TO", 5)
+    monkeypatch.setattr("sslbench.protocols.svm._NEWTON_UP_TO", 5)
     assert "Liblinear was used" in svm.run(*blobs(), svm.Settings(costs=(1.0,)), seed=0).notes[-1]
 
 

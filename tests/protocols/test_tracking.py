@@ -16,6 +16,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import ExtractSettings
 from sslbench.metrics.dense.video import TRACKING, object_values
 from sslbench.preprocessing import Preprocessing
+from sslbench.protocols import ImageInputs
 from sslbench.protocols.tracking import PROTOCOL, Settings
 from sslbench.runtime.seeds import seeded
 from sslbench.solvers.in_context import class_counts, shares
@@ -35,7 +36,7 @@ def network():
 def track(test, settings=SMALL):
     backbone = network()
     layers, engine = resolve_layers(backbone, ("0",)), ExtractSettings(torch.device("cpu"), workers=1)
-    return PROTOCOL.kind.run(backbone, layers, test, test, settings, seed=0, engine=engine, folder=None)["0"]
+    return PROTOCOL.kind.run(ImageInputs(settings, 0, test, test, backbone, layers, engine, None, None))["0"]
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -103,8 +104,8 @@ def test_settings_without_effect_are_refused():
     for changes, message in (
         ({"multiple": 64}, "multiple has no effect"),
         ({"radius": 0.0, "window": "disk"}, "without a radius"),
-        ({"topk": 0}, "topk must be at least 1"),
-        ({"temperature": 0.0}, "temperature must be positive"),
+        ({"topk": 0}, "topk should be 1 or more"),
+        ({"temperature": 0.0}, "temperature should be above 0"),
     ):
         with pytest.raises(UsageError, match=message):
             PROTOCOL.kind.check(dataclasses.replace(Settings(), **changes), labels)
@@ -186,7 +187,7 @@ def test_settings_of_other_labels_are_refused():
         ({"scaled": True}, joints, "scaled=True has no effect on videos with joints"),
         ({"peak": 3}, masks, "peak=3 has no effect on videos with masks of classes"),
         ({"lost": "left out"}, moving_squares().target, "lost=left out has no effect on videos with masks of objects"),
-        ({"peak": 0}, joints, "peak must be at least 1"),
+        ({"peak": 0}, joints, "peak should be 1 or more"),
         ({"side": 64, "short": 64}, masks, "short has no effect beside side"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -8,13 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sslbench.solvers.dense import heads, losses, windows
+from sslbench.solvers.dense import heads, losses
 
 
 @settings(max_examples=60, deadline=None)
 @given(length=st.integers(1, 60), window=st.integers(1, 30), stride=st.integers(1, 30))
 def test_windows_cover_the_axis_and_stay_inside(length, window, stride):
-    starts = windows.window_starts(length, window, stride)
+    starts = heads.window_starts(length, window, stride)
     inside = min(window, length)
     covered = {pixel for start in starts for pixel in range(start, start + inside)}
     assert starts[0] == 0 and starts[-1] + inside == length and starts == sorted(set(starts))
@@ -30,10 +30,10 @@ def test_overlapping_logits_are_averaged(seed, height, width):
     def forward(x):
         return x[:, :2] - x.mean((1, 2, 3), keepdim=True)  # depends on the window
 
-    ours = windows.sliding_logits(forward, image, window=(6, 5), stride=(4, 3))
+    ours = heads.sliding_logits(forward, image, window=(6, 5), stride=(4, 3))
     each = [[[] for _ in range(width)] for _ in range(height)]
-    for top in windows.window_starts(height, 6, 4):
-        for left in windows.window_starts(width, 5, 3):
+    for top in heads.window_starts(height, 6, 4):
+        for left in heads.window_starts(width, 5, 3):
             logits = forward(image[:, :, top : top + 6, left : left + 5])
             for y, x in np.ndindex(*logits.shape[-2:]):
                 each[top + y][left + x].append(logits[:, :, y, x])
@@ -43,10 +43,10 @@ def test_overlapping_logits_are_averaged(seed, height, width):
 
 def test_padding_can_be_cut_off():
     image = torch.rand(1, 3, 9, 11)
-    padded, (rows, columns) = windows.centre_padded(image, 4)
+    padded, (rows, columns) = heads.centre_padded(image, 4)
     assert padded.shape[-2:] == (12, 12) and torch.equal(padded[..., rows, columns], image)
     assert padded.count_nonzero() == image.count_nonzero() and rows == slice(1, 10) and columns == slice(0, 11)
-    assert windows.resized(image, (9, 11)) is image
+    assert heads.resized(image, (9, 11)) is image
 
 
 def test_heads():

@@ -14,7 +14,7 @@ from sklearn.svm import LinearSVC
 from sslbench.solvers import logistic
 from sslbench.solvers.logistic import Problem, fit, on_device, principal_axes
 from sslbench.solvers.logistic.on_device import DeviceProblem
-from sslbench.solvers.svm import newton_systems, qr_newton
+from sslbench.solvers.svm import newton_systems, squared_hinge
 from sslbench.solvers.svm.features import rotate
 from sslbench.solvers.svm.squared_hinge import solve
 
@@ -176,7 +176,7 @@ def test_where_rounding_ends_the_joint_solver_another_takes_over(seed, monkeypat
     found, state = newton(x, [sign], [10.0])
     assert state.converged.all() and relative_gap(found[0], x, sign, 10.0) <= 1e-6
     assert objective(found[0], x, sign, 10.0)[0] <= objective(oracle(x, sign, 10.0), x, sign, 10.0)[0] * (1 + 1e-6)
-    monkeypatch.setattr(qr_newton, "affordable", lambda samples, width: False)
+    monkeypatch.setattr(squared_hinge, "qr_is_affordable", lambda samples, width: False)
     alone, state = newton(x, [sign], [10.0])
     assert not state.converged.any() and relative_gap(alone[0], x, sign, 10.0) > 1e-6
 
@@ -186,7 +186,7 @@ def test_near_the_optimum_is_not_converged_either(monkeypatch):
     x, sign = rng.normal(size=(30, 20)), rng.choice([-1, 1], 30)
     before = newton(x, [sign], [10.0])[1]
     monkeypatch.setattr("sslbench.solvers.svm.squared_hinge._ROUNDING", np.inf)
-    monkeypatch.setattr(qr_newton, "affordable", lambda samples, width: False)
+    monkeypatch.setattr(squared_hinge, "qr_is_affordable", lambda samples, width: False)
     found, state = newton(x, [sign], [10.2], start=before)
     assert 1e-6 < relative_gap(found[0], x, sign, 10.2) < 1e-2
     assert not state.converged.any()
@@ -197,7 +197,7 @@ def test_near_the_optimum_is_not_converged_either(monkeypatch):
 def test_where_rounding_ends_the_solver_converged_is_said_only_of_what_is_proven(affordable, seed, monkeypatch):
     rng = np.random.default_rng(seed)
     x, sign = 1e3 * (rng.normal(size=(30, 20)) + 100), rng.choice([-1, 1], 30)
-    monkeypatch.setattr(qr_newton, "affordable", lambda samples, width: affordable)
+    monkeypatch.setattr(squared_hinge, "qr_is_affordable", lambda samples, width: affordable)
     found, state = newton(x, [sign], [1e3])
     assert state.converged.all() or not affordable
     # Rounding of the decision values, whose terms are a million times as large as their sum, is what is left.

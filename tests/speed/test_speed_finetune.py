@@ -14,7 +14,7 @@ from sslbench.data.loading.batch import RawBatch
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import finetune
 from sslbench.protocols.finetune.network import Targets, make_network
-from sslbench.protocols.finetune.recipe import candidates, optimizer_settings
+from sslbench.protocols.finetune.settings import candidates, optimizer_settings
 from sslbench.train.loop import RateSchedules, TrainingPlan, train
 from sslbench.train.method import Setup
 from sslbench.train.state import new_state

@@ -18,7 +18,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from sslbench.protocols import linear
-from sslbench.protocols.linear.path import search
+from sslbench.protocols.linear import search
 from sslbench.solvers import logistic
 from sslbench.targets.classes import Classes
 

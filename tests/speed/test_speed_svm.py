@@ -19,8 +19,7 @@ from sklearn.model_selection import StratifiedKFold
 from sklearn.svm import LinearSVC
 
 from sslbench.metrics import ranking
-from sslbench.protocols.svm import Settings
-from sslbench.protocols.svm.choice import choose_each, choose_one, make_solver
+from sslbench.protocols.svm import Settings, choose_each, choose_one, make_solver
 
 pytestmark = pytest.mark.speed
 

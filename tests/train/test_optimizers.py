@@ -24,12 +24,12 @@ from sslbench.detection.models.build import build_detector
 from sslbench.detection.train import make_optimizer as of_detector
 from sslbench.errors import UsageError
 from sslbench.names import modules
-from sslbench.protocols._parts.dense import settings as dense_settings
-from sslbench.protocols.finetune import recipe as finetune_recipe
+from sslbench.protocols._parts.dense import task as dense_settings
+from sslbench.protocols.finetune import settings as finetune_recipe
 from sslbench.protocols.finetune import settings as finetune_settings
-from sslbench.protocols.finetune.recipe import Rates
-from sslbench.protocols.linear_online import recipe as online_recipe
+from sslbench.protocols.finetune.settings import Rates
 from sslbench.protocols.linear_online import settings as linear_online
+from sslbench.protocols.linear_online import settings as online_recipe
 from sslbench.protocols.linear_online.heads import Bank, Head, Heads
 from sslbench.train.optimizers.optimizer import OptimizerSettings, PartSettings, make_optimizer, scaled_lr, set_rates
 from sslbench.train.parameter_groups import parameter_groups
@@ -410,7 +410,6 @@ def test_an_optimizer_is_one_file_for_every_kind_of_training(own_optimizer):
     assert optimizer.param_groups[0]["betas"] == (0.7, 0.9) and optimizer.param_groups[0]["momentum_decay"] == 0.01
 
     finetuning = finetune_settings.Settings(optimizer=own_optimizer, betas=(0.8, 0.9))
-    finetune_recipe.check_settings(finetuning)
     assert [rates.lr for rates in finetune_recipe.candidates(finetuning)] == [0.001]
     assert finetune_recipe.optimizer_settings(finetuning, Rates(0.1, 0.0)).head_lr_factor == 1.0
 
@@ -421,7 +420,6 @@ def test_an_optimizer_is_one_file_for_every_kind_of_training(own_optimizer):
     assert isinstance(optimizer, torch.optim.NAdam) and {g["lr"] for g in optimizer.param_groups} == {0.1, 0.2}
 
     dense = dense_settings.HeadSettings(optimizer=own_optimizer, betas=(0.8, 0.9))
-    dense_settings.check_heads(dense, protocol="depth")
     assert result_settings(dense)["optimizer"] == own_optimizer
     assert "optimizer" not in result_settings(dense_settings.HeadSettings())  # records are those of versions without it
 
@@ -433,9 +431,9 @@ def test_an_optimizer_is_one_file_for_every_kind_of_training(own_optimizer):
 @pytest.mark.parametrize(
     "check",
     [
-        lambda name: finetune_recipe.check_settings(finetune_settings.Settings(optimizer=name)),
-        lambda name: online_recipe.check_settings(linear_online.Settings(optimizer=name)),
-        lambda name: dense_settings.check_heads(dense_settings.HeadSettings(optimizer=name), protocol="depth"),
+        lambda name: finetune_settings.Settings(optimizer=name),
+        lambda name: linear_online.Settings(optimizer=name),
+        lambda name: dense_settings.HeadSettings(optimizer=name),
         lambda name: detection.check(detection.DetectionRecipe(optimizer=name)),
     ],
 )
@@ -445,9 +443,9 @@ def test_a_mistyped_optimizer_is_told_with_the_nearest_one(check):
 
 
 def test_finetuning_with_an_optimizer_without_a_usual_rate_asks_for_one():
-    finetune_recipe.check_settings(finetune_settings.Settings(optimizer="lars", lr=(0.1,)))
+    finetune_settings.Settings(optimizer="lars", lr=(0.1,))
     with pytest.raises(UsageError, match=r"optimizer=lars has no usual learning rate\nGive lr="):
-        finetune_recipe.check_settings(finetune_settings.Settings(optimizer="lars"))
+        finetune_settings.Settings(optimizer="lars")
 
 
 @pytest.mark.parametrize(

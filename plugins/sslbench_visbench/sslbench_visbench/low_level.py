@@ -24,7 +24,6 @@ from sslbench.arrays import BoolArray, FloatArray
 from sslbench.config import setting
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
-from sslbench.protocols._parts.dense import trained_heads
 from sslbench.protocols._parts.dense.task import enlarged
 from sslbench.protocols.protocol import Protocol
 from sslbench.targets.target import Target
@@ -138,6 +137,5 @@ PROTOCOL = Protocol(
     version=3,
     summary="low-level signals: heads on frozen features predict edges, corners or maps at every pixel.",
     settings=Settings,
-    kind=trained_heads(LowLevel),
-    check_settings=LowLevel.check_settings,
+    kind=LowLevel.kind(),
 )

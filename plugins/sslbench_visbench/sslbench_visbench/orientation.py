@@ -20,7 +20,6 @@ import numpy as np
 from sslbench.arrays import FloatArray
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
-from sslbench.protocols._parts.dense import trained_heads
 from sslbench.protocols._parts.dense.task import DenseRow, enlarged
 from sslbench.protocols.protocol import Protocol
 from sslbench_visbench.metrics import orientation_row
@@ -41,6 +40,14 @@ _MOST_COSINE = 1 - 1e-4
 class Settings(SignalSettings):
     """Settings of the regression of orientations by trained heads."""
 
+    def __post_init__(self) -> None:
+        """Refuse rotations."""
+        super().__post_init__()
+        if self.rotation:
+            raise UsageError(
+                f"orientation: rotation={self.rotation:g} would turn the images and not their orientations"
+            )
+
 
 class Orientation(SignalTask[Settings]):
     """Orientations of pixels.
@@ -53,19 +60,6 @@ class Orientation(SignalTask[Settings]):
     takes = Orientations
     needs = "computes its targets"
     outputs = 2
-
-    @classmethod
-    def check_settings(cls, settings: Settings) -> None:
-        """Refuse settings that are not possible, whatever the data and the backbone.
-
-        Raises:
-            UsageError: a setting is not possible.
-        """
-        super().check_settings(settings)
-        if settings.rotation:
-            raise UsageError(
-                f"orientation: rotation={settings.rotation:g} would turn the images and not their orientations"
-            )
 
     def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "PixelTarget":
         """Return the orientations of an image at its own size, float32 (2, H, W); see `orientation_of`.
@@ -157,6 +151,5 @@ PROTOCOL = Protocol(
     version=1,
     summary="orientation of structures: heads on frozen features predict the direction of change.",
     settings=Settings,
-    kind=trained_heads(Orientation),
-    check_settings=Orientation.check_settings,
+    kind=Orientation.kind(),
 )

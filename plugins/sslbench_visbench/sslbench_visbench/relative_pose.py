@@ -11,17 +11,16 @@ the sign of the quaternions to the conversion from matrices; here w is not negat
 
 import dataclasses
 import itertools
-import math
 
 import numpy as np
 
 from sslbench.arrays import FloatArray
 from sslbench.config import setting
-from sslbench.errors import DataError, UsageError
+from sslbench.errors import DataError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import summarise, without_intervals
 from sslbench.protocols._parts.selection import check_features
-from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, Shapes
+from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, ProtocolSettings, Shapes
 from sslbench.results import Outcome
 from sslbench.targets.target import Target
 from sslbench_visbench.metrics import POSE_COLUMNS
@@ -29,29 +28,16 @@ from sslbench_visbench.targets import CameraPairs
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(ProtocolSettings):
     """Settings of the regression of poses."""
 
-    hidden: tuple[int, ...] = setting((512, 256, 128), "widths of the hidden layers; []: a linear map")
-    epochs: int = setting(30, "passes over the pairs of train", unit="epochs")
-    lr: float = setting(1e-3, "learning rate of AdamW at the start; it follows a cosine to 0")
-    weight_decay: float = setting(1e-4, "weight decay of AdamW")
-    batch_size: int = setting(128, "pairs per update", unit="pairs")
-
-
-def check_settings(settings: Settings) -> None:
-    """Refuse settings that are not possible, whatever the data.
-
-    Raises:
-        UsageError: a setting is not possible.
-    """
-    sizes = settings.epochs >= 1 and settings.batch_size >= 2
-    if not sizes or not 0 < settings.lr < math.inf or not 0 <= settings.weight_decay < math.inf:
-        raise UsageError(
-            "relative-pose: epochs should be at least 1, batch_size 2, lr above 0 and weight_decay not negative"
-        )
-    if any(width < 1 for width in settings.hidden):
-        raise UsageError(f"relative-pose: hidden should be widths of at least 1, not {list(settings.hidden)}")
+    hidden: tuple[int, ...] = setting(
+        (512, 256, 128), "widths of the hidden layers; []: a linear map", within="[1, inf)"
+    )
+    epochs: int = setting(30, "passes over the pairs of train", unit="epochs", within="[1, inf)")
+    lr: float = setting(1e-3, "learning rate of AdamW at the start; it follows a cosine to 0", within="(0, inf)")
+    weight_decay: float = setting(1e-4, "weight decay of AdamW", within="[0, inf)")
+    batch_size: int = setting(128, "pairs per update", unit="pairs", within="[2, inf)")
 
 
 def check(settings: Settings, train: Target) -> None:
@@ -61,7 +47,6 @@ def check(settings: Settings, train: Target) -> None:
         UsageError: settings that are not possible.
         DataError: labels that are no poses, or one pair.
     """
-    check_settings(settings)
     if not isinstance(train, CameraPairs):
         raise DataError(
             f"relative-pose needs pairs of images with poses, and these samples have {train.title}",
@@ -140,5 +125,4 @@ PROTOCOL = Protocol(
     summary="relative pose of two cameras (NAVI): a small network on the features of both images.",
     settings=Settings,
     kind=OnFeatures(check, run, cost=cost, takes=(CameraPairs,)),
-    check_settings=check_settings,
 )

@@ -11,12 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray
-from sslbench.config import setting
+from sslbench.config import other_default, setting
 from sslbench.data.source import Source
 from sslbench.data.views import MapColours
-from sslbench.errors import UsageError
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.dense import DenseTask, HeadSettings
+from sslbench.protocols._parts.dense import DenseProtocol, HeadSettings
 
 Signal = Literal["edges", "corners"]
 """Edges: root of the larger eigenvalue, the strength of the gradient; corners: the smaller one (Shi and Tomasi, 1994),
@@ -112,14 +111,14 @@ def structure_tensor(grey: FloatArray, sigma: float) -> tuple[FloatArray, FloatA
 class SignalSettings(HeadSettings):
     """Settings of the regression of signals by trained heads; images are not changed but mirrored."""
 
-    sigma: float = setting(2.0, "standard deviation of the Gaussian of the structure tensor", unit="pixels")
-    size: int | None = setting(224, "short side of the resized images; null: their own", unit="pixels")
-    crop: tuple[int, int] = setting((224, 224), "height and width of the crops", unit="pixels")
-    window: tuple[int, int] | None = setting(
-        (224, 224), "height and width of the sliding window in scoring; null: the whole image", unit="pixels"
+    sigma: float = setting(
+        2.0, "standard deviation of the Gaussian of the structure tensor", unit="pixels", within="(0, 100]"
     )
-    stride: tuple[int, int] = setting((149, 149), "step of the sliding window", unit="pixels")
-    resize_range: tuple[float, float] = setting((1.0, 1.0), "range of a random factor of the size in training")
+    size: int | None = other_default(HeadSettings, "size", 224)
+    crop: tuple[int, int] = other_default(HeadSettings, "crop", (224, 224))
+    window: tuple[int, int] | None = other_default(HeadSettings, "window", (224, 224))
+    stride: tuple[int, int] = other_default(HeadSettings, "stride", (149, 149))
+    resize_range: tuple[float, float] = other_default(HeadSettings, "resize_range", (1.0, 1.0))
     colours: MapColours = setting(
         "none", "none; photometric or gamma would change images and not their signals: see segmentation"
     )
@@ -129,7 +128,7 @@ S = TypeVar("S", bound=SignalSettings)
 
 
 @dataclasses.dataclass(frozen=True)
-class SignalTask(DenseTask[S]):
+class SignalTask(DenseProtocol[S]):
     """Task whose targets are computed from the images.
 
     Attributes:
@@ -137,17 +136,6 @@ class SignalTask(DenseTask[S]):
     """
 
     preprocessing: Preprocessing
-
-    @classmethod
-    def check_settings(cls, settings: S) -> None:
-        """Refuse settings that are not possible, whatever the data and the backbone.
-
-        Raises:
-            UsageError: a setting is not possible.
-        """
-        super().check_settings(settings)
-        if not 0 < settings.sigma <= 100:
-            raise UsageError(f"{cls.name}: sigma should be from above 0 to 100 pixels, not {settings.sigma:g}")
 
     @classmethod
     def of(cls, settings: S, train: Source, preprocessing: Preprocessing, seed: int) -> Self:

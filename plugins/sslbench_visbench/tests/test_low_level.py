@@ -19,6 +19,7 @@ from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import ExtractSettings
 from sslbench.preprocessing import Preprocessing
+from sslbench.protocols import ImageInputs
 from sslbench.protocols._parts.dense.task import cell_sums
 from sslbench.runtime.seeds import seeded
 from sslbench_visbench import low_level
@@ -128,7 +129,7 @@ def run(folder, train, test, **settings):
     layers = resolve_layers(backbone, ["2"])
     names = low_level.PROTOCOL.kind.rows(backbone, layers, train, chosen, seed=0)
     engine = ExtractSettings(torch.device("cpu"), workers=0)
-    found = low_level.PROTOCOL.kind.run(backbone, layers, train, test, chosen, seed=0, engine=engine, folder=folder)
+    found = low_level.PROTOCOL.kind.run(ImageInputs(chosen, 0, train, test, backbone, layers, engine, folder, None))
     assert tuple(found) == names == ("2",)
     return found["2"]
 

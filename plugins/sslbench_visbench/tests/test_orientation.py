@@ -15,6 +15,7 @@ from sslbench.data.images import Arrays
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import ExtractSettings
 from sslbench.preprocessing import Preprocessing
+from sslbench.protocols import ImageInputs
 from sslbench_visbench import orientation
 from sslbench_visbench.signals import orientation_of
 from sslbench_visbench.targets import Orientations
@@ -89,7 +90,7 @@ def run(folder, train, test):
     layers, engine = resolve_layers(backbone, ["0"]), ExtractSettings(torch.device("cpu"), workers=0)
     names = orientation.PROTOCOL.kind.rows(backbone, layers, train, settings, seed=0)
     outcomes = orientation.PROTOCOL.kind.run(
-        backbone, layers, train, test, settings, seed=0, engine=engine, folder=folder
+        ImageInputs(settings, 0, train, test, backbone, layers, engine, folder, None)
     )
     assert tuple(outcomes) == names == ("0",)
     return outcomes["0"]

@@ -22,10 +22,10 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.images import unreadable_images
 from sslbench.protocols._parts.untrained import Shape
 
+# Beginning of the names of maps of pixels.
 PIXELS = "pixels"
-"""Beginning of the names of maps of pixels."""
+# Pixels of a cell of such maps, in each direction.
 _SIDE = 8
-"""Pixels of a cell of such maps, in each direction."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +47,7 @@ class Fitted:
     def to_cells(self, points: FloatArray, grid: tuple[int, int]) -> FloatArray:
         """Return points (K, 2) in pixels of the image as positions on the grid of a map; see `from_cells`.
 
-        Args:
-            points: x, y; (0, 0) is the centre of the first pixel.
-            grid: rows and columns of the map of the whole input.
+        `points`: x, y; (0, 0) is the centre of the first pixel.
         """
         place = (points + 0.5) * _xy(self.size) / _xy(self.original) + _xy(self.offset)
         return np.asarray(place * _xy(grid) / _xy(self.canvas) - 0.5)
@@ -77,13 +75,10 @@ def _xy(size: tuple[int, int]) -> FloatArray:
 def fit(original: tuple[int, int], size: int, shape: Shape, multiple: int) -> Fitted:
     """Return the place of an image in an input whose sides are multiples of a patch.
 
-    Args:
-        original: height and width of the image.
-        size: longer side of the input in pixels; rounded to the nearest multiple.
-        shape: see `Shape`.
-        multiple: side of a patch.
+    `size`: longer side of the input in pixels; rounded to the nearest multiple.
 
     >>> fit((300, 400), 448, "aspect", 14).canvas, fit((300, 400), 448, "pad", 14).offset
+
     ((336, 448), (56, 0))
     """
     side = max(multiple, round(size / multiple) * multiple)
@@ -104,9 +99,6 @@ def pictures(
     """Yield rows of `source.every_image()` and their pictures (C, H, W), uint8 or float32 from 0 to 255.
 
     A few threads decode ahead of the caller.
-
-    Raises:
-        DataError: an image cannot be read; the message lists all of them.
     """
     every = source.every_image()
     whole = dataclasses.replace(preprocessing, resize=None, squash=None, crop=None)
@@ -145,9 +137,7 @@ def maps_and_pixels(encoder: DenseEncoder, images: torch.Tensor) -> dict[str, to
 
     A map of pixels is called 'pixels NAME' after the first input with that grid, see `pixel_floors`.
 
-    Args:
-        encoder: of the network.
-        images: (B, C, H, W), normalised.
+    `images`: (B, C, H, W), normalised.
     """
     maps = encoder(images)
     grids: dict[tuple[int, ...], str] = {}
@@ -159,9 +149,7 @@ def maps_and_pixels(encoder: DenseEncoder, images: torch.Tensor) -> dict[str, to
 def pixel_map(images: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
     """Return the pixels of each cell as its features, (B, 64 * C, h, w): 8 x 8 means of areas.
 
-    Args:
-        images: (B, C, H, W).
-        grid: h and w.
+    `images`: (B, C, H, W).
     """
     height, width = grid
     small = functional.interpolate(images.float(), (height * _SIDE, width * _SIDE), mode="area")
@@ -169,10 +157,6 @@ def pixel_map(images: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
 
 
 def pixel_floors(grids: Mapping[str, tuple[int, int]]) -> dict[str, str]:
-    """Return the name of an input -> that of the map of pixels on its grid.
-
-    Args:
-        grids: name of an input -> rows and columns of the map of one image, in the order of the inputs.
-    """
+    """Return the name of an input -> that of the map of pixels on its grid."""
     first: dict[tuple[int, int], str] = {}
     return {name: f"{PIXELS} {first.setdefault(grid, name)}" for name, grid in grids.items()}

@@ -126,11 +126,8 @@ def largest_k(labels: Target) -> tuple[int, str]:
 def k_per_class(labels: Target, k: int, shuffler: Shuffler, *, groups: IntArray | None = None) -> Draw:
     """Draw the same number of images of every class in train (single label).
 
-    Args:
-        labels: of train; every class it has at all has at least k samples.
-        k: images per class.
-        shuffler: source of the order in which the images of a class are taken.
-        groups: (N,) the group of each sample of train, or None.
+    `labels`: of train; every class it has at all has at least k samples; `groups`: (N,) the group of each sample of
+    train, or None.
     """
     rows = np.concatenate([_spread(order, groups)[:k] for order in orders(labels, shuffler)])
     return _draw(labels, rows, groups)
@@ -159,11 +156,8 @@ def _spread(order: IntArray, groups: IntArray | None) -> IntArray:
 def k_with_and_without(labels: Target, k: int, shuffler: Shuffler, *, groups: IntArray | None = None) -> Draw:
     """Draw for every class k samples that have it and (C - 1) k that do not (multi-label); never one marked -1.
 
-    Args:
-        labels: of train, with enough samples; C counts the classes that have positives.
-        k: positives per class.
-        shuffler: source of the orders in which the images with and without a class are taken.
-        groups: (N,) the group of each sample of train, or None.
+    `labels`: of train, with enough samples; C counts the classes that have positives; `groups`: (N,) the group of each
+    sample of train, or None.
     """
     classes = present(labels)
     values = np.full(labels.values.shape, -1, np.int8)
@@ -178,24 +172,13 @@ def k_with_and_without(labels: Target, k: int, shuffler: Shuffler, *, groups: In
 
 
 def share(
-    labels: Target,
-    fraction: float,
-    seed: int,
-    shuffler: Shuffler,
-    *,
-    stratified: bool,
-    groups: IntArray | None = None,
+    labels: Target, fraction: float, seed: int, shuffler: Shuffler, *, stratified: bool, groups: IntArray | None = None
 ) -> Draw:
     """Draw a share of train with all its labels.
 
-    Args:
-        labels: of train.
-        fraction: in (0, 1].
-        seed: of the draw.
-        shuffler: source of the order of the images, of the same seed.
-        stratified: every class keeps its share, and has a sample where there are enough; else all samples are drawn
-            alike, as in VISSL's unbalanced data limit.
-        groups: (N,) the group of each sample of train, or None; whole groups are drawn, about as many samples.
+    `stratified`: every class keeps its share, and has a sample where there are enough; else all samples are drawn
+    alike, as in VISSL's unbalanced data limit; `groups`: (N,) the group of each sample of train, or None; whole groups
+    are drawn, about as many samples.
     """
     from sslbench.data.splits.stratify import choose
 
@@ -235,10 +218,8 @@ def stratified_folds(
 ) -> npt.NDArray[np.int16] | None:
     """Return (N,) stratified folds, as many as half of the classes have samples for; None below two.
 
-    Args:
-        values: (N,) class numbers.
-        wanted: folds.
-        groups: (N,) the group of each sample: those of one group are in one fold, and groups are counted; or None.
+    `values`: (N,) class numbers; `groups`: (N,) the group of each sample: those of one group are in one fold, and
+    groups are counted; or None.
     """
     number = min(wanted, int(np.median(class_sizes(values, groups))))
     return None if number < 2 else folds_of(values, number, groups)
@@ -280,11 +261,7 @@ def statistics(values: Sequence[float], bounds: Bounds = RATE) -> dict[str, floa
 
 
 def leading_metric(metric: str, labels: Target) -> str:
-    """Return the metric that leads; 'auto' is top-1 of single labels and mAP of several.
-
-    Raises:
-        UsageError: samples of several classes have no top-1 accuracy.
-    """
+    """Return the metric that leads; 'auto' is top-1 of single labels and mAP of several."""
     usual = labels.metric
     if metric == "top1" and usual != "top1":
         raise UsageError("metric=top1 needs one label per sample, and these samples have several", "Leave out metric=.")
@@ -313,15 +290,7 @@ class LearningCurve:
         seed: int,
         probabilities: Probabilities | None = None,
     ) -> None:
-        """Start without points.
-
-        Args:
-            test: samples that are scored.
-            train_ids: ids of all of train.
-            metric: metric that leads, as for `leading_metric`.
-            seed: seed of the half-samples.
-            probabilities: conversion of the scores to probabilities, as for `summarise`.
-        """
+        """Start without points."""
         self._test, self._groups, self._ids = test.target, test.groups, train_ids
         self._metric = leading_metric(metric, test.target)
         self._seed, self._probabilities, self._train = seed, probabilities, math.nan
@@ -334,15 +303,7 @@ class LearningCurve:
         self._scores: list[npt.NDArray[np.float32]] = []
 
     def add(self, name: str, draws: Sequence[Draw], fitted: Iterable[Fitted], *, headline: bool) -> None:
-        """Add one point of the curve.
-
-        Args:
-            name: of the point, 'k=4'.
-            draws: all of them.
-            fitted: classifier of each draw. One is used before the next is asked for, since the scores of all would
-                take several times the memory.
-            headline: True for the point that leads: all its metrics are computed and its scores are kept.
-        """
+        """Add one point of the curve."""
         values: list[float] = []
         train: list[float] = []
         self.strengths[name] = []
@@ -378,13 +339,7 @@ class LearningCurve:
         )
 
     def outcome(self, *, selected: dict[str, Any], seeds: Sequence[int], notes: Sequence[str]) -> Outcome:
-        """Return the outcome, with the point that leads; every metric is the mean over the draws.
-
-        Args:
-            selected: the selected settings.
-            seeds: seeds of the draws.
-            notes: remarks, one sentence each.
-        """
+        """Return the outcome, with the point that leads; every metric is the mean over the draws."""
         each, scores = self._each, self._scores
         metrics = {name: over_trainings([found[0][name] for found in each], find(name).bounds) for name in each[0][0]}
         per_class = {name: known_mean([found[2][name] for found in each]) for name in self._test.classes}
@@ -406,11 +361,7 @@ class LearningCurve:
 
 
 def check_k(protocol: str, asked: tuple[int, ...]) -> None:
-    """Refuse values of k that are not possible, whatever the data.
-
-    Raises:
-        UsageError: one is below 1, or given twice.
-    """
+    """Refuse values of k that are not possible, whatever the data."""
     if min(asked, default=1) < 1 or len(set(asked)) < len(asked):
         raise UsageError(f"{protocol}: k should be one or several different numbers of at least 1, not {list(asked)}")
 
@@ -418,12 +369,7 @@ def check_k(protocol: str, asked: tuple[int, ...]) -> None:
 def usable_k(
     protocol: str, asked: tuple[int, ...], default: tuple[int, ...], most: int, why: str
 ) -> tuple[list[int], list[str]]:
-    """Return the values of k that train has enough samples for, ascending, and a note on defaults left out.
-
-    Raises:
-        UsageError: numbers that are not possible, or one that was asked for and is too large.
-        DataError: none of the defaults fits.
-    """
+    """Return the values of k that train has enough samples for, ascending, and a note on defaults left out."""
     check_k(protocol, asked)
     fitting, dropped = [k for k in sorted(asked) if k <= most], [k for k in sorted(asked) if k > most]
     if not dropped:
@@ -440,11 +386,7 @@ def usable_k(
 
 
 def check_labels(protocol: str, labels: Target) -> None:
-    """Refuse training labels that cannot be learned from.
-
-    Raises:
-        DataError: there are none, or fewer than two classes of single labels.
-    """
+    """Refuse training labels that cannot be learned from."""
     if not labels.labelled:
         raise DataError(
             f"{protocol}: the train samples have no labels, so none can be drawn per class",

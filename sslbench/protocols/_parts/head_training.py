@@ -54,12 +54,7 @@ class HeadTraining(Learner, loop.Run[RawT]):
 
 
 def stop_diverged(features: Mapping[str, Tensor], done: int, who: str, remedy: str) -> NoReturn:
-    """Stop because no head has a finite loss: the features or the learning rates are the reason.
-
-    Raises:
-        DataError: features are not finite.
-        NotFiniteError: the heads alone diverged.
-    """
+    """Stop because no head has a finite loss: the features or the learning rates are the reason."""
     for name, values in features.items():
         if not torch.isfinite(values).all():
             raise DataError(

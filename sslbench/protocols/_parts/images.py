@@ -18,11 +18,7 @@ log = logging.getLogger("sslbench")
 
 
 def evaluation_side(source: Source, preprocessing: Preprocessing, protocol: str) -> int:
-    """Return the side of the evaluation pictures; where they keep their own size, of the first one.
-
-    Raises:
-        UsageError: the pictures are not square.
-    """
+    """Return the side of the evaluation pictures; where they keep their own size, of the first one."""
     size = output_size(preprocessing)
     height, width = _first(source, preprocessing) if size is None else size
     if height != width:
@@ -44,13 +40,17 @@ def _first(source: Source, preprocessing: Preprocessing) -> tuple[int, int]:
     return int(image.shape[1]), int(image.shape[2])
 
 
+def random_sample(source: Source, most: int, seed: int) -> Source:
+    """Return at most so many random samples of a source: enough to see whether a training fits its data."""
+    if len(source) <= most:
+        return source
+    return source.select(np.sort(np.random.default_rng(seed).choice(len(source), most, replace=False)))
+
+
 def unreadable_images(source: Source, preprocessing: Preprocessing, engine: ExtractSettings) -> DataError:
     """Return the error that lists all images of a source that cannot be read.
 
-    Args:
-        source: source with at least one of them.
-        preprocessing: decoder and limits.
-        engine: its workers look for them.
+    `source`: source with at least one of them.
     """
     log.warning(f"{source.name}: an image cannot be read; looking for all unreadable ones")
     reading = Reading(start_method=engine.start_method)

@@ -25,11 +25,11 @@ from sslbench.results import Outcome
 from sslbench.solvers.discovery import DiscoveredObject, Mask, dino_seg
 from sslbench.targets.target import Target
 
+# Left, upper, right and lower end in pixels of an image.
 Box = tuple[float, float, float, float]
-"""Left, upper, right and lower end in pixels of an image."""
 
+# Largest number of cells of a map; all pairs of them take 800 MB per matrix of float64.
 MOST_CELLS = 10_000
-"""Largest number of cells of a map; all pairs of them take 800 MB per matrix of float64."""
 _CHUNK = 8
 
 
@@ -62,14 +62,8 @@ class MappedImage:
 def mapped_images(run: MapRun[Any], *, fit: Fit, longest_side: int, title: str) -> Iterator[MappedImage]:
     """Yield the maps of every test image, in any order, in memory for a few images.
 
-    Args:
-        run: images, encoder, workers and progress; of the preprocessing decoder, mean and std are used.
-        fit: see `Fit`.
-        longest_side: larger images are reduced to this longer side; 0: none is.
-        title: for progress.
-
-    Raises:
-        DataError: images that cannot be read, or maps of more than `MOST_CELLS` cells.
+    `run`: images, encoder, workers and progress; of the preprocessing decoder, mean and std are used; `longest_side`:
+    larger images are reduced to this longer side; 0: none is.
     """
     source, encoder, preprocessing, engine = run.test, run.encoder, run.preprocessing, run.engine
     whole = dataclasses.replace(preprocessing, resize=None, crop=None, squash=None)
@@ -161,14 +155,8 @@ class SearchedMap:
 def searched_maps(backbone: Backbone, layers: Sequence[Layer], settings: SearchSettings) -> tuple[SearchedMap, ...]:
     """Return a map per layer.
 
-    Args:
-        backbone: any.
-        layers: layers of the backbone.
-        settings: method and features; 'auto' takes keys of the last block with attention up to the layer, where there
-            is one, and else the layer's own map.
-
-    Raises:
-        UsageError: a layer has no keys or no attention of the kind that is needed.
+    `settings`: method and features; 'auto' takes keys of the last block with attention up to the layer, where there is
+    one, and else the layer's own map.
     """
     features = settings.features
     found: dict[str, SearchedMap] = {}
@@ -204,11 +192,7 @@ class Region:
 def regions_of_images(
     run: MapRun[Any], *, fit: Fit, title: str
 ) -> Iterator[tuple[MappedImage, dict[str, dict[str, Region]]]]:
-    """Yield every test image with the regions of each row: '' the one found in the map, and those of the floors.
-
-    Raises:
-        DataError: see `mapped_images`.
-    """
+    """Yield every test image with the regions of each row: '' the one found in the map, and those of the floors."""
     settings = run.settings
     searched = searched_maps(run.backbone, run.layers, settings)
     for image in mapped_images(run, fit=fit, longest_side=settings.longest_side, title=title):
@@ -243,12 +227,7 @@ def outcome_of_regions(
 ) -> Outcome:
     """Return the outcome of a row.
 
-    Args:
-        kind: of the labels.
-        values: '' and floors -> values (N, K) of the regions of the test images.
-        run: images and seed.
-        notes: one sentence each.
-        picture: PNG of some images.
+    `values`: '' and floors -> values (N, K) of the regions of the test images.
     """
     labels, scores = run.test.target.values, values[""]
     metrics, headline, _ = summarise(kind, (), labels, scores, seed=run.seed, groups=source_groups(run.test))
@@ -294,11 +273,7 @@ def class_attention(keys: Tensor, queries: Tensor, heads: int, head: int) -> Flo
     >>> class_attention(keys, torch.ones(4, 1, 2), heads=2, head=1).round(3).tolist()
     [0.007, 0.993]
 
-    Args:
-        keys: (C, h, w).
-        queries: (2 C, h, w), of the patches, then of the class token at every place.
-        heads: number of heads.
-        head: one of them.
+    `keys`: (C, h, w).
     """
     width = keys.shape[0]
     part = slice(head * (width // heads), (head + 1) * (width // heads))

@@ -15,14 +15,14 @@ from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.preprocessing import Preprocessing
 
+# Longer side of a picture in pixels.
 SIDE = 160
-"""Longer side of a picture in pixels."""
+# Colours of truth (green) and prediction (red).
 TRUE, FOUND = (20, 150, 60), (230, 30, 30)
-"""Colours of truth (green) and prediction (red)."""
 _GAP, _TEXT = 4, 16
 
+# Function from a small picture, the number of the image and the factor of its size to the picture with the drawing.
 Drawing = Callable[[Image.Image, int, float], Image.Image]
-"""Function from a small picture, the number of the image and the factor of its size to the picture with the drawing."""
 
 
 def chosen_by_score(scores: FloatArray, each: int = 5) -> dict[str, list[int]]:
@@ -50,15 +50,7 @@ def sheet(
     draw: Drawing,
     preprocessing: Preprocessing,
 ) -> bytes:
-    """Return a PNG with a row of pictures for each group.
-
-    Args:
-        source: of the images.
-        chosen: group -> numbers of images.
-        captions: number of an image -> text below its picture.
-        draw: see `Drawing`.
-        preprocessing: its decoder, channels and limit read the images.
-    """
+    """Return a PNG with a row of pictures for each group."""
     wanted = dataclasses.replace(Wanted.by(preprocessing), deep=False, resize=None)
     decoder = make_decoder(preprocessing.decoder, wanted, source.images)
     rows = {name: [_small(source, row, decoder, draw) for row in group] for name, group in chosen.items()}

@@ -9,11 +9,11 @@ from sslbench.config import describe, resolve
 from sslbench.errors import UsageError
 from sslbench.library.presets import as_file_name, load_preset
 from sslbench.protocols import find
-from sslbench.results import Result, plain
+from sslbench.results import plain
 from sslbench.results.records import read
 
+# In place of a preset's name: the protocol's own defaults, `knn/default`.
 DEFAULT = "default"
-"""In place of a preset's name: the protocol's own defaults, `knn/default`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +28,7 @@ class Difference:
 def full_settings(name: str) -> tuple[str, dict[str, Any]]:
     """Return the protocol of a preset and all settings, key -> value with the defaults filled in.
 
-    Args:
-        name: 'knn/dino'; 'knn' or 'knn/default' for the protocol's own defaults.
-
-    Raises:
-        UsageError: no such preset or protocol, or a setting that the protocol does not have.
+    `name`: 'knn/dino'; 'knn' or 'knn/default' for the protocol's own defaults.
     """
     protocols = names.list_names("protocol")
     protocol = name.removesuffix(f"/{DEFAULT}").replace("_", "-")
@@ -60,10 +56,6 @@ def differences(a: str, b: str) -> list[Difference]:
 
     A record has one layer and all values of its preprocessing: it differs from a preset in those that the preset fixes.
     Settings without effect on results, such as limits of memory, do not stand in records and are not compared.
-
-    Raises:
-        UsageError: see `full_settings`.
-        ResultError: a record cannot be read.
     """
     (protocol_a, one), (protocol_b, other) = _settings(a, b), _settings(b, a)
     found = [Difference("protocol", protocol_a, protocol_b)] if protocol_a != protocol_b else []
@@ -81,17 +73,14 @@ def _is_record(name: str) -> bool:
 def _settings(name: str, other: str) -> tuple[str, dict[str, Any]]:
     """Return the protocol and settings of a preset or record, as they are compared with another one."""
     if _is_record(name):
-        return _of_record(read(Path(name)))
+        record = read(Path(name))
+        content = {**record.protocol.settings, "layers": record.layer}
+        content |= {f"preprocessing.{key}": value for key, value in record.preprocessing.items() if key != "origin"}
+        return record.protocol.name, content
     protocol, content = full_settings(name)
     if _is_record(other):
         content["layers"] = _layer_of(content["layers"], read(Path(other)).layer)
     return protocol, content
-
-
-def _of_record(record: Result) -> tuple[str, dict[str, Any]]:
-    content = {**record.protocol.settings, "layers": record.layer}
-    content |= {f"preprocessing.{key}": value for key, value in record.preprocessing.items() if key != "origin"}
-    return record.protocol.name, content
 
 
 def _layer_of(layers: Any, evaluated: str) -> Any:

@@ -23,19 +23,7 @@ def rate_schedule(
     passes: float,
     protocol: str,
 ) -> schedules.Schedule:
-    """Return the schedule: from the position in [0, 1] to the factor of the learning rates.
-
-    Args:
-        spec: 'cosine', 'linear', 'constant', or a mapping as for `schedules.build`.
-        per: interval at which the factor changes.
-        warmup_epochs: epochs of linear warm-up from 0.
-        epochs: length of the training in which `warmup_epochs` and milestones are counted.
-        passes: over the data in the training, which are others where a number of updates replaces the epochs.
-        protocol: for messages.
-
-    Raises:
-        UsageError: no such schedule, or the warm-up is longer than training.
-    """
+    """Return the schedule: from the position in [0, 1] to the factor of the learning rates."""
     if isinstance(spec, str) and spec not in _SCHEDULES:
         raise UsageError(f"{protocol}: there is no schedule '{spec}'", did_you_mean(spec, _SCHEDULES))
     factor = schedules.build_with_warmup(

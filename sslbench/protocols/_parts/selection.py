@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,17 @@ from sslbench.targets.target import Target
 _ROWS = 4096  # rows per block, so that memory-mapped features are never copied whole
 
 
-def check_features(train: Features, test: Features) -> None:
-    """Refuse features and labels that no protocol can score.
+def edge_notes(name: str, value: float, tried: Sequence[float], *, least: int = 2) -> list[str]:
+    """Return a note on a selected value at an end of the tried ones; with fewer than `least` there is none."""
+    low, high = min(tried, default=value), max(tried, default=value)
+    if len(tried) < least or low < value < high:
+        return []
+    end = "smallest" if value <= low else "largest"
+    return [f"The selected {name}={value:g} is the {end} value tried; the best may lie beyond."]
 
-    Raises:
-        DataError: no labels, no samples, two widths, or features that are NaN or infinite (with the first ids).
-    """
+
+def check_features(train: Features, test: Features) -> None:
+    """Refuse features and labels that no protocol can score."""
     for name, part in (("train", train), ("test", test)):
         if not part.target.labelled:
             raise DataError(
@@ -39,11 +44,7 @@ def check_features(train: Features, test: Features) -> None:
 
 
 def check_finite(part: Features, name: str) -> None:
-    """Refuse features that are NaN or infinite.
-
-    Raises:
-        DataError: with the first ids.
-    """
+    """Refuse features that are NaN or infinite."""
     bad: list[str] = []
     count = 0
     for start in range(0, len(part), _ROWS):
@@ -62,15 +63,7 @@ def check_finite(part: Features, name: str) -> None:
 def holdout_rows(
     labels: Target, fraction: float, seed: int, groups: IntArray | None, rank: IntArray | None = None
 ) -> tuple[IntArray, IntArray] | None:
-    """Return rows to fit on and rows held out for a choice, stratified and seeded; None when either would be empty.
-
-    Args:
-        labels: of train.
-        fraction: held out.
-        seed: of the split.
-        groups: of train (`Features.groups`): whole groups are held out.
-        rank: of train (`Features.rank`).
-    """
+    """Return rows to fit on and rows held out for a choice, stratified and seeded; None when either would be empty."""
     from sslbench.data.splits import holdout
 
     if not 0 < fraction < 1 or len(labels) < 2:
@@ -92,9 +85,7 @@ def no_holdout(groups: IntArray | None) -> str:
 def class_sizes(classes: npt.NDArray[np.integer], groups: IntArray | None) -> IntArray:
     """Return the number of samples of each class present; with groups, the number of groups.
 
-    Args:
-        classes: (N,) class numbers.
-        groups: (N,) group numbers, or None.
+    `classes`: (N,) class numbers; `groups`: (N,) group numbers, or None.
     """
     if groups is not None:
         classes = np.unique(np.column_stack([classes, groups]), axis=0)[:, 0]
@@ -106,11 +97,8 @@ def folds_of(
 ) -> npt.NDArray[np.int16]:
     """Return (N,) stratified folds, not shuffled, as in scikit-learn's `cross_val_score`.
 
-    Args:
-        classes: (N,) class numbers, not negative.
-        number: of folds.
-        groups: (N,) group numbers: the samples of one group are in one fold; or None.
-        rank: (N,) order of the samples (`Features.rank`); None: as they lie.
+    `classes`: (N,) class numbers, not negative; `groups`: (N,) group numbers: the samples of one group are in one fold;
+    or None; `rank`: (N,) order of the samples (`Features.rank`); None: as they lie.
     """
     from sklearn.model_selection import StratifiedKFold
 
@@ -129,12 +117,7 @@ def folds_of(
 
 
 def headline_by_blocks(labels: Target, scores: Callable[[slice], FloatArray]) -> float:
-    """Return the leading metric of N samples, for single labels without all (N, C) scores at once.
-
-    Args:
-        labels: of the N samples.
-        scores: range of samples -> their scores (n, C), higher means more likely.
-    """
+    """Return the leading metric of N samples, for single labels without all (N, C) scores at once."""
     if not isinstance(labels, Classes):  # the average precision of a class needs the scores of all samples
         return labels.headline(labels.values, scores(slice(0, len(labels))))
     right = 0
@@ -147,10 +130,7 @@ def headline_by_blocks(labels: Target, scores: Callable[[slice], FloatArray]) ->
 def decide_by_blocks(x: Matrix, decide: Callable[[Matrix], FloatArray], outputs: int) -> FloatArray:
     """Return the decision values (N, K) of features (N, D), which are prepared for the products block by block.
 
-    Args:
-        x: (N, D), possibly memory-mapped.
-        decide: features (n, D) -> decision values (n, K).
-        outputs: K.
+    `x`: (N, D), possibly memory-mapped.
     """
     decided = np.empty((len(x), outputs))
     for start in range(0, len(x), _ROWS):
@@ -172,10 +152,7 @@ def is_better(score: float, best: float) -> bool:
 def for_all_classes(decision: npt.NDArray[np.floating], learned: IntArray, labels: Target) -> npt.NDArray[np.float64]:
     """Return (N, C) scores; classes that were not learned have NaN (multi-label) or less than all others.
 
-    Args:
-        decision: (N, K) decision values of the classes that were learned.
-        learned: (K,) their numbers.
-        labels: of the samples, with all C classes.
+    `decision`: (N, K) decision values of the classes that were learned; `learned`: (K,) their numbers.
     """
     missing = np.nan if isinstance(labels, MultiLabel) else decision.min() - 1
     scores = np.full((len(decision), len(labels.classes)), missing)
@@ -186,9 +163,7 @@ def for_all_classes(decision: npt.NDArray[np.floating], learned: IntArray, label
 def signed_targets(labels: Target, *, ignore: bool = True) -> tuple[npt.NDArray[np.int8], IntArray]:
     """Return (N, K) of 1, -1 and 0 (ignored) for the K classes with positives and negatives, and their numbers (K,).
 
-    Args:
-        labels: of train.
-        ignore: leave samples out that are marked -1; False: they are negatives.
+    `ignore`: leave samples out that are marked -1; False: they are negatives.
     """
     if isinstance(labels, Classes):
         targets = np.full((len(labels), len(labels.classes)), -1, np.int8)

@@ -5,7 +5,6 @@ The first process of several does all the work.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 from sslbench.arrays import FloatArray
@@ -13,9 +12,9 @@ from sslbench.backbones.layer_spec import Facet
 from sslbench.backbones.views import OWN_SIZES
 from sslbench.config import setting
 from sslbench.data.source import Source
-from sslbench.errors import DataError
+from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols.protocol import Cost, OnImages, Part, Shapes
+from sslbench.protocols.protocol import Cost, ImageInputs, OnImages, Part, ProtocolSettings, Shapes
 from sslbench.results import Outcome
 from sslbench.runtime.progress import Progress, StageProgress, stage_progress
 from sslbench.solvers.discovery import DiscoveredObject, Ties, lost, token_cut
@@ -28,35 +27,66 @@ if TYPE_CHECKING:
     from sslbench.features.array import ExtractSettings
 
 S = TypeVar("S")
+
+
+# Shape of the network's input: that of the image, a square that the image is squashed to, or one with borders.
 Shape = Literal["aspect", "square", "pad"]
-"""Shape of the network's input: that of the image, a square that the image is squashed to, or one with borders."""
 
 
+# Size that is a multiple of the patch: by zeros at the right and lower side, or the nearest one by Lanczos.
 Fit = Literal["pad", "resize"]
-"""Size that is a multiple of the patch: by zeros at the right and lower side, or the nearest one by Lanczos."""
+
+
 Method = Literal["tokencut", "lost", "dino_seg"]
+
+
 Features = Literal["auto", "key", "query", "value", "token"]
 
 
 @dataclasses.dataclass(frozen=True)
-class SearchSettings:
+class SearchSettings(ProtocolSettings):
     """Settings of the search for an object; a protocol's `Settings` extends them. See `solvers.discovery`."""
 
     method: Method = setting("tokencut", "tokencut, lost or dino_seg")
     features: Features = setting(
         "auto", "key, query or value of the layer's attention, or token: its output; auto: keys where there are any"
     )
-    longest_side: int = setting(0, "larger images are reduced to this longer side; 0: none is", unit="pixels")
-    part: Literal["train", "test"] = setting("test", "part of the data that is scored, where it has parts")
-    k: int = setting(100, "lost: number of patches of lowest degree that the seed is expanded by")
-    ties: Ties = setting(
-        "first", "lost: order of patches of equal degree: first, or torch, the unstable order of the authors' code"
+    longest_side: int = setting(
+        0, "larger images are reduced to this longer side; 0: none is", unit="pixels", within="[0, inf)"
     )
-    threshold: float = setting(0.2, "tokencut: cosine above which two patches are joined")
-    epsilon: float = setting(1e-5, "tokencut: weight of all other pairs of patches")
-    weighted: bool = setting(False, "tokencut: weigh joined pairs by their cosine instead of 1")
-    head: int = setting(4, "dino_seg: head of the attention, counted from 0")
-    mass: float = setting(0.6, "dino_seg: share of the attention that the region's patches hold")
+    part: Literal["train", "test"] = setting("test", "part of the data that is scored, where it has parts")
+    k: int = setting(
+        100,
+        "lost: number of patches of lowest degree that the seed is expanded by",
+        within="[1, inf)",
+        needs="method=lost",
+    )
+    ties: Ties = setting(
+        "first",
+        "lost: order of patches of equal degree: first, or torch, the unstable order of the authors' code",
+        needs="method=lost",
+    )
+    threshold: float = setting(
+        0.2, "tokencut: cosine above which two patches are joined", within="[-1, 1)", needs="method=tokencut"
+    )
+    epsilon: float = setting(
+        1e-5, "tokencut: weight of all other pairs of patches", within="(0, inf)", needs="method=tokencut"
+    )
+    weighted: bool = setting(
+        False, "tokencut: weigh joined pairs by their cosine instead of 1", needs="method=tokencut"
+    )
+    head: int = setting(
+        4, "dino_seg: head of the attention, counted from 0", within="[0, inf)", needs="method=dino_seg"
+    )
+    mass: float = setting(
+        0.6, "dino_seg: share of the attention that the region's patches hold", within="(0, 1]", needs="method=dino_seg"
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse settings that do not go together."""
+        super().__post_init__()
+        if self.method == "dino_seg" and self.features != "auto":
+            raise UsageError(f"{self.protocol()}: dino_seg takes the attention, so features has no effect on it")
 
     def in_features(self, features: FloatArray, grid: tuple[int, int]) -> DiscoveredObject:
         """Return the object in features (P, C) of patches, by LOST or TokenCut."""
@@ -67,10 +97,13 @@ class SearchSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class FacetSettings:
+class FacetSettings(ProtocolSettings):
     """Choice among the vectors of a block of a vision transformer; a protocol's `Settings` extends it."""
 
     facet: Facet = setting("token", "output of the block, or the query, key or value of its attention")
+
+
+F = TypeVar("F", bound=FacetSettings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,35 +140,16 @@ class MapRun(Generic[S]):
     progress: Progress | None
 
     @classmethod
-    def check_settings(cls, settings: S) -> None:
-        """Refuse settings that are out of their range or have no effect, whatever the data.
-
-        Raises:
-            UsageError: one is.
-        """
-        raise NotImplementedError
-
-    @classmethod
     def check(cls, settings: S, target: Target) -> None:
-        """Refuse settings and targets that cannot work, before any image is decoded.
-
-        Raises:
-            UsageError: a setting is out of its range, or has no effect.
-            DataError: targets of another kind.
-        """
+        """Refuse settings and targets that cannot work, before any image is decoded."""
         if not isinstance(target, cls.takes):
             raise DataError(f"{cls.name} {cls.needs}, and these samples have {target.title}", cls.advice)
-        cls.check_settings(settings)
 
     @classmethod
     def maps(
         cls, backbone: "Backbone", layers: "Sequence[Layer]", settings: S
     ) -> "Mapping[str, tuple[DenseInput, ...]]":
-        """Return the row of each result and the maps that it needs; no image is read.
-
-        Raises:
-            UsageError: a layer has no such map.
-        """
+        """Return the row of each result and the maps that it needs; no image is read."""
         raise NotImplementedError
 
     @classmethod
@@ -144,11 +158,7 @@ class MapRun(Generic[S]):
         return "test"
 
     def score(self) -> dict[str, Outcome]:
-        """Return the outcome of each row.
-
-        Raises:
-            DataError: images or targets cannot be used.
-        """
+        """Return the outcome of each row."""
         raise NotImplementedError
 
     @property
@@ -169,31 +179,20 @@ class MapRun(Generic[S]):
         return tuple(cls.maps(backbone, layers, settings))
 
     @classmethod
-    def run(  # noqa: PLR0913  the signature of every protocol on images
-        cls,
-        backbone: "Backbone",
-        layers: "Sequence[Layer]",
-        train: Source,
-        test: Source,
-        settings: S,
-        *,
-        seed: int,
-        engine: "ExtractSettings",
-        folder: Path,
-        progress: Progress | None = None,
-    ) -> dict[str, Outcome]:
+    def run(cls, inputs: ImageInputs[S]) -> dict[str, Outcome]:
         """Score the test part; train, folder and the other processes are not used."""
         from sslbench.backbones.dense import DenseEncoder
         from sslbench.distributed.collectives import rank
 
-        cls.check(settings, test.target)
+        backbone, settings, engine = inputs.backbone, inputs.settings, inputs.engine
+        cls.check(settings, inputs.test.target)
         if rank() != 0:
             return {}
-        inputs = {each.name: each for row in cls.maps(backbone, layers, settings).values() for each in row}
-        encoder = DenseEncoder(
-            backbone, tuple(inputs.values()), device=engine.device, precision=engine.float_precision()
-        )
-        return cls(backbone, layers, encoder, test, settings, seed, engine, progress).score()
+        maps = {each.name: each for row in cls.maps(backbone, inputs.layers, settings).values() for each in row}
+        encoder = DenseEncoder(backbone, tuple(maps.values()), device=engine.device, precision=engine.float_precision())
+        return cls(
+            backbone, inputs.layers, encoder, inputs.test, settings, inputs.seed, engine, inputs.progress
+        ).score()
 
     @classmethod
     def kind(cls, cost: Callable[[S, Shapes], Cost | str]) -> OnImages[S]:
@@ -203,9 +202,6 @@ class MapRun(Generic[S]):
         )
 
 
-F = TypeVar("F", bound=FacetSettings)
-
-
 class LayerRun(MapRun[F]):
     """Run whose rows are the layers, each with its map."""
 
@@ -213,11 +209,7 @@ class LayerRun(MapRun[F]):
     def maps(
         cls, backbone: "Backbone", layers: "Sequence[Layer]", settings: F
     ) -> "Mapping[str, tuple[DenseInput, ...]]":
-        """Return a row of results per layer with its map.
-
-        Raises:
-            UsageError: a layer has a pool, or the facet is none of its parts.
-        """
+        """Return a row of results per layer with its map."""
         from sslbench.backbones.dense import layer_inputs
 
         return {each.name: (each,) for each in layer_inputs(backbone, layers, facet=settings.facet)}

@@ -38,31 +38,8 @@ class Correspondence(LayerRun[Settings]):
     needs = "needs pairs of images"
 
     @classmethod
-    def check_settings(cls, settings: Settings) -> None:
-        """Refuse settings that are out of their range, whatever the data.
-
-        Raises:
-            UsageError: one is.
-        """
-        for name, wrong in (
-            ("size", settings.size < 1),
-            ("radius", settings.radius < 0),
-            ("matches", settings.matches < 0),
-            ("temperature", not settings.temperature > 0),
-            ("ratio", not 0 < settings.ratio <= 1),
-            ("max_memory", not settings.max_memory >= 0),
-        ):
-            if wrong:
-                raise UsageError(f"correspondence: {name} should not be {getattr(settings, name)}")
-
-    @classmethod
     def check(cls, settings: Settings, target: Target) -> None:
-        """Refuse settings and data that cannot work or have no effect, before any image is decoded.
-
-        Raises:
-            UsageError: a setting is out of its range, or has no effect.
-            DataError: the data are no pairs of images.
-        """
+        """Refuse settings and data that cannot work or have no effect, before any image is decoded."""
         super().check(settings, target)
         default, useless = Settings(), dict[str, str]()
         if settings.matcher == "nearest":
@@ -76,11 +53,7 @@ class Correspondence(LayerRun[Settings]):
                 raise UsageError(f"correspondence: {name} has no effect {where}", "Leave it out.")
 
     def score(self) -> dict[str, Outcome]:
-        """Match the pairs of the test part.
-
-        Raises:
-            DataError: the data are no pairs, or images cannot be read.
-        """
+        """Match the pairs of the test part."""
         from sslbench.protocols.correspondence.homographies import match_homographies
         from sslbench.protocols.correspondence.points import match_points
 
@@ -99,5 +72,4 @@ PROTOCOL = Protocol(
     summary="Correspondence of keypoints, or of cells under homographies, without training.",
     settings=Settings,
     kind=Correspondence.kind(cost),
-    check_settings=Correspondence.check_settings,
 )

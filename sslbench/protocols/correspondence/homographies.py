@@ -14,14 +14,7 @@ from sslbench.data.source import Source
 from sslbench.metrics.dense.correspondence import PIXELS, MatchErrors, apply_homography, match_measure
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import with_intervals
-from sslbench.protocols._parts.dense_images import (
-    Fitted,
-    fit,
-    maps_and_pixels,
-    network_input,
-    pictures,
-    pixel_floors,
-)
+from sslbench.protocols._parts.dense_images import Fitted, fit, maps_and_pixels, network_input, pictures, pixel_floors
 from sslbench.protocols._parts.untrained import MapRun
 from sslbench.protocols.correspondence.settings import Settings
 from sslbench.results import Outcome

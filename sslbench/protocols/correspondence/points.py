@@ -20,22 +20,15 @@ from sslbench.metrics.dense.correspondence import (
     swaps,
 )
 from sslbench.metrics.intervals import Values
-from sslbench.protocols._parts.dense_images import (
-    Fitted,
-    fit,
-    maps_and_pixels,
-    network_input,
-    pictures,
-    pixel_floors,
-)
+from sslbench.protocols._parts.dense_images import Fitted, fit, maps_and_pixels, network_input, pictures, pixel_floors
 from sslbench.protocols._parts.untrained import MapRun
 from sslbench.protocols.correspondence.settings import Settings
 from sslbench.results import Outcome
 from sslbench.solvers.correspondence import nearest_cells, sample, similarity_maps, soft_argmax
 from sslbench.targets.pairs import PointPair, Points
 
+# Name of an input of the encoder, or of pixels -> (D, h, w).
 Maps = Mapping[str, torch.Tensor]
-"""Name of an input of the encoder, or of pixels -> (D, h, w)."""
 _ALPHA = ALPHAS.index(0.1)
 _BYTES = 1e9
 

@@ -6,15 +6,14 @@ trained again on all of it. Train may be reduced to shares, to images per class,
 with its classifier is written beside the record.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
-from sslbench.protocols.finetune.recipe import check_labels, check_settings
-from sslbench.protocols.finetune.settings import Settings
-from sslbench.protocols.protocol import Cost, OnImages, Protocol, Shapes
+from sslbench.protocols.finetune.settings import Settings, check_labels
+from sslbench.protocols.protocol import Cost, ImageInputs, OnImages, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
@@ -24,19 +23,12 @@ from sslbench.targets.target import Target
 if TYPE_CHECKING:
     from sslbench.backbones.backbone import Backbone
     from sslbench.backbones.layers import Layer
-    from sslbench.features.array import ExtractSettings
 
 
 def check(settings: Settings, train: Target) -> None:
-    """Raise an error for impossible settings and for labels without a loss; images are not opened.
-
-    Raises:
-        UsageError: a setting is impossible or has no effect.
-        DataError: the training samples have no labels.
-    """
+    """Raise an error for impossible settings and for labels without a loss; images are not opened."""
     from sslbench.train.observers.always import requested
 
-    check_settings(settings)
     check_labels(settings, train)
     requested(settings, Path(), {})
     if not train.labelled:
@@ -49,22 +41,7 @@ def check(settings: Settings, train: Target) -> None:
 def check_images(
     backbone: "Backbone", layers: "Sequence[Layer]", train: Source, settings: Settings, *, seed: int
 ) -> tuple[str, ...]:
-    """Return the names of the results; raise an error if backbone, layer, settings and data do not fit.
-
-    Args:
-        backbone: pretrained network.
-        layers: a single layer, the input of the head.
-        train: training samples.
-        settings: see `Settings`.
-        seed: seed of draws and hold-outs.
-
-    Returns:
-        Name of the layer, followed by the part of train if it is not all.
-
-    Raises:
-        UsageError: there are several layers, or a setting does not fit the backbone or the data.
-        DataError: there are too few images, or the list names images that train does not have.
-    """
+    """Return the names of the results; raise an error if backbone, layer, settings and data do not fit."""
     from sslbench.protocols.finetune.run import checked_rows
 
     if len(layers) != 1:
@@ -74,47 +51,18 @@ def check_images(
     return checked_rows(backbone, layers[0], train, settings, seed=seed)
 
 
-def run_on_images(  # noqa: PLR0913  the signature of every protocol on images
-    backbone: "Backbone",
-    layers: "Sequence[Layer]",
-    train: Source,
-    test: Source,
-    settings: Settings,
-    *,
-    seed: int,
-    engine: "ExtractSettings",
-    folder: Path,
-    progress: Callable[[str, int, int], None] | None = None,
-) -> dict[str, Outcome]:
+def run_on_images(inputs: ImageInputs[Settings]) -> dict[str, Outcome]:
     """Train on train, score test; every process of a distributed run (`process_group`) calls this.
 
-    Args:
-        backbone: pretrained network; a copy of it is trained.
-        layers: a single layer, the input of the head.
-        train: labelled training images.
-        test: labelled test images.
-        settings: see `Settings`.
-        seed: seed of draws, hold-outs, the head's initial weights, order, augmentation and intervals.
-        engine: device, precision, batch size of the evaluation, workers.
-        folder: folder of the checkpoints; the same call continues from the newest. The logs for TensorBoard and W&B
-            are beside it, in a folder with the suffix '.logs'.
-        progress: called with the stage, the images done and their total number.
+    The same call continues from the newest checkpoint in the folder. The logs for TensorBoard and W&B are beside it, in
+    a folder with the suffix '.logs'.
 
-    Returns:
-        Name of the result (see `check_images`) -> outcome; {} on processes other than the first.
-
-    Raises:
-        DataError: an image cannot be read.
-        NotFiniteError: the training diverged.
-        StoppedError: a signal was received; a checkpoint was saved.
+    Name of the result (see `check_images`) -> outcome; {} on processes other than the first.
     """
     from sslbench.protocols.finetune.run import FinetuneRun
 
-    check(settings, train.target)
-    run = FinetuneRun(
-        backbone, layers[0], (train, test), settings, seed=seed, engine=engine, folder=folder, progress=progress
-    )
-    return run.outcomes()
+    check(inputs.settings, inputs.train.target)
+    return FinetuneRun(inputs).outcomes()
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:
@@ -136,5 +84,4 @@ PROTOCOL = Protocol(
     summary="The whole network trained on the labels of train, with a linear classifier.",
     settings=Settings,
     kind=OnImages(check, check_images, run_on_images, cost=cost, takes=(Classes, MultiLabel, Numbers)),
-    check_settings=check_settings,
 )

@@ -156,11 +156,7 @@ def _initialise(linear: nn.Linear, init: str, classes: IntArray) -> None:
 
 
 def check_backbone(backbone: Backbone, settings: Settings) -> None:
-    """Raise an error if the settings do not fit the backbone.
-
-    Raises:
-        UsageError: the backbone has no parameters, no stochastic depth or no numbered blocks.
-    """
+    """Raise an error if the settings do not fit the backbone."""
     if not any(True for _ in backbone.module.parameters()):
         raise UsageError(f"finetune: {backbone.name} has no trainable parameters", "Name a network with --backbone.")
     if settings.drop_path:
@@ -175,11 +171,7 @@ def check_backbone(backbone: Backbone, settings: Settings) -> None:
 
 
 def trainable_backbone(backbone: Backbone, settings: Settings) -> nn.Module:
-    """Return a copy of the backbone's module, with stochastic depth if `drop_path` is set.
-
-    Raises:
-        UsageError: the backbone has no stochastic depth.
-    """
+    """Return a copy of the backbone's module, with stochastic depth if `drop_path` is set."""
     if not settings.drop_path:
         return copied(backbone.module)
     unsupported = UsageError(f"finetune: {backbone.name} has no stochastic depth", "Leave out drop_path=.")
@@ -195,16 +187,7 @@ def trainable_backbone(backbone: Backbone, settings: Settings) -> nn.Module:
 def feature_width(module: nn.Module, layer: Layer, sides: Sequence[int], channels: int, *, name: str) -> int:
     """Return the dimension of the layer's features, which must be equal for training views and test images.
 
-    Args:
-        module: module of the backbone.
-        layer: input of the head.
-        sides: sides of the views and of the test images, in pixels.
-        channels: number of channels of the images.
-        name: name of the backbone, for messages.
-
-    Raises:
-        UsageError: the dimensions differ.
-        BackboneError: the backbone does not accept images of these sizes.
+    `sides`: sides of the views and of the test images, in pixels.
     """
     widths = {}
     mode = module.training
@@ -253,9 +236,6 @@ def layer_numbers(backbone: Backbone) -> LayerNumbers:
 
     Vision transformers are numbered by blocks (as in BEiT and MAE), ResNets by stages (as in VISSL), other models of
     timm as timm does.
-
-    Raises:
-        UsageError: the backbone has neither blocks nor stages.
     """
     module = backbone.module
     names = [name for name, _ in module.named_parameters()]
@@ -309,18 +289,7 @@ def make_network(
 ) -> FinetunedNetwork:
     """Return the network to train, on the CPU.
 
-    Args:
-        backbone: pretrained network; a copy of it is trained.
-        layer: input of the head.
-        targets: targets of the training samples.
-        settings: settings of the protocol.
-        setup: facts about the run.
-        probe: number of updates at the start that train the head only.
-        side: side of the views in pixels.
-        seed: seed of the head's initial weights.
-
-    Raises:
-        UsageError: a setting does not fit the backbone.
+    `backbone`: pretrained network; a copy of it is trained; `side`: side of the views in pixels.
     """
     module = trainable_backbone(backbone, settings)
     freeze_unused(module, layer, side, backbone.preprocessing.channels)

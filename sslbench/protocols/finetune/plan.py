@@ -24,11 +24,10 @@ from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.selection import holdout_rows, no_holdout, percent
-from sslbench.protocols.finetune.recipe import candidates, view
-from sslbench.protocols.finetune.settings import Settings
+from sslbench.protocols.finetune.settings import Settings, candidates, view
 
+# Largest number of checkpoints of a training, without those of interruptions.
 CHECKPOINTS = 20
-"""Largest number of checkpoints of a training, without those of interruptions."""
 _MAGNITUDES = 31  # of torchvision's RandAugment: 0 to 30, of which 10 steps of the publications are 0, 3, ..., 30
 
 
@@ -67,12 +66,7 @@ class Portion:
 
 
 def portions(settings: Settings, train: Source) -> tuple[Portion, ...]:
-    """Return the parts of train by the settings; each gives a result.
-
-    Raises:
-        UsageError: a class has too few images, or the list cannot be read.
-        DataError: the list names images that train does not have.
-    """
+    """Return the parts of train by the settings; each gives a result."""
     if settings.train_list is not None:
         return (_listed(Path(settings.train_list), train),)
     most, why = few_shot.largest_k(train.target) if settings.per_class else (0, "")
@@ -137,11 +131,7 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def split(source: Source, settings: Settings, seed: int) -> tuple[Source, Source] | None:
-    """Return the parts that train and score the candidates of the selection; None for a single candidate.
-
-    Raises:
-        UsageError: the source is too small, or has too few groups.
-    """
+    """Return the parts that train and score the candidates of the selection; None for a single candidate."""
     tried = candidates(settings)
     if len(tried) == 1:
         return None
@@ -199,16 +189,7 @@ def make_batches(
 ) -> EpochBatches:
     """Return the training batches of this process.
 
-    Args:
-        source: training samples.
-        preprocessing: evaluation transform.
-        settings: settings of the protocol.
-        size: side of the views in pixels.
-        seed: seed of order and augmentation.
-        engine: workers; None decodes in this process.
-
-    Raises:
-        UsageError: the batch size is no multiple of processes and passes, or an augmentation needs RGB.
+    `size`: side of the views in pixels; `engine`: workers; None decodes in this process.
     """
     process, channels = this_process(), decoded_channels(preprocessing)
     if settings.randaugment and channels != 3:

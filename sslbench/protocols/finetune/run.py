@@ -22,19 +22,19 @@ from sslbench.data.loading import loader
 from sslbench.data.sharded import rows_of
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import from_first, rank, sum_, world_size
-from sslbench.features.array import ExtractSettings, Features
+from sslbench.features.array import Features
 from sslbench.metrics.measure import Probabilities
 from sslbench.metrics.summary import summarise
 from sslbench.protocols._parts import few_shot
-from sslbench.protocols._parts.images import unreadable_images
-from sslbench.protocols._parts.selection import is_better, percent
+from sslbench.protocols._parts.images import random_sample, unreadable_images
+from sslbench.protocols._parts.selection import edge_notes, is_better, percent
 from sslbench.protocols.finetune.network import check_backbone
 from sslbench.protocols.finetune.plan import Portion, portions, split
-from sslbench.protocols.finetune.recipe import Rates, candidates
-from sslbench.protocols.finetune.settings import Settings
+from sslbench.protocols.finetune.settings import Rates, Settings, candidates
 from sslbench.protocols.finetune.training import Finetuned, finetune, prepare
+from sslbench.protocols.protocol import ImageInputs
 from sslbench.results import NetworkWeights, Outcome
-from sslbench.runtime.progress import Progress, stage_progress
+from sslbench.runtime.progress import stage_progress
 from sslbench.runtime.seeds import preserved_random_states
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
@@ -44,8 +44,8 @@ from sslbench.weights.save import new_file
 
 log = logging.getLogger("sslbench")
 
+# R2 on training samples below which a training on numbers has diverged: the mean of train has 0.
 _DIVERGED = -10.0
-"""R2 on training samples below which a training on numbers has diverged: the mean of train has 0."""
 Scores = npt.NDArray[np.float32]
 
 
@@ -71,21 +71,10 @@ class _Trial:
 class FinetuneRun:
     """Run of the protocol: all trainings and their outcomes."""
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        layer: Layer,
-        parts: tuple[Source, Source],
-        settings: Settings,
-        *,
-        seed: int,
-        engine: ExtractSettings,
-        folder: Path,
-        progress: Progress | None,
-    ) -> None:
-        self.backbone, self.layer, self.settings, self.engine = backbone, layer, settings, engine
-        self.whole, self.test = parts[0].in_rank(), parts[1]
-        self.seed, self.folder, self.progress = seed, folder, progress
+    def __init__(self, inputs: ImageInputs[Settings]) -> None:
+        self.backbone, self.layer, self.settings = inputs.backbone, inputs.layers[0], inputs.settings
+        self.whole, self.test = inputs.train.in_rank(), inputs.test
+        self.seed, self.folder, self.engine, self.progress = inputs.seed, inputs.folder, inputs.engine, inputs.progress
 
     def outcomes(self) -> dict[str, Outcome]:
         """Return the outcome of each part of train by name; {} on processes other than the first."""
@@ -107,7 +96,7 @@ class FinetuneRun:
         rates, selected = self._choose(source, seed, folder)
         network = self._train(source, rates, seed, folder / "final", "finetuning on")
         scores = self._score(network, self.test, "scoring")
-        sample = _random_sample(source, len(self.test), seed)
+        sample = random_sample(source, len(self.test), seed)
         on_train = self._score(network, sample, "scoring a part of")
         train = sample.target.headline(sample.target.values, on_train)
         if isinstance(source.target, Numbers) and train < _DIVERGED:
@@ -205,10 +194,12 @@ class FinetuneRun:
         first, labels = trials[0], self.test.target
         notes = [
             f"Trained for {first.network.epochs:.3g} epochs on {len(first.rows):,} of {len(self.whole):,} train "
-            "samples; the last epoch counts.",
+            "samples; the last epoch counts."
         ]
         notes += [f"The metrics are means over {len(trials)} draws of {portion.text}."] if len(trials) > 1 else []
-        notes += [*first.network.notes, *_edge_notes(self.settings, first.selected)]
+        notes += first.network.notes
+        if first.selected:
+            notes += edge_notes("lr", first.selected["lr"], self.settings.lr, least=3)
         weights = self._weights(first)
         probabilities: Probabilities | None = "softmax" if isinstance(labels, Classes) else None
         if len(trials) > 1:
@@ -310,12 +301,7 @@ class _ScoreFile:
 
 
 def checked_rows(backbone: Backbone, layer: Layer, train: Source, settings: Settings, *, seed: int) -> tuple[str, ...]:
-    """Return the names of the results, after all checks that need no training.
-
-    Raises:
-        UsageError: a setting does not fit the backbone or the data.
-        DataError: there are too few images, or the list names images that train does not have.
-    """
+    """Return the names of the results, after all checks that need no training."""
     check_backbone(backbone, settings)
     parts = portions(settings, train)
     for portion in parts:
@@ -328,19 +314,3 @@ def checked_rows(backbone: Backbone, layer: Layer, train: Source, settings: Sett
 def row_name(layer: Layer, portion: Portion) -> str:
     """Return the name of a result: the layer, and the part of train if it is not all."""
     return f"{layer.text}, {portion.text}" if portion.text else layer.text
-
-
-def _random_sample(source: Source, most: int, seed: int) -> Source:
-    """Return at most `most` random samples of a source, for the training score."""
-    if len(source) <= most:
-        return source
-    return source.select(np.sort(np.random.default_rng(seed).choice(len(source), most, replace=False)))
-
-
-def _edge_notes(settings: Settings, selected: dict[str, Any]) -> list[str]:
-    """Return a note if the selected learning rate is the smallest or largest candidate, else []."""
-    tried = sorted(settings.lr)
-    if not selected or len(tried) < 3 or selected["lr"] not in (tried[0], tried[-1]):
-        return []
-    end = "smallest" if selected["lr"] == tried[0] else "largest"
-    return [f"The selected lr={selected['lr']:g} is the {end} value tried; the best may lie beyond."]

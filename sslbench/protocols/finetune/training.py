@@ -21,16 +21,9 @@ from sslbench.distributed.parallel import broadcast_buffers, module_state, struc
 from sslbench.errors import UsageError
 from sslbench.features.array import ExtractSettings
 from sslbench.protocols._parts.images import evaluation_side, unreadable_images
-from sslbench.protocols.finetune.network import (
-    FinetunedNetwork,
-    Targets,
-    feature_width,
-    layer_numbers,
-    make_network,
-)
+from sslbench.protocols.finetune.network import FinetunedNetwork, Targets, feature_width, layer_numbers, make_network
 from sslbench.protocols.finetune.plan import CHECKPOINTS, make_batches
-from sslbench.protocols.finetune.recipe import NAME, Rates, optimizer_settings, schedule
-from sslbench.protocols.finetune.settings import Settings
+from sslbench.protocols.finetune.settings import NAME, Rates, Settings, optimizer_settings, schedule
 from sslbench.runtime.device import check_precision
 from sslbench.runtime.progress import StageProgress
 from sslbench.runtime.signals import stop_signals
@@ -99,12 +92,7 @@ class PreparedTraining:
 def prepare(
     backbone: Backbone, layer: Layer, fit: Source, settings: Settings, *, seed: int, engine: ExtractSettings | None
 ) -> PreparedTraining:
-    """Return data and length of a training, after all checks; at most one image is decoded.
-
-    Raises:
-        UsageError: settings, backbone and data do not fit.
-        BackboneError: the layer has no features for a head.
-    """
+    """Return data and length of a training, after all checks; at most one image is decoded."""
     side = evaluation_side(fit, backbone.preprocessing, NAME)
     size = settings.size or side
     channels = backbone.preprocessing.channels
@@ -138,22 +126,8 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
 ) -> Finetuned:
     """Train a copy of the backbone with a new head; every process of a run calls this.
 
-    Args:
-        backbone: pretrained network; a copy of it is trained.
-        layer: input of the head.
-        fit: labelled training images.
-        rates: learning rate and weight decay.
-        settings: settings of the protocol.
-        seed: seed of the head, the order, the augmentation and stochastic depth.
-        engine: device, precision and workers.
-        folder: folder of the checkpoints; the same call continues from the newest.
-        logs: folder of the logs for TensorBoard and W&B.
-        progress: called with the images done and their total number.
-
-    Raises:
-        NotFiniteError: the training diverged.
-        StoppedError: a signal was received; a checkpoint was saved.
-        DataError: an image cannot be read.
+    `backbone`: pretrained network; a copy of it is trained; `folder`: folder of the checkpoints; the same call
+    continues from the newest.
     """
     prepared = prepare(backbone, layer, fit, settings, seed=seed, engine=engine)
     check_precision(

@@ -8,32 +8,23 @@ augmentation and to convergence.
 Version 2: groups of samples are kept together where heads are chosen, and intervals are those of half-samples.
 """
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sslbench.data.source import Source
 from sslbench.errors import DataError
-from sslbench.protocols.linear_online.recipe import check_settings
 from sslbench.protocols.linear_online.settings import Settings
-from sslbench.protocols.protocol import Cost, OnImages, Protocol, Shapes
+from sslbench.protocols.protocol import Cost, ImageInputs, OnImages, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
     from sslbench.backbones.backbone import Backbone
     from sslbench.backbones.layers import Layer
-    from sslbench.features.array import ExtractSettings
 
 
 def check(settings: Settings, train: Target) -> None:
-    """Refuse settings and labels that cannot work, before anything else is opened.
-
-    Raises:
-        UsageError: settings that are not possible.
-        DataError: labels that a classifier cannot be trained on.
-    """
-    check_settings(settings)
+    """Refuse settings and labels that cannot work, before anything else is opened."""
     if not train.of_classes:
         raise DataError(
             f"linear-online needs classes, and the train samples have {train.title}",
@@ -44,23 +35,8 @@ def check(settings: Settings, train: Target) -> None:
 def check_images(
     backbone: "Backbone", layers: "Sequence[Layer]", train: Source, settings: Settings, *, seed: int
 ) -> tuple[str, ...]:
-    """Refuse backbone, layers and settings that do not fit, before any image is decoded; return the rows of results.
-
-    Args:
-        backbone: to be evaluated.
-        layers: that were asked for, or the backbone's default.
-        train: the samples to train on.
-        settings: see `Settings`.
-        seed: of the held-out part.
-
-    Returns:
-        What the results will be called: a layer each, or what `blocks` asks for.
-
-    Raises:
-        UsageError: blocks or plain_layers do not fit the backbone or the layers; a batch is larger than the data.
-        BackboneError: the backbone has no such tokens.
-    """
-    from sslbench.protocols.linear_online.plan import make_batches, planned, split
+    """Refuse backbone, layers and settings that do not fit, before any image is decoded; return the rows of results."""
+    from sslbench.protocols.linear_online.run import make_batches, planned, split
 
     plans = planned(backbone, layers, settings)
     fit, _ = split(train, plans, settings, seed)
@@ -68,45 +44,19 @@ def check_images(
     return tuple(dict.fromkeys(plan.row for plan in plans))
 
 
-def run_on_images(  # noqa: PLR0913  the signature of every protocol on images
-    backbone: "Backbone",
-    layers: "Sequence[Layer]",
-    train: Source,
-    test: Source,
-    settings: Settings,
-    *,
-    seed: int,
-    engine: "ExtractSettings",
-    folder: Path,
-    progress: Callable[[str, int, int], None] | None = None,
-) -> dict[str, Outcome]:
+def run_on_images(inputs: ImageInputs[Settings]) -> dict[str, Outcome]:
     """Train on train, score test; with several processes (`process_group`) every one of them calls this.
 
-    Args:
-        backbone: stays as it is: eval mode, no gradient, not a bit of it changes.
-        layers: a row of results each, unless `blocks` is set.
-        train: labelled images; where there is a choice between heads, a part is held out for it.
-        test: labelled images that are scored.
-        settings: see `Settings`.
-        seed: of the held-out part, the order, the augmentation, the first weights and the intervals.
-        engine: device, precision, images per forward pass, workers.
-        folder: for checkpoints: the same call continues from the newest one there.
-        progress: called with what, images done and images in all.
+    The backbone stays as it is: eval mode, no gradient, not a bit of it changes. Where there is a choice between heads,
+    a part of train is held out for it. The same call continues from the newest checkpoint in the folder.
 
-    Returns:
-        Row (see `check_images`) -> outcome; a row of which every head diverged is left out. Empty on processes other
-        than the first.
-
-    Raises:
-        DataError: an image cannot be read, or features are not finite.
-        NotFiniteError: every head diverged.
-        StoppedError: a signal came; everything is saved.
-        BackboneError: the backbone moved.
+    Row (see `check_images`) -> outcome; a row of which every head diverged is left out. Empty on processes other than
+    the first.
     """
     from sslbench.protocols.linear_online.run import run
 
-    check(settings, train.target)
-    return run(backbone, layers, (train, test), settings, seed=seed, engine=engine, folder=folder, progress=progress)
+    check(inputs.settings, inputs.train.target)
+    return run(inputs)
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:
@@ -120,5 +70,4 @@ PROTOCOL = Protocol(
     summary="Linear probe on images: heads trained by SGD on augmented views.",
     settings=Settings,
     kind=OnImages(check, check_images, run_on_images, cost=cost),
-    check_settings=check_settings,
 )

@@ -68,16 +68,7 @@ class Bank(nn.Module):
     ) -> None:
         """Build heads that all start with the same values, which depend on shape and seed alone.
 
-        Args:
-            input: name of what they see.
-            heads: rates of each head.
-            widths: D, and how many channels a normalisation sees.
-            classes: C.
-            norm: see above.
-            eps: of the normalisation.
-            init: of the weights.
-            seed: of the weights.
-            order: (C,) class numbers in the order in which they get their weights; None: ascending.
+        `order`: (C,) class numbers in the order in which they get their weights; None: ascending.
         """
         super().__init__()
         width, self.channels = widths
@@ -98,10 +89,8 @@ class Bank(nn.Module):
     def forward(self, x: Tensor, total: int | None = None) -> Tensor:
         """Return logits (B, H, C) of features (B, D).
 
-        Args:
-            x: of this process's images.
-            total: images of all processes together: statistics are those of the batch, and the running ones move; every
-                process calls this. None: the running statistics are used.
+        `total`: images of all processes together: statistics are those of the batch, and the running ones move; every
+        process calls this. None: the running statistics are used.
         """
         weight: Tensor = self.weight
         bias: Tensor = self.bias
@@ -154,10 +143,8 @@ class Heads(nn.Module):
     def losses(self, features: Mapping[str, Tensor], labels: Tensor, total: int) -> Tensor:
         """Return (H of all banks,) this process's part of each head's mean loss; the sum over processes is the loss.
 
-        Args:
-            features: name of an input -> (B, D).
-            labels: int64 (B,) classes, or int8 (B, C) with 1 present, 0 absent, -1 ignore.
-            total: images of the batch, of all processes together.
+        `features`: name of an input -> (B, D); `labels`: int64 (B,) classes, or int8 (B, C) with 1 present, 0 absent,
+        -1 ignore.
         """
         labelled = sum_((labels >= 0).sum(0)) if labels.ndim == 2 else None
         return torch.cat(
@@ -221,11 +208,8 @@ def head_losses(logits: Tensor, labels: Tensor, total: int, labelled: Tensor | N
     The latter is VISSL's (`bce_logits_multiple_output_single_target`): each class is a problem of its own, to which
     further classes make no difference.
 
-    Args:
-        logits: (B, H, C).
-        labels: int64 (B,), or int8 (B, C) with 1 present, 0 absent, -1 ignore.
-        total: images of the batch, of all processes together.
-        labelled: (C,), the number of those images whose label is known; None for one label per image.
+    `logits`: (B, H, C); `labels`: int64 (B,), or int8 (B, C) with 1 present, 0 absent, -1 ignore; `labelled`: (C,), the
+    number of those images whose label is known; None for one label per image.
     """
     heads = logits.shape[1]
     if labelled is None:

@@ -1,30 +1,42 @@
 """The online linear probe from end to end: train, choose, score."""
 
+import dataclasses
 import functools
 import logging
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
+from sslbench.arrays import IntArray
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
+from sslbench.data.decode.handlers import Reading
 from sslbench.data.groups import source_groups
+from sslbench.data.loading import loader
+from sslbench.data.loading.probing import EpochBatches, evaluation_view
 from sslbench.data.source import Source
-from sslbench.distributed.collectives import rank
+from sslbench.data.views import View
+from sslbench.distributed import this_process
+from sslbench.distributed.collectives import rank, sum_, world_size
+from sslbench.errors import UsageError
 from sslbench.features.array import ExtractSettings
 from sslbench.metrics.measure import Probabilities
 from sslbench.metrics.summary import summarise
-from sslbench.protocols._parts.images import evaluation_side, unreadable_images
-from sslbench.protocols.linear_online import plan as planning
-from sslbench.protocols.linear_online import recipe
-from sslbench.protocols.linear_online.inputs import InputEncoder
-from sslbench.protocols.linear_online.scoring import Chosen, Scored, candidates, choose, score
-from sslbench.protocols.linear_online.settings import Settings
-from sslbench.protocols.linear_online.training import Training, train
+from sslbench.names import did_you_mean
+from sslbench.preprocessing import Preprocessing
+from sslbench.protocols._parts.images import evaluation_side, random_sample, unreadable_images
+from sslbench.protocols._parts.selection import edge_notes, holdout_rows, is_better, no_holdout, percent
+from sslbench.protocols.linear_online.heads import Bank, Head, Heads, Norm
+from sslbench.protocols.linear_online.settings import Settings, optimizer_settings, schedule, view
+from sslbench.protocols.linear_online.training import Input, InputEncoder, Training, block_inputs, layer_inputs, train
+from sslbench.protocols.protocol import ImageInputs
 from sslbench.results import Outcome
-from sslbench.runtime.progress import Progress, stage_progress
+from sslbench.runtime.progress import stage_progress
+from sslbench.runtime.resources import StartMethod
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.target import OfClasses
@@ -32,22 +44,84 @@ from sslbench.targets.target import OfClasses
 log = logging.getLogger("sslbench")
 
 
-def run(
-    backbone: Backbone,
-    layers: Sequence[Layer],
-    parts: tuple[Source, Source],
-    settings: Settings,
-    *,
-    seed: int,
-    engine: ExtractSettings,
-    folder: Path,
-    progress: Progress | None,
-) -> dict[str, Outcome]:
-    """Run the protocol, see `linear_online.run_on_images`; `parts` are train and test."""
-    whole, test = parts[0].in_rank(), parts[1]
-    plans = planning.planned(backbone, layers, settings)
-    fit, held_out = planning.split(whole, plans, settings, seed)
-    batches = planning.make_batches(
+Choice = dict[str, float | int | bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class BankPlan:
+    """Bank of heads to train: its input, the normalisation, and its row of results."""
+
+    input: Input
+    norm: Norm
+    row: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """Scores of all heads on a source.
+
+    Attributes:
+        headlines: top-1 (single label) or mAP of every head, in order; NaN for one that was not computed.
+        logits: number of a head -> float32 (N, C), for the heads that were wanted.
+    """
+
+    headlines: tuple[float, ...]
+    logits: dict[int, npt.NDArray[np.float32]]
+
+
+Score = Callable[[Source, Sequence[int]], Scored]
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """Head among which one is chosen.
+
+    Attributes:
+        number: among all heads of the run.
+        row: of the results.
+        choice: difference from the others of its row: lr, and whatever else was tried.
+        alive: its parameters are numbers.
+    """
+
+    number: int
+    row: str
+    choice: Choice
+    alive: bool
+
+    @property
+    def text(self) -> str:
+        """Return the head's settings as text: 'lr=0.1 blocks=4'."""
+        return " ".join(f"{key}={_text(value)}" for key, value in self.choice.items())
+
+
+def _text(value: float | int | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """Head of a row that is reported.
+
+    Attributes:
+        head: it.
+        others: the other heads of the row.
+        on: data of the choice; '' where there was no choice.
+        score: its headline metric there, a fraction.
+    """
+
+    head: Candidate
+    others: tuple[Candidate, ...]
+    on: str = ""
+    score: float = float("nan")
+
+
+def run(inputs: ImageInputs[Settings]) -> dict[str, Outcome]:
+    """Run the protocol, see `linear_online.run_on_images`."""
+    backbone, settings, engine, seed = inputs.backbone, inputs.settings, inputs.engine, inputs.seed
+    whole, test, progress = inputs.train.in_rank(), inputs.test, inputs.progress
+    plans = planned(backbone, inputs.layers, settings)
+    fit, held_out = split(whole, plans, settings, seed)
+    batches = make_batches(
         fit,
         backbone.preprocessing,
         settings,
@@ -59,18 +133,18 @@ def run(
     updates = settings.updates or max(1, round(settings.epochs * batches.steps_per_epoch))
     plan = Training(
         updates=updates,
-        schedule=recipe.schedule(settings, updates / batches.steps_per_epoch),
-        optimizer=recipe.optimizer_settings(settings),
-        folder=folder,
+        schedule=schedule(settings, updates / batches.steps_per_epoch),
+        optimizer=optimizer_settings(settings),
+        folder=inputs.folder,
         unreadable=lambda: unreadable_images(whole, backbone.preprocessing, engine),
         progress=stage_progress(progress, f"{backbone.name}: training heads on {whole.name}"),
     )
-    inputs = tuple({plan.input.name: plan.input for plan in plans}.values())
+    read = tuple({plan.input.name: plan.input for plan in plans}.values())
     side = evaluation_side(fit, backbone.preprocessing, "linear-online")
     sides = (settings.size or side, side)
-    encode = InputEncoder(backbone, inputs, sides=sides, device=engine.device, precision=engine.float_precision())
+    encode = InputEncoder(backbone, read, sides=sides, device=engine.device, precision=engine.float_precision())
     classes, order = len(whole.target.classes), OfClasses.of(whole.target).by_first_sample()
-    heads = planning.make_heads(plans, encode.widths, classes, settings, seed=seed, device=engine.device, order=order)
+    heads = make_heads(plans, encode.widths, classes, settings, seed=seed, device=engine.device, order=order)
     log.info(
         f"{len(heads.all_heads())} linear heads on {backbone.name}, {updates} updates of {batches.batch_size} images"
     )
@@ -86,7 +160,7 @@ def run(
     )
     numbers = [each.head.number for each in chosen.values()]
     on_test = scored(test, numbers, "scoring")
-    sample = _sample(fit, len(test), seed)
+    sample = random_sample(fit, len(test), seed)
     on_train = scored(sample, numbers if isinstance(whole.target, MultiLabel) else [], "scoring a part of")
     if rank() != 0:
         return {}
@@ -99,21 +173,8 @@ def run(
     return {row: _outcome(each, on_test, on_train, test, settings, seed, notes) for row, each in chosen.items()}
 
 
-def _sample(source: Source, most: int, seed: int) -> Source:
-    """Return a random sample of a source: enough to see whether the heads fit their training data."""
-    if len(source) <= most:
-        return source
-    return source.select(np.sort(np.random.default_rng(seed).choice(len(source), most, replace=False)))
-
-
 def _outcome(
-    choice: Chosen,
-    on_test: Scored,
-    on_train: Scored,
-    test: Source,
-    settings: Settings,
-    seed: int,
-    notes: Sequence[str],
+    choice: Chosen, on_test: Scored, on_train: Scored, test: Source, settings: Settings, seed: int, notes: Sequence[str]
 ) -> Outcome:
     number, kind, classes = choice.head.number, type(test.target), test.target.classes
     logits = on_test.logits[number]
@@ -153,8 +214,205 @@ def _notes(choice: Chosen, settings: Settings) -> list[str]:
     diverged = [each.text for each in choice.others if not each.alive]
     if diverged:
         notes.append(f"Diverged heads were left out: {'; '.join(diverged)}.")
-    lr, tried = choice.head.choice["lr"], sorted(settings.lr)
-    if len(tried) > 2 and lr in (tried[0], tried[-1]):
-        end = "smallest" if lr == tried[0] else "largest"
-        notes.append(f"The selected lr={lr:g} is the {end} value tried; the best may lie beyond.")
-    return notes
+    return notes + edge_notes("lr", choice.head.choice["lr"], settings.lr, least=3)
+
+
+def planned(backbone: Backbone, layers: Sequence[Layer], settings: Settings) -> tuple[BankPlan, ...]:
+    """Return the banks of heads, in the order of the results."""
+    texts = [layer.text for layer in layers]
+    if settings.blocks and texts != [backbone.default_layer]:
+        raise UsageError(
+            f"blocks={list(settings.blocks)} and the layers {', '.join(texts)} exclude each other",
+            "Give --layers or blocks=..., not both.",
+        )
+    found = block_inputs(backbone, settings.blocks, settings.patch_mean) if settings.blocks else layer_inputs(layers)
+    for name in settings.plain_layers:
+        if name not in texts or settings.blocks:
+            raise UsageError(f"plain_layers: '{name}' is not an evaluated layer", did_you_mean(name, texts))
+    plans = []
+    for each in found:
+        plans.append(BankPlan(each, settings.norm, each.row))
+        if each.name in settings.plain_layers and settings.norm != "none":
+            plans.append(BankPlan(each, "none", f"{each.row}, no norm"))
+    return tuple(plans)
+
+
+def has_choice(plans: Sequence[BankPlan], settings: Settings) -> bool:
+    """Return True if a row has several heads, of which one must be chosen."""
+    return len(settings.lr) * len(settings.weight_decay) > 1 or len({plan.row for plan in plans}) < len(plans)
+
+
+def split(train: Source, plans: Sequence[BankPlan], settings: Settings, seed: int) -> tuple[Source, Source | None]:
+    """Return the training part and the part held out for the choice; None where nothing is chosen on train."""
+    if settings.select_on == "test" or not has_choice(plans, settings):
+        return train, None
+    groups = source_groups(train)
+    parts = holdout_rows(train.target, settings.holdout, seed, groups)
+    if parts is None:
+        raise UsageError(
+            f"{train.name}: {no_holdout(groups)[0].lower()}{no_holdout(groups)[1:]} for the selection of a head",
+            f"Give one learning rate, such as lr={settings.lr[len(settings.lr) // 2]:g}.",
+        )
+    return train.select(parts[0]), train.select(parts[1])
+
+
+def make_batches(
+    source: Source,
+    preprocessing: Preprocessing,
+    settings: Settings,
+    *,
+    seed: int,
+    piece: int,
+    workers: int = 0,
+    start_method: StartMethod = "auto",
+) -> EpochBatches:
+    """Return this process's training batches."""
+    if preprocessing.channels not in (1, 3):
+        raise UsageError(
+            f"linear-online augments RGB images, and the backbone takes {preprocessing.channels} channels",
+            "Use a protocol on features, such as linear.",
+        )
+    size = settings.size or evaluation_side(source, preprocessing, "linear-online")
+    transform: View | Callable[[Tensor], Tensor] = view(settings, size)
+    if settings.augment == "none":
+        transform = evaluation_view(preprocessing, settings.flip)
+    process = this_process()
+    return EpochBatches(
+        source,
+        transform,
+        size=size,
+        batch_size=settings.batch_size,
+        piece=piece,
+        seed=seed,
+        share=(process.rank, process.world),
+        workers=workers,
+        reading=Reading(preprocessing.decoder, preprocessing.max_pixels, start_method),
+    )
+
+
+def make_heads(
+    plans: Sequence[BankPlan],
+    widths: dict[str, tuple[int, int]],
+    classes: int,
+    settings: Settings,
+    *,
+    seed: int,
+    device: torch.device,
+    order: IntArray | None = None,
+) -> Heads:
+    """Return new heads: one per bank, learning rate and weight decay.
+
+    `order`: (C,) class numbers in the order in which they get their first weights; None: ascending.
+    """
+    grid = [Head(lr, decay) for lr in settings.lr for decay in settings.weight_decay]
+    banks = []
+    for plan in plans:
+        bank = Bank(
+            plan.input.name,
+            grid,
+            widths=widths[plan.input.name],
+            classes=classes,
+            norm=plan.norm,
+            eps=settings.norm_eps,
+            init=settings.init,
+            seed=seed,
+            order=order,
+        )
+        banks.append(bank)
+    return Heads(banks).to(device)
+
+
+def score(
+    heads: Heads,
+    encode: InputEncoder,
+    source: Source,
+    preprocessing: Preprocessing,
+    engine: ExtractSettings,
+    *,
+    wanted: Collection[int],
+    progress: Callable[[int, int], None] | None = None,
+) -> Scored:
+    """Score every sample once; every process takes its share, and all get the whole.
+
+    `heads`: trained; running statistics are used; `wanted`: heads whose scores are kept. Of the others only top-1 is
+    counted, which costs no memory; mAP needs all scores, so it is computed for the wanted ones only.
+    """
+    labels = source.target
+    device = engine.device
+    mine = np.arange(rank(), len(source), world_size())
+    logits = {number: torch.zeros((len(source), len(labels.classes))) for number in wanted}
+    right = torch.zeros(len(heads.all_heads()), device=device)
+    done = 0
+    batches = loader.batches(
+        source,
+        mine,
+        preprocessing,
+        batch_size=engine.batch_size,
+        workers=engine.workers,
+        start_method=engine.start_method,
+    )
+    for batch in batches:
+        if batch.unreadable:
+            raise unreadable_images(source, preprocessing, engine)
+        features = encode(batch.images)
+        with torch.inference_mode():
+            # (B, heads of all banks, C)
+            answers = torch.cat([bank(features[bank.input]) for bank in heads.all_banks()], dim=1)
+        if isinstance(labels, Classes):
+            truth = torch.from_numpy(labels.values[batch.indices]).to(device)
+            right += (answers.argmax(dim=2) == truth[:, None]).sum(0)
+        for number, values in logits.items():
+            values[batch.indices] = answers[:, number].cpu()
+        done += len(batch.indices)
+        if progress is not None:
+            progress(min(done * world_size(), len(source)), len(source))
+    found = {number: sum_(values.to(device)).cpu().numpy() for number, values in logits.items()}
+    counted = (sum_(right) / max(len(source), 1)).tolist()
+    if isinstance(labels, MultiLabel):
+        counted = [float("nan")] * len(counted)
+    exact = {number: labels.headline(labels.values, values) for number, values in found.items()}
+    return Scored(tuple(exact.get(number, value) for number, value in enumerate(counted)), found)
+
+
+def candidates(plans: Sequence[BankPlan], settings: Settings, alive: Sequence[bool]) -> list[Candidate]:
+    """Return all heads in the order of `Heads.all_heads`."""
+    found: list[Candidate] = []
+    for plan in plans:
+        for lr in settings.lr:
+            for decay in settings.weight_decay:
+                choice: Choice = {"lr": lr}
+                if len(settings.weight_decay) > 1:
+                    choice["weight_decay"] = decay
+                choice |= dict(plan.input.choice)
+                found.append(Candidate(len(found), plan.row, choice, alive[len(found)]))
+    return found
+
+
+def choose(
+    found: Sequence[Candidate], settings: Settings, score: Score, *, test: Source, held_out: Source | None
+) -> dict[str, Chosen]:
+    """Return the chosen head of each row, of equal scores the first one; rows whose heads all diverged are left out.
+
+    `held_out`: the held-out part of train; None where nothing is chosen on it.
+    """
+    rows: dict[str, list[Candidate]] = {}
+    for each in found:
+        rows.setdefault(each.row, []).append(each)
+    part = held_out if held_out is not None else test if any(len(row) > 1 for row in rows.values()) else None
+    values: Mapping[int, float] = {}
+    if part is not None:
+        # mAP needs the scores of all heads; top-1 only counts correct predictions.
+        numbers = [each.number for each in found] if isinstance(part.target, MultiLabel) else []
+        values = dict(enumerate(score(part, numbers).headlines))
+    on = "test" if held_out is None else f"held-out {percent(settings.holdout)} of train"
+    choices = {}
+    for name, row in rows.items():
+        alive = [each for each in row if each.alive]
+        if not alive:
+            continue
+        best = alive[0]
+        for each in alive[1:]:
+            best = each if is_better(values[each.number], values[best.number]) else best
+        others = tuple(each for each in row if each is not best)
+        choices[name] = Chosen(best, others, on, values[best.number]) if others else Chosen(best, ())
+    return choices

@@ -4,20 +4,36 @@ import dataclasses
 from typing import Any, Literal
 
 from sslbench.config import setting
+from sslbench.data.views import View
+from sslbench.errors import UsageError
+from sslbench.protocols._parts.rates import rate_schedule
+from sslbench.protocols.protocol import ProtocolSettings
+from sslbench.train import schedules
+from sslbench.train.optimizers.optimizer import OptimizerSettings
 
 GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(ProtocolSettings):
     """Settings of the linear probe on images."""
 
-    epochs: float = setting(10, "epochs, in full batches", unit="epochs")
+    epochs: float = setting(10, "epochs, in full batches", unit="epochs", within="(0, inf)")
     updates: int | None = setting(
-        None, "total number of updates, instead of epochs; parts in epochs (warm-up, milestones) keep their share"
+        None,
+        "total number of updates, instead of epochs; parts in epochs (warm-up, milestones) keep their share",
+        within="[1, inf)",
     )
-    batch_size: int = setting(256, "images per update over all processes; fewer where train has fewer", unit="images")
-    lr: tuple[float, ...] = setting(GRID, "learning rates; a head is trained with each and the best is selected")
+    batch_size: int = setting(
+        256, "images per update over all processes; fewer where train has fewer", unit="images", within="[1, inf)"
+    )
+    lr: tuple[float, ...] = setting(
+        GRID,
+        "learning rates; a head is trained with each and the best is selected",
+        within="(0, inf)",
+        filled=True,
+        distinct=True,
+    )
     lr_scaling: Literal["linear", "sqrt", "none"] = setting(
         "linear", "scaling of lr, given for 256 images per update, with batch_size"
     )
@@ -25,7 +41,13 @@ class Settings:
     momentum: float = setting(0.9, "momentum of sgd, lars and larc")
     nesterov: bool = setting(False, "Nesterov momentum (sgd, lars, larc)")
     trust_coefficient: float = setting(1e-3, "trust coefficient: norm of a step over norm of the tensor (lars, larc)")
-    weight_decay: tuple[float, ...] = setting((0.0,), "weight decays; a head is trained with each, for every lr")
+    weight_decay: tuple[float, ...] = setting(
+        (0.0,),
+        "weight decays; a head is trained with each, for every lr",
+        within="[0, inf)",
+        filled=True,
+        distinct=True,
+    )
     decay_norm: bool = setting(True, "also decay the scales of norm=affine, and with decay_bias its shifts")
     decay_bias: bool = setting(True, "decay biases")
     schedule: dict[str, Any] | str = setting(
@@ -41,26 +63,80 @@ class Settings:
     interpolation: Literal["bilinear", "bicubic"] = setting("bilinear", "resampling filter of the crop")
     flip: float = setting(0.5, "probability of a horizontal flip")
     size: int | None = setting(
-        None, "side of the crop in pixels; null: that of the evaluation transform", unit="pixels"
+        None, "side of the crop in pixels; null: that of the evaluation transform", unit="pixels", needs="augment=crop"
     )
     norm: Literal["none", "batch", "affine"] = setting(
         "batch",
         "normalisation before each head: BatchNorm without parameters (batch), with scale and shift (affine), none",
     )
-    norm_eps: float = setting(1e-5, "epsilon of that BatchNorm")
+    norm_eps: float = setting(1e-5, "epsilon of that BatchNorm", within="(0, inf)")
     plain_layers: tuple[str, ...] = setting((), "layers that also get heads without norm, reported in their own row")
     blocks: tuple[int, ...] = setting(
         (),
         "vision transformers, instead of --layers: concatenate the class tokens of the last n blocks; or try several n",
+        within="[1, inf)",
+        distinct=True,
     )
     patch_mean: tuple[bool, ...] = setting(
-        (False,), "with blocks: also concatenate the mean of the last block's patch tokens"
+        (False,), "with blocks: also concatenate the mean of the last block's patch tokens", filled=True, distinct=True
     )
     init: Literal["normal", "zeros", "uniform"] = setting(
         "normal", "initial weights: standard deviation 0.01, zeros, or as torch's nn.Linear"
     )
-    holdout: float = setting(0.1, "share of train held out to select a head, if there are several")
+    holdout: float = setting(0.1, "share of train held out to select a head, if there are several", within="(0, 1)")
     select_on: Literal["holdout", "test"] = setting(
-        "holdout",
-        "split on which the head is selected; test: as some publications do, and the row is marked",
+        "holdout", "split on which the head is selected; test: as some publications do, and the row is marked"
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse settings that do not go together."""
+        super().__post_init__()
+        smallest = 1 if self.norm == "none" else 2
+        if self.batch_size < smallest:
+            raise UsageError(
+                f"linear-online: batch_size should be at least {smallest} with norm={self.norm}, not {self.batch_size}"
+            )
+        if any(self.patch_mean) and not self.blocks:
+            raise UsageError("linear-online: patch_mean has no effect without blocks")
+        # Each of these refuses values that are out of its range.
+        optimizer_settings(self)
+        view(self, self.size or 1)
+        schedule(self, self.epochs)
+
+
+def optimizer_settings(settings: Settings) -> OptimizerSettings:
+    """Return the optimizer settings that all heads share; each head has its own learning rate and weight decay."""
+    return OptimizerSettings(
+        name=settings.optimizer,
+        lr=1.0,
+        lr_scaling=settings.lr_scaling,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+        weight_decay=0.0,
+        trust_coefficient=settings.trust_coefficient,
+        exclude_norm_and_bias=True,
+        decay_norm=settings.decay_norm,
+        decay_bias=settings.decay_bias,
+    )
+
+
+def schedule(settings: Settings, passes: float) -> schedules.Schedule:
+    """Return the schedule: from the position in [0, 1] to the factor of the learning rates.
+
+    `settings`: schedule, schedule_per and warmup_epochs are used; with `updates`, parts keep their share of `epochs`.
+    """
+    return rate_schedule(
+        settings.schedule,
+        per=settings.schedule_per,
+        warmup_epochs=settings.warmup_epochs,
+        epochs=passes if settings.updates is None else settings.epochs,
+        passes=passes,
+        protocol="linear-online",
+    )
+
+
+def view(settings: Settings, size: int) -> View:
+    """Return the recipe of the augmented view of an image."""
+    return View(
+        size=size, scale=settings.scale, ratio=settings.ratio, interpolation=settings.interpolation, flip=settings.flip
     )

@@ -1,23 +1,29 @@
 """Training of linear heads on images: one forward pass of the frozen backbone per batch feeds all of them."""
 
 import contextlib
+import copy
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from sslbench.backbones.backbone import Backbone
+from sslbench.backbones.layer_spec import Pool
+from sslbench.backbones.layers import Layer, forward_layers, hooked, resolve_layers, run
+from sslbench.backbones.speed import Encoder, prepare
+from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading.pretraining import RawBatch
 from sslbench.data.loading.probing import EpochBatches
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import sum_, world_size
-from sslbench.errors import DataError
+from sslbench.errors import DataError, UsageError
 from sslbench.protocols._parts.head_training import HeadTraining, stop_diverged
 from sslbench.protocols.linear_online.heads import Heads
-from sslbench.protocols.linear_online.inputs import InputEncoder
+from sslbench.runtime.resources import Precision
 from sslbench.runtime.signals import stop_signals
 from sslbench.train import loop
 from sslbench.train.lock import exclusive
@@ -26,6 +32,144 @@ from sslbench.train.method import Loss, Step
 from sslbench.train.optimizers.optimizer import OptimizerSettings, make_optimizer
 from sslbench.train.schedules import Schedule
 from sslbench.train.state import State, resume
+
+_NORM = "norm"
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """One vector per image that heads are trained on.
+
+    Attributes:
+        name: unique among the inputs of a run.
+        row: name in results; inputs of one row are alternatives, of which one is chosen.
+        layers: the features that are joined to it.
+        normalised: number of them, from the first on, that are class tokens to go through the backbone's last norm.
+        choice: difference from the other inputs of its row.
+    """
+
+    name: str
+    row: str
+    layers: tuple[Layer, ...]
+    normalised: int = 0
+    choice: tuple[tuple[str, int | bool], ...] = ()
+
+
+def layer_inputs(layers: Sequence[Layer]) -> tuple[Input, ...]:
+    """Return an input and a row of results for every layer."""
+    return tuple(Input(layer.text, layer.text, (layer,)) for layer in layers)
+
+
+def block_inputs(backbone: Backbone, counts: Sequence[int], means: Sequence[bool]) -> tuple[Input, ...]:
+    """Return the class tokens of the last n blocks joined, each after the last norm, as DINO and DINOv2 evaluate.
+
+    `means`: true if the mean of the last block's patches (after the norm) is joined too; both can be tried.
+    """
+    modules = {name for name, _ in backbone.module.named_modules()}
+    total = next(i for i in range(len(modules) + 1) if f"blocks.{i}" not in modules)
+    if not total or _NORM not in modules:
+        raise UsageError(
+            f"blocks={list(counts)} needs a vision transformer; {backbone.name} has no modules blocks.0, ..., norm",
+            "Leave out blocks=, and name layers with --layers.",
+        )
+    if max(counts) > total:
+        raise UsageError(f"blocks={list(counts)}: {backbone.name} has {total} blocks")
+    row = "last block:cls" if list(counts) == [1] else f"last {','.join(map(str, counts))} blocks:cls"
+    row += ", with and without mean" if len(set(means)) > 1 else "+mean" if means[0] else ""
+    inputs = []
+    for n in dict.fromkeys(counts):
+        for mean in dict.fromkeys(means):
+            texts = [f"blocks.{i}:cls" for i in range(total - n, total)] + ([f"{_NORM}:mean"] if mean else [])
+            layers = resolve_layers(backbone, texts)
+            choice = (("blocks", n), ("patch_mean", mean))
+            inputs.append(Input(f"blocks={n} patch_mean={str(mean).lower()}", row, layers, n, choice))
+    return tuple(inputs)
+
+
+class InputEncoder:
+    """Frozen copy of a backbone that turns pictures into the inputs of all heads in one forward pass.
+
+    Attributes:
+        widths: name of an input -> (D, channels): its length, and how many channels a normalisation sees: features
+            of a pooled map that belong to one channel share their statistics, as in VISSL's BatchNorm2d.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        inputs: Sequence[Input],
+        *,
+        sides: tuple[int, int],
+        device: torch.device,
+        precision: Precision = "fp32",
+    ) -> None:
+        """Copy the backbone; the original is not touched."""
+        self.inputs, self._preprocessing = tuple(inputs), backbone.preprocessing
+        layers = tuple({layer.text: layer for each in inputs for layer in each.layers}.values())
+        self._encoder: Encoder = prepare(backbone, layers, device=device, precision=precision)
+        self._norm: nn.Module | None = None
+        if any(each.normalised for each in inputs):
+            self._norm = copy.deepcopy(self._encoder.module.get_submodule(_NORM)).float()
+        self.widths = self._widths(sides[0])
+        if sides[1] != sides[0]:
+            _check_equal(self.widths, self._widths(sides[1]), sides)
+
+    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        """uint8 (B, 3, h, w) -> {name of the input: (B, D) float32}, on the device; no gradient."""
+        encoder = self._encoder
+        pictures = normalise(images.to(encoder.device, non_blocking=True), self._preprocessing, encoder.dtype)
+        features = encoder(pictures)
+        with torch.inference_mode():
+            joined = {each.name: self._joined(each, features) for each in self.inputs}
+        return {name: value.clone() for name, value in joined.items()}  # autograd takes no inference tensors
+
+    def state_sha256(self) -> str:
+        """Return the hash of parameters and statistics: it changes if the backbone is not frozen."""
+        return self._encoder.state_sha256()
+
+    def _joined(self, each: Input, features: dict[str, Tensor]) -> Tensor:
+        parts = [features[layer.text] for layer in each.layers]
+        if self._norm is not None:
+            # The norm acts per token, so it can be applied to the class tokens alone.
+            parts = [self._norm(part) if i < each.normalised else part for i, part in enumerate(parts)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _widths(self, side: int) -> dict[str, tuple[int, int]]:
+        encoder = self._encoder
+        shape = (1, self._preprocessing.channels, side, side)
+        images = torch.zeros(shape, device=encoder.device, dtype=encoder.dtype)
+        dimensions: dict[str, int] = {}
+        with torch.inference_mode():
+            with hooked(
+                encoder.module, encoder.layers, lambda layer, value: dimensions.update({layer.text: value.ndim})
+            ):
+                run(encoder.module, images)
+            features = encoder(images)
+            maps = [
+                dataclasses.replace(layer, pool=Pool("avg")) for layer in encoder.layers if dimensions[layer.text] == 4
+            ]
+            channels = {
+                text: int(value.shape[1]) for text, value in forward_layers(encoder.module, images, maps).items()
+            }
+        widths = {}
+        for each in self.inputs:
+            width = sum(int(features[layer.text].shape[1]) for layer in each.layers)
+            own = channels.get(each.layers[0].text) if len(each.layers) == 1 else None
+            widths[each.name] = (width, own or width)
+        return widths
+
+
+def _check_equal(
+    views: dict[str, tuple[int, int]], evaluation: dict[str, tuple[int, int]], sides: tuple[int, int]
+) -> None:
+    for name, (width, _) in views.items():
+        if evaluation[name][0] != width:
+            raise UsageError(
+                f"layer '{name}' has {width:,} features for views of {sides[0]} pixels and {evaluation[name][0]:,} for "
+                f"the {sides[1]} pixels of the evaluation transform",
+                "Leave out size=, or pool the layer to a fixed size: LAYER:avg, LAYER:adaptive(2,2).",
+            )
+
 
 log = logging.getLogger("sslbench")
 
@@ -58,24 +202,6 @@ def train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatches
     """Train the heads in place to the end; every process calls this. Continue from a checkpoint in `plan.folder`.
 
     The backbone is not trained, nor does anything else of it move: that is checked.
-
-    Args:
-        heads: on the device of the encoder.
-        encode: the frozen backbone.
-        source: the images and labels of `data`.
-        data: batches of it.
-        plan: plan of the training.
-
-    Returns:
-        Seconds that it took, without what an earlier run had done.
-
-    Raises:
-        UsageError: another run uses the folder.
-        WeightsError: no checkpoint in the folder is whole, or the processes see different ones.
-        NotFiniteError: no head is left whose loss is a number.
-        StoppedError: a signal came; a checkpoint was saved.
-        DataError: an image cannot be read, or features are not finite.
-        BackboneError: parameters or statistics of the backbone moved.
     """
     with exclusive(plan.folder):
         began = time.perf_counter()

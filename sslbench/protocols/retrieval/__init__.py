@@ -21,10 +21,12 @@ detection also ranks the first images of all queries in one list (micro AP).
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
+from sslbench.config import setting
 from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
@@ -34,10 +36,14 @@ from sslbench.metrics.measure import Measure
 from sslbench.metrics.retrieval import COPIES, GroundTruth, micro_values
 from sslbench.metrics.summary import with_intervals
 from sslbench.protocols._parts.selection import check_features, check_finite, class_sizes
-from sslbench.protocols.protocol import Cost, OnFeatures, Part, Protocol, Shapes
-from sslbench.protocols.retrieval.descriptors import aggregate_regions, expand_queries, subtract_background, unit_length
-from sslbench.protocols.retrieval.search import positive_ranks
-from sslbench.protocols.retrieval.settings import Settings
+from sslbench.protocols.protocol import Cost, OnFeatures, Part, Protocol, ProtocolSettings, Shapes
+from sslbench.protocols.retrieval.descriptors import (
+    aggregate_regions,
+    expand_queries,
+    positive_ranks,
+    subtract_background,
+    unit_length,
+)
 from sslbench.protocols.retrieval.tasks import (
     NO_PAIR,
     MetricSet,
@@ -54,6 +60,41 @@ from sslbench.solvers.whitening import Whitening, fit_whitening
 from sslbench.targets.classes import Classes, Queries
 from sslbench.targets.target import Target
 
+
+@dataclasses.dataclass(frozen=True)
+class Settings(ProtocolSettings):
+    """Settings of retrieval."""
+
+    database: Literal["test", "train"] = setting(
+        "test", "part that is searched: test, every test image is a query to the others; train, a query to train"
+    )
+    whiten: bool = setting(False, "PCA-whitening of the descriptors, learnt on train; then unit length again")
+    components: int = setting(0, "dimensions that whitening keeps; 0: all", within="[0, inf)", needs="whiten=true")
+    covariance: Literal["centred", "uncentred"] = setting(
+        "centred", "covariance that is whitened; uncentred: second moments about 0, as DINO does", needs="whiten=true"
+    )
+    query_expansion: int = setting(0, "first neighbours that are added to every query; 0: none", within="[0, inf)")
+    augmentation: int = setting(
+        0,
+        "first neighbours that are added to every image of the database; 0: none; needs queries apart from it",
+        within="[0, inf)",
+    )
+    alpha: float = setting(
+        3.0, "power of the similarity, by which added neighbours are weighted; 0: equal weights", within="[0, inf)"
+    )
+    predictions: int = setting(
+        0,
+        "copy detection: first images of each query that are predictions, all ranked in one list; 0: none",
+        within="[0, inf)",
+    )
+    normalise_scores: bool = setting(
+        False,
+        "copy detection: subtract a query's mean similarity to its 3 nearest images of train",
+        needs="predictions",
+    )
+    max_memory: float = setting(1.0, "working memory of the search", unit="GB", changes_result=False, within="(0, inf)")
+
+
 _ROWS = 8192  # rows prepared together, so that memory-mapped features are never copied whole in float64
 _SHOWN_QUERIES, _SHOWN_IMAGES = 10, 8  # rows and columns of the sheet of neighbours
 _MOST_QUERIES = 4096  # per block, `retrieval.search`
@@ -66,49 +107,17 @@ def part(settings: Settings) -> Part | None:
     return "test" if settings.database == "test" and not learns else None
 
 
-def check_settings(settings: Settings) -> None:
-    """Refuse settings that are not possible, whatever the data.
-
-    Raises:
-        UsageError: the message names the setting.
-    """
-    for name in ("components", "query_expansion", "augmentation", "alpha", "predictions"):
-        if not getattr(settings, name) >= 0:
-            raise UsageError(f"retrieval: {name} should not be negative, but is {getattr(settings, name)}")
-    if not settings.max_memory > 0:
-        raise UsageError(f"retrieval: max_memory should be greater than 0, not {settings.max_memory}")
-    for name, needed, remedy in (
-        ("components", settings.whiten, "whiten=true"),
-        ("covariance", settings.whiten or settings.covariance == "centred", "whiten=true"),
-        ("normalise_scores", settings.predictions, "predictions=10"),
-    ):
-        if getattr(settings, name) and not needed:
-            without = "whitening" if remedy == "whiten=true" else "predictions"
-            raise UsageError(f"retrieval: {name} has no effect without {without}", f"Add {remedy}.")
-
-
 def check(settings: Settings, train: Target) -> None:
-    """Refuse impossible or ineffective settings and labels, before any feature is computed.
-
-    Raises:
-        UsageError: a setting is impossible, or has no effect.
-        DataError: labels that are not one per sample.
-    """
+    """Refuse impossible or ineffective settings and labels, before any feature is computed."""
     if not isinstance(train, Classes):
         raise DataError(
             f"retrieval: images of one label are found by each other, and these samples have {train.title}",
             "Name the column of instances or classes with --label-col.",
         )
-    check_settings(settings)
 
 
 def check_test(settings: Settings, test: Source) -> None:
-    """Refuse settings and labels of the test part that do not go together, before any image is decoded.
-
-    Raises:
-        UsageError: see `check_queries`.
-        DataError: the test images query each other, and none has another one of its label, or all have one label.
-    """
+    """Refuse settings and labels of the test part that do not go together, before any image is decoded."""
     labels = test.target
     if not isinstance(labels, Classes):
         return
@@ -127,12 +136,7 @@ def check_test(settings: Settings, test: Source) -> None:
 
 
 def check_queries(settings: Settings, queries: Queries | None) -> None:
-    """Refuse settings that contradict the queries of a retrieval set.
-
-    Raises:
-        UsageError: images of an augmented database would contain the queries that look for them; or train should be
-            searched in place of the database of a retrieval set.
-    """
+    """Refuse settings that contradict the queries of a retrieval set."""
     if queries is not None and settings.database == "train":
         raise UsageError(
             "retrieval: the data have queries and a database of their own, so database=train has no effect",
@@ -151,19 +155,11 @@ def check_queries(settings: Settings, queries: Queries | None) -> None:
 def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
     """Rank the database for every query.
 
-    Args:
-        train: the database with `database=train`; whitening and score normalisation learn from it.
-        test: queries, and by default the database.
-        settings: see `Settings`.
-        seed: of the half-samples for the interval of micro AP; nothing else is drawn.
-        device: device of the matrix products; the result is the same.
+    `train`: the database with `database=train`; whitening and score normalisation learn from it; `seed`: of the
+    half-samples for the interval of micro AP; nothing else is drawn; `device`: device of the matrix products; the
+    result is the same.
 
-    Returns:
-        Metrics of rankings. There is no score per sample and class: `scores` is (N_test, 0).
-
-    Raises:
-        DataError: features that are not finite, labels that are not one per sample, or no query with a positive.
-        UsageError: settings that are not possible.
+    Metrics of rankings. There is no score per sample and class: `scores` is (N_test, 0).
     """
     check_finite(test, "test")  # before train, which may be the same samples
     check_features(train, test)
@@ -336,10 +332,7 @@ def _nearest_images(
 def _example_rankings(task: RetrievalTask, per_query: FloatArray, index: _SearchIndex) -> tuple[Neighbours, ...]:
     """Return the nearest images of a few queries, from the worst average precision to the best.
 
-    Args:
-        task: the queries.
-        per_query: (Q,) average precision of the queries with a positive.
-        index: the descriptors.
+    `per_query`: (Q,) average precision of the queries with a positive.
     """
     chosen = task.with_positives()
     spread = np.unique(np.linspace(0, len(chosen) - 1, _SHOWN_QUERIES).round().astype(int))
@@ -430,9 +423,7 @@ def _widest(found: Sequence[dict[str, Interval]]) -> dict[str, Interval]:
 def _expected_in_random_order(sizes: IntArray, metric_set: MetricSet) -> FloatArray:
     """Return the expected means of the metrics for databases in random order.
 
-    Args:
-        sizes: (Q, 2) numbers of positives and of ranked images of the queries.
-        metric_set: the metrics.
+    `sizes`: (Q, 2) numbers of positives and of ranked images of the queries.
     """
     pairs, counts = np.unique(sizes, axis=0, return_counts=True)
     expected = np.array([metric_set.chance(int(r), int(m)) for r, m in pairs])
@@ -459,6 +450,5 @@ PROTOCOL = Protocol(
     version=2,
     summary="Image retrieval by frozen features: leave one out, queries apart, or published ground truth.",
     settings=Settings,
-    check_settings=check_settings,
     kind=OnFeatures(check, run, cost=cost, takes=(Classes,), part=part, own_classes=True, check_test=check_test),
 )

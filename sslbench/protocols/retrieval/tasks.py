@@ -64,11 +64,7 @@ class RetrievalTask:
     together: IntArray
 
     def with_positives(self) -> IntArray:
-        """Return the positions in `rows` of the queries with a positive.
-
-        Raises:
-            DataError: there are none.
-        """
+        """Return the positions in `rows` of the queries with a positive."""
         found = np.array([len(self.answers(i).positives) > 0 for i in range(len(self.rows))], dtype=bool)
         if not found.any():
             of_task = f" of {self.name}" if self.name else ""
@@ -108,10 +104,7 @@ class Search:
 def by_label(test: Features, database: Features, *, same_part: bool) -> Search:
     """Return the task of finding images of the query's own label.
 
-    Args:
-        test: images that query.
-        database: images that are ranked.
-        same_part: queries and database are the same images; a query ignores itself and its group.
+    `same_part`: queries and database are the same images; a query ignores itself and its group.
     """
     groups = None
     if same_part:
@@ -169,10 +162,7 @@ def by_ground_truth(test: Features) -> Search:
 def _sharing(rows: IntArray, positives: Sequence[IntArray], database: IntArray) -> IntArray:
     """Return numbers (Q,), equal for queries that are joined by positives they share, or as answers of each other.
 
-    Args:
-        rows: (Q,) test rows of the queries.
-        positives: of each query, as rows of the database.
-        database: test rows of the database.
+    `rows`: (Q,) test rows of the queries.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components

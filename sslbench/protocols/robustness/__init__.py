@@ -14,15 +14,14 @@ outcome on test holds:
 - the accuracy on further test sets, each of which has a record of its own, too.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols.linear import cost as linear_cost
-from sslbench.protocols.protocol import Cost, FileClassifier, ImageSet, OnSets, Protocol, Shapes
-from sslbench.protocols.robustness.checks import check_settings
+from sslbench.protocols.protocol import Cost, FeatureInputs, ImageSet, OnSets, Protocol, Shapes
 from sslbench.protocols.robustness.classifier import file_classifier, linear_settings, used_part
 from sslbench.protocols.robustness.settings import Settings
 from sslbench.results import Outcome
@@ -30,22 +29,18 @@ from sslbench.targets.classes import Classes
 from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
-    from sslbench.features.array import Features
+    pass
 
 
 def check(settings: Settings, train: Target) -> None:
-    """Refuse settings that cannot work, before any image is decoded.
-
-    Raises:
-        UsageError: settings that are not possible, or have no effect.
-        DataError: labels that are not one class per sample.
-    """
+    """Refuse settings that cannot work, before any image is decoded."""
     if not isinstance(train, Classes):
         raise DataError(
             f"robustness: errors need one class per sample, and these samples have {train.title}",
             "Name the column of classes with --label-col.",
         )
-    check_settings(settings)
+    if settings.measures_nothing:
+        raise UsageError("robustness: nothing is left to measure", "Name corruptions, sets, videos or unknown images.")
     if settings.unknown and settings.neighbours > len(train):
         raise UsageError(
             f"robustness: there are {len(train)} training images, fewer than neighbours={settings.neighbours}"
@@ -53,11 +48,7 @@ def check(settings: Settings, train: Target) -> None:
 
 
 def open_sets(
-    settings: Settings,
-    train: Source,
-    test: Source,
-    preprocessing: Preprocessing,
-    limited: Callable[[Source], Source],
+    settings: Settings, train: Source, test: Source, preprocessing: Preprocessing, limited: Callable[[Source], Source]
 ) -> dict[str, ImageSet]:
     """Return the changed versions of the test images, unknown images, and further test sets; see `scores.open_sets`."""
     from sslbench.protocols.robustness import scores
@@ -65,20 +56,11 @@ def open_sets(
     return scores.open_sets(settings, train, test, preprocessing, limited)
 
 
-def run(
-    train: "Features",
-    test: "Features",
-    sets: "Mapping[str, Features]",
-    settings: Settings,
-    *,
-    seed: int,
-    device: str = "cpu",
-    classifier: FileClassifier | None = None,
-) -> dict[str, Outcome]:
+def run(inputs: FeatureInputs[Settings]) -> dict[str, Outcome]:
     """Score test and the sets; see `scores.score`."""
     from sslbench.protocols.robustness import scores
 
-    return scores.score(train, test, sets, settings, seed=seed, device=device, classifier=classifier)
+    return scores.score(inputs)
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:
@@ -109,5 +91,4 @@ PROTOCOL = Protocol(
         of_a_set=of_a_set,
         file_classifier=file_classifier,
     ),
-    check_settings=check_settings,
 )

@@ -8,8 +8,8 @@ import numpy as np
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.features.array import Features
+from sslbench.protocols.linear import Settings as LinearSettings
 from sslbench.protocols.linear import train_probe
-from sslbench.protocols.linear.settings import Settings as LinearSettings
 from sslbench.protocols.protocol import FileClassifier, FileClassifierChoice, Part
 from sslbench.protocols.robustness.settings import Settings
 
@@ -60,17 +60,7 @@ def used_part(settings: Settings) -> Part | None:
 def classifier_of(
     settings: Settings, train: Features, of_file: FileClassifier | None, *, seed: int
 ) -> ScoredClassifier:
-    """Return the classifier that the settings choose.
-
-    Args:
-        settings: see `Settings`.
-        train: features and labels that a probe is trained on.
-        of_file: the classifier of the weights file, for classifier=file.
-        seed: of the samples held out by a probe.
-
-    Raises:
-        DataError: fewer than two classes in train.
-    """
+    """Return the classifier that the settings choose."""
     number = len(train.target.classes)
     if of_file is not None:
         note = f"Scored without training: {of_file.description}."

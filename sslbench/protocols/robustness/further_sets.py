@@ -1,21 +1,30 @@
 """Further test sets: their classes matched with train's by name, and the classes that compete on each."""
 
 import dataclasses
+import functools
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sslbench import paths
+from sslbench.arrays import FloatArray
 from sslbench.config import read_yaml
+from sslbench.data import changed
+from sslbench.data.changed import ByteImage, ImageChange, without_border
+from sslbench.data.corruptions import SMALLEST, code_of, corrupt
+from sslbench.data.decode.transforms import output_size
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
 from sslbench.data.splits import choose_test, match_classes, name_numbered
 from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
-from sslbench.protocols.robustness.checks import REAL
+from sslbench.preprocessing import Preprocessing
+from sslbench.protocols.robustness.settings import OBJECTNET, REAL, Settings, corruption_name, corruptions
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.none import Unlabelled
@@ -30,15 +39,6 @@ def open_test_set(name: str, location: str, train: Source) -> Source:
 
     These are the published list of a known set (benchmarks/classes), else those that the set has images of. A set whose
     classes are numbers numbers train's sorted classes, as the folders of ImageNet-V2 do.
-
-    Args:
-        name: of the set, 'imagenet-a'.
-        location: as for --data.
-        train: train part, with the classes of the classifier.
-
-    Raises:
-        DataError: it has no labels, or classes that train lacks.
-        UsageError: the location cannot be used, or names a class in other words.
     """
     source = choose_test(location, open_data(location))
     if isinstance(source.target, Classes):
@@ -74,11 +74,7 @@ def competing_classes(name: str, labels: Target) -> tuple[str, ...]:
 
 
 def classes_of(file: Path) -> tuple[str, ...]:
-    """Return the list of classes in a file of benchmarks/classes.
-
-    Raises:
-        UsageError: the file has no such list.
-    """
+    """Return the list of classes in a file of benchmarks/classes."""
     classes = read_yaml(file).get("classes")
     if not isinstance(classes, list) or not all(isinstance(each, str) for each in classes):
         raise UsageError(f"{file}: 'classes' should be a list of names")
@@ -110,12 +106,7 @@ def missing_classes(name: str, labels: Target) -> str:
 
 
 def open_corrupted(location: str, name: str, severity: int, test: Source) -> Source:
-    """Return the corrupted versions of the test images, found by their ids in LOCATION/CORRUPTION/SEVERITY.
-
-    Raises:
-        UsageError: there is no such folder.
-        DataError: some test images have no corrupted version there.
-    """
+    """Return the corrupted versions of the test images, found by their ids in LOCATION/CORRUPTION/SEVERITY."""
     folder = Path(location) / name / str(severity)
     if not folder.is_dir():
         raise UsageError(
@@ -178,10 +169,6 @@ def with_real_labels(test: Source, file: str, train: Source) -> Source:
     """Return ImageNet's validation images with all right labels of each: the content of real.json, a list of lists.
 
     The i-th list has the class numbers of ILSVRC2012_val_<i + 1>; images with an empty one are not scored.
-
-    Raises:
-        DataError: the test images are not those of the list, or train does not have 1,000 classes.
-        UsageError: the file cannot be read.
     """
     sets = _read_real(Path(file))
     if len(train.target.classes) != 1000:
@@ -217,3 +204,144 @@ def _read_real(file: Path) -> list[list[int]]:
             f"{REAL} is the file real.json of its authors.",
         )
     return lists
+
+
+_MAPPING_BYTES = 10_000_000  # bytes of a file of the mapping
+_REMEDY = "Give the folder of the unpacked archive, which holds images/ and mappings/."
+
+
+def open_objectnet(location: str, train: Source) -> Source:
+    """Return the images without their red border, each with the classes of train that are right for it.
+
+    The mapping is read from the folder `mappings/` of its archive: folder_to_objectnet_label.json (folder -> class),
+    objectnet_to_imagenet_1k.json (class -> labels of ImageNet, joined by '; '), imagenet_to_label_2012_v2 (the label of
+    class i of ILSVRC2012's numbering in line i) and pytorch_to_imagenet_2012_id.json (place among the sorted synsets ->
+    number in ILSVRC2012's numbering).
+
+    Labels are 1 for these, 0 for classes that stand for another class of ObjectNet, and -1 for the others, which do not
+    compete where only shared classes do. Images of classes that ImageNet lacks have no right class.
+    """
+    root = Path(location)
+    mapping = classes_of_folders(root / "mappings")
+    if len(train.target.classes) != 1000:
+        raise DataError(f"{OBJECTNET} is scored by 1,000 classes, and {train.name} has {len(train.target.classes):,}")
+    if not (root / "images").is_dir():
+        raise UsageError(f"{location} has no folder images", _REMEDY)
+    source = choose_test(str(root / "images"), open_data(str(root / "images")))
+    if not isinstance(source.target, Classes):
+        raise UsageError(f"{location}/images has no folder for each class", _REMEDY)
+    order = np.argsort(np.array(train.target.classes))
+    shared = order[sorted({place for places in mapping.values() for place in places})]
+    of_class = np.full((len(source.target.classes), 1000), -1, dtype=np.int8)
+    of_class[:, shared] = 0
+    for row, folder in enumerate(source.target.classes):
+        of_class[row, order[list(mapping.get(folder, ()))]] = 1
+    labels = MultiLabel(train.target.classes, of_class[source.target.values])
+    return without_border(dataclasses.replace(source, target=labels))
+
+
+def classes_of_folders(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the folder of each class shared with ImageNet -> places of its classes among the sorted synsets."""
+    labels_of = _read_mapping(folder / "objectnet_to_imagenet_1k.json")
+    class_of = _read_mapping(folder / "folder_to_objectnet_label.json")
+    numbers = _read_mapping(folder / "pytorch_to_imagenet_2012_id.json")
+    place_of = {number: int(place) for place, number in numbers.items() if place.isdecimal()}
+    lines = _read(folder / "imagenet_to_label_2012_v2").splitlines()
+    places = {text.strip(): place_of.get(number, -1) for number, text in enumerate(lines)}
+    found = {}
+    for name, own in class_of.items():
+        if own not in labels_of:
+            continue
+        chosen = [places.get(label.strip(), -1) for label in str(labels_of[own]).split("; ")]
+        if not all(0 <= place < 1000 for place in chosen):
+            raise UsageError(f"{folder}: the labels of '{own}' are not all in imagenet_to_label_2012_v2", _REMEDY)
+        found[name] = tuple(chosen)
+    if not found:
+        raise UsageError(f"{folder}: no class is shared with ImageNet", _REMEDY)
+    return found
+
+
+def _read_mapping(file: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(_read(file))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{file} is not valid JSON", _REMEDY) from error
+    if not isinstance(content, dict) or not all(isinstance(value, str | int) for value in content.values()):
+        raise UsageError(f"{file} should map names to texts or numbers", _REMEDY)
+    return content
+
+
+def _read(file: Path) -> str:
+    try:
+        if file.stat().st_size > _MAPPING_BYTES:
+            raise UsageError(f"{file} is too large for a mapping of ObjectNet", _REMEDY)
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}", _REMEDY) from error
+
+
+def corruption_changes(settings: Settings) -> dict[tuple[str, int], ImageChange]:
+    """Return the change of each corruption and severity; {} where the corrupted images are files."""
+    if settings.corrupted:
+        return {}
+    return {
+        (name, severity): ImageChange(
+            corruption_name(name, severity), functools.partial(_corrupt, name=name, severity=severity), code_of(name)
+        )
+        for name in corruptions(settings)
+        for severity in settings.severities
+    }
+
+
+def geometric_changes(settings: Settings) -> dict[str, ImageChange]:
+    """Return the rotations, scales and crops by their names in metrics: 'rotation,15'."""
+    code = f"geometry {changed.GEOMETRY_VERSION}"
+    found = {}
+    for name, values, apply in (
+        ("rotation", settings.rotations, _rotate),
+        ("scale", settings.scales, _rescale),
+        ("crop", settings.crops, _crop),
+    ):
+        for value in values:
+            change = ImageChange(f"{name}-{value:g}", functools.partial(apply, value=value), code)
+            found[f"{name},{value:g}"] = change
+    return found
+
+
+def _corrupt(image: ByteImage, rng: np.random.Generator, *, name: str, severity: int) -> ByteImage:
+    return corrupt(image, name, severity, rng)
+
+
+def _rotate(image: ByteImage, rng: np.random.Generator, *, value: float) -> ByteImage:
+    return changed.rotate(image, value)
+
+
+def _rescale(image: ByteImage, rng: np.random.Generator, *, value: float) -> ByteImage:
+    return changed.rescale(image, value)
+
+
+def _crop(image: ByteImage, rng: np.random.Generator, *, value: float) -> ByteImage:
+    return changed.crop(image, value, rng)
+
+
+def check_pictures(settings: Settings, preprocessing: Preprocessing) -> None:
+    """Refuse images that the changes cannot be applied to."""
+    if preprocessing.channels not in (1, 3):
+        raise UsageError(
+            f"robustness: images are changed in RGB, and the backbone takes {preprocessing.channels} bands"
+        )
+    size = output_size(preprocessing)
+    if corruption_changes(settings) and size is not None and min(size) < SMALLEST:
+        raise UsageError(
+            f"robustness: corruptions need {SMALLEST} pixels a side, and the backbone takes {size[0]}x{size[1]}",
+            f"Give --resize {SMALLEST} --crop {SMALLEST} or more, or 'corrupt=[]'.",
+        )
+
+
+def reference_errors(settings: Settings, named: Sequence[str]) -> tuple[FloatArray | None, float | None]:
+    """Return the errors (C, S) of the reference for corruptions at the severities asked for, and on clean images."""
+    if settings.reference is None:
+        return None, None
+    places = [severity - 1 for severity in settings.severities]
+    errors = np.array([settings.reference[name] for name in named])[:, places]
+    return errors, settings.reference["clean"][0] if "clean" in settings.reference else None

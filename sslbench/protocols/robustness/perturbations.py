@@ -22,31 +22,21 @@ from sslbench.metrics.classification import predicted_classes
 from sslbench.metrics.intervals import Interval, Units, means
 from sslbench.metrics.metric import Metric
 from sslbench.paths import files_below
-from sslbench.protocols.robustness.checks import PERTURBED, is_perturbed, located
 from sslbench.protocols.robustness.classifier import ScoredClassifier
-from sslbench.protocols.robustness.settings import Settings
+from sslbench.protocols.robustness.settings import PERTURBED, Settings, is_perturbed, located
 
+# Perturbations that the mean flip rate of ImageNet-P is the mean over.
 MAIN = frozenset(
     (
         *("gaussian_noise", "shot_noise", "motion_blur", "zoom_blur", "snow"),
         *("brightness", "translate", "rotate", "tilt", "scale"),
     )
 )
-"""Perturbations that the mean flip rate of ImageNet-P is the mean over."""
 _LAYOUT = "Videos lie in PERTURBATION/CLASS/VIDEO.mp4, as those of ImageNet-P."
 
 
 def open_perturbed(settings: Settings, limited: Callable[[Source], Source]) -> dict[str, Source]:
-    """Return the frames of the videos of each perturbation, by the name of the set; {} without a folder of videos.
-
-    Args:
-        settings: the folder.
-        limited: function that takes some videos of each perturbation (--limit).
-
-    Raises:
-        UsageError: the folder holds no videos in its layout, or the reference lacks a perturbation.
-        DataError: a file is no video, or has too few frames.
-    """
+    """Return the frames of the videos of each perturbation, by the name of the set; {} without a folder of videos."""
     if not settings.perturbations:
         return {}
     root = Path(located(settings.perturbations, "perturbations"))

@@ -7,6 +7,7 @@ import numpy as np
 
 from sslbench.arrays import BoolArray, FloatArray, Int8Array, IntArray, Matrix
 from sslbench.data.changed import versions_of, without_geometry
+from sslbench.data.corruptions import MAIN
 from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.features.array import Features
@@ -21,68 +22,46 @@ from sslbench.metrics.spectrum import unit_length
 from sslbench.metrics.summary import summarise
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.selection import check_features, check_finite
-from sslbench.protocols.protocol import FileClassifier, ImageSet
-from sslbench.protocols.robustness.changes import (
+from sslbench.protocols.protocol import FeatureInputs, ImageSet
+from sslbench.protocols.robustness.classifier import ScoredClassifier, classifier_of
+from sslbench.protocols.robustness.further_sets import (
     check_pictures,
     corruption_changes,
     geometric_changes,
+    missing_classes,
+    open_corrupted,
+    open_objectnet,
+    open_test_set,
+    open_unknown,
     reference_errors,
+    with_real_labels,
 )
-from sslbench.protocols.robustness.checks import (
+from sslbench.protocols.robustness.perturbations import open_perturbed, perturbation_metrics, perturbation_notes
+from sslbench.protocols.robustness.settings import (
     OBJECTNET,
     REAL,
     SEVERAL_RIGHT,
     UNKNOWN,
     VERSIONS,
+    Settings,
     corruption_name,
     corruptions,
     located,
 )
-from sslbench.protocols.robustness.classifier import (
-    ScoredClassifier,
-    classifier_of,
-)
-from sslbench.protocols.robustness.further_sets import (
-    missing_classes,
-    open_corrupted,
-    open_test_set,
-    open_unknown,
-    with_real_labels,
-)
-from sslbench.protocols.robustness.objectnet import open_objectnet
-from sslbench.protocols.robustness.perturbations import (
-    open_perturbed,
-    perturbation_metrics,
-    perturbation_notes,
-)
-from sslbench.protocols.robustness.settings import Settings
-from sslbench.protocols.robustness.unknown import MahalanobisNovelty, energy_novelty, softmax_novelty
 from sslbench.results import Outcome
 from sslbench.solvers.neighbours import nearest
 from sslbench.targets.classes import Classes
+
+_ROWS = 8192
+
 
 _MEMORY = 1.0  # GB of the search of neighbours
 
 
 def open_sets(
-    settings: Settings,
-    train: Source,
-    test: Source,
-    preprocessing: Preprocessing,
-    limited: Callable[[Source], Source],
+    settings: Settings, train: Source, test: Source, preprocessing: Preprocessing, limited: Callable[[Source], Source]
 ) -> dict[str, ImageSet]:
-    """Return the changed versions of the test images, the unknown images, and the further test sets.
-
-    Args:
-        settings: see `Settings`.
-        train: train part, with the known classes.
-        test: the unchanged test images.
-        preprocessing: of the backbone.
-        limited: function that takes as many images of another set as of test (--limit).
-
-    Raises:
-        SslbenchError: a location that cannot be used, or images that cannot be changed.
-    """
+    """Return the changed versions of the test images, the unknown images, and the further test sets."""
     found: dict[str, ImageSet] = {}
     changes = [*corruption_changes(settings).values(), *geometric_changes(settings).values()]
     if changes:
@@ -113,6 +92,59 @@ def open_sets(
     return found
 
 
+def softmax_novelty(scores: FloatArray) -> FloatArray:
+    """Return less the largest probability (MSP; Hendrycks and Gimpel, ICLR 2017) of logits (N, C).
+
+    >>> softmax_novelty(np.array([[0.0, 0.0]])).tolist()
+    [-0.5]
+    """
+    shifted = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(-shifted.max(axis=1) / shifted.sum(axis=1))
+
+
+def energy_novelty(scores: FloatArray) -> FloatArray:
+    """Return the energy, less the logarithm of the sum of exponentials (Liu et al., NeurIPS 2020) of logits (N, C).
+
+    >>> energy_novelty(np.array([[0.0, 0.0]])).round(4).tolist()
+    [-0.6931]
+    """
+    largest = scores.max(axis=1)
+    return np.asarray(-largest - np.log(np.exp(scores - largest[:, None]).sum(axis=1)))
+
+
+class MahalanobisNovelty:
+    """Distance to the nearest class mean under the covariance that all classes share (Lee et al., NeurIPS 2018).
+
+    Directions in which training features do not vary about their class means but for rounding (eigenvalues below
+    1e-12 of the largest) are left out: the distance along them is not known.
+    """
+
+    def __init__(self, x: Matrix, labels: IntArray) -> None:
+        classes, place = np.unique(labels, return_inverse=True)
+        counts = np.bincount(place)
+        means = np.zeros((len(classes), x.shape[1]))
+        covariance = np.zeros((x.shape[1], x.shape[1]))
+        for start in range(0, len(x), _ROWS):
+            np.add.at(means, place[start : start + _ROWS], x[start : start + _ROWS].astype(np.float64))
+        means /= counts[:, None]
+        for start in range(0, len(x), _ROWS):
+            residual = x[start : start + _ROWS].astype(np.float64) - means[place[start : start + _ROWS]]
+            covariance += residual.T @ residual
+        values, axes = np.linalg.eigh(covariance / len(x))
+        kept = values > 1e-12 * values[-1]
+        self._whiten = axes[:, kept] / np.sqrt(values[kept])
+        self._means = means @ self._whiten
+
+    def __call__(self, x: Matrix) -> FloatArray:
+        """Return the squared distance (N,) of features (N, D) to the nearest class mean."""
+        found = np.empty(len(x))
+        for start in range(0, len(x), _ROWS):
+            own = x[start : start + _ROWS].astype(np.float64) @ self._whiten
+            squares = (own**2).sum(axis=1)[:, None] + (self._means**2).sum(axis=1) - 2 * own @ self._means.T
+            found[start : start + _ROWS] = squares.min(axis=1)
+        return found
+
+
 def _resized_to_crop(preprocessing: Preprocessing) -> Preprocessing:
     """Return the preprocessing for images that are cropped already: those of ImageNet-C have 224 x 224 pixels."""
     if preprocessing.crop is None:
@@ -120,35 +152,13 @@ def _resized_to_crop(preprocessing: Preprocessing) -> Preprocessing:
     return dataclasses.replace(preprocessing, resize=preprocessing.crop, squash=None, crop=None)
 
 
-def score(
-    train: Features,
-    test: Features,
-    sets: Mapping[str, Features],
-    settings: Settings,
-    *,
-    seed: int,
-    device: str = "cpu",
-    classifier: FileClassifier | None = None,
-) -> dict[str, Outcome]:
-    """Score test and the sets by a linear probe trained on train, or by the classifier of the weights file.
-
-    Args:
-        train: features and labels that a probe is trained on (a part is held out while c is chosen), and that unknown
-            images are compared with.
-        test: features and labels of the unchanged test images.
-        sets: features of the sets that `open_sets` returns.
-        settings: see `Settings`.
-        seed: of the held-out part and of the intervals.
-        device: of the search of neighbours; the result is the same.
-        classifier: that of the weights file, whose classes are train's; None: a probe is trained.
-
-    Raises:
-        DataError: features that are not finite, or fewer than two classes in train.
-    """
+def score(inputs: FeatureInputs[Settings]) -> dict[str, Outcome]:
+    """Score test and the sets by a linear probe trained on train, or by the classifier of the weights file."""
+    train, test, sets, settings, seed = inputs.train, inputs.test, inputs.sets, inputs.settings, inputs.seed
     check_features(train, test)
     for name, each in sets.items():
         check_finite(each, name)
-    scored = classifier_of(settings, train, classifier, seed=seed)
+    scored = classifier_of(settings, train, inputs.classifier, seed=seed)
     labels = test.target
     scores = scored.logits(test.x)
     metrics, headline, per_class = summarise(
@@ -367,7 +377,7 @@ def _corruption_means(
 
 def _corruption_notes(settings: Settings) -> list[str]:
     named = corruptions(settings)
-    if settings.reference is None or len(named) == len(corruptions(dataclasses.replace(settings, corrupt=("main",)))):
+    if settings.reference is None or len(named) == len(MAIN):
         return []
     return [f"mCE is the mean over {len(named)} corruptions, not over the 15 of ImageNet-C."]
 

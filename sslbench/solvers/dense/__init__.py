@@ -2,9 +2,9 @@
 
 from typing import Literal
 
+# Pixels over which a loss is averaged.
 Average = Literal["scored", "all"]
-"""Pixels over which a loss is averaged."""
+# Function from outputs to weights of bins.
 Normalisation = Literal["linear", "softmax", "sigmoid"]
-"""Function from outputs to weights of bins."""
+# Distances of the centres of bins.
 Spacing = Literal["uniform", "logarithmic"]
-"""Distances of the centres of bins."""

@@ -18,8 +18,7 @@ import numpy as np
 
 from sslbench.arrays import FloatArray, Matrix, Rows
 from sslbench.solvers.logistic.newton import polish
-from sslbench.solvers.logistic.problem import Fit, Problem, preconditioner
-from sslbench.solvers.logistic.unrotated import Precision, Unrotated
+from sslbench.solvers.logistic.problem import Fit, Precision, Problem, Unrotated, preconditioner
 
 __all__ = ["Axes", "Fit", "Problem", "Unrotated", "extrapolate", "fit", "principal_axes"]
 

@@ -16,11 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from sslbench.arrays import FloatArray, Matrix, Rows
-from sslbench.solvers.logistic.problem import ClassSums, Fit, LossAndGradient, Problem
-from sslbench.solvers.logistic.unrotated import Precision, Unrotated
+from sslbench.solvers.logistic.problem import ClassSums, Fit, LossAndGradient, Precision, Problem, Unrotated
 
+# Largest share of the GPU's free memory that samples may fill.
 RESIDENT = 0.5
-"""Largest share of the GPU's free memory that samples may fill."""
 _VALUES = 2**26  # feature values and logits per block: half a gigabyte in float64
 _STORED = 0.25  # largest share of the free memory for the probabilities of a Newton step
 _ROWS = 65_536
@@ -41,11 +40,7 @@ class DeviceProblem(Problem):
     ) -> None:
         """Store the samples; they are copied to the device when they are used.
 
-        Args:
-            x: as for `Problem`.
-            targets: as for `Problem`.
-            outputs: K.
-            device: 'cuda', 'cuda:1'; 'cpu' in tests.
+        `device`: 'cuda', 'cuda:1'; 'cpu' in tests.
         """
         super().__init__(x, targets, outputs)
         self.device = torch.device(device)

@@ -12,12 +12,66 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import FloatArray, Matrix
-from sslbench.solvers.logistic.unrotated import Precision, Unrotated
+from sslbench.arrays import FloatArray, IntArray, Matrix, Rows, RowSubset
 
 STORED_UP_TO = 2**28  # probabilities stored during a step (1 GB in single precision); more are recomputed
+
+
 _LOGITS = 2**21  # logits per block of samples, which fit into the cache
+
+
 _VALUES = 2**24  # feature values per block of samples, which bounds the memory of conversions
+
+
+Precision = type[np.float32] | type[np.float64]
+
+
+class Unrotated:
+    """Centred features in place of their coordinates, for problems larger than memory.
+
+    Standardisation and rotation are one matrix T, so that the logits x T W are products of the centred features with
+    T W, and a gradient by W is T' times that by T W. Neither a standardised copy nor coordinates exist; a block is
+    centred each time it is read, which takes little beside its products.
+
+    Attributes:
+        x: (N, D) features as stored.
+        centre: (D,) mean of the features.
+        turn: (D, R) T, division by the standard deviation and rotation onto the principal axes.
+    """
+
+    def __init__(self, x: Rows, centre: FloatArray, turn: FloatArray) -> None:
+        """Store the features, their mean (D,), and T."""
+        self.x, self.turn = x, turn
+        self.centre = centre
+        self._buffers: dict[Precision, Matrix] = {}
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of samples and of coordinates, (N, R)."""
+        return len(self.x), self.turn.shape[1]
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates in all."""
+        n, width = self.shape
+        return n * width
+
+    def select(self, rows: IntArray) -> "Unrotated":
+        """Return some of the samples, by ascending numbers, without a copy."""
+        given = RowSubset(self.x.x, self.x.rows[rows]) if isinstance(self.x, RowSubset) else RowSubset(self.x, rows)
+        return Unrotated(given, self.centre, self.turn)
+
+    def centred(self, rows: slice, precision: Precision) -> Matrix:
+        """Return centred features (n, D) of a range of samples; the next call overwrites them."""
+        given = self.x[rows]
+        buffer = self._buffers.get(precision)
+        if buffer is None or len(buffer) < len(given):
+            # New memory for each block takes several times as long as the subtraction.
+            buffer = self._buffers[precision] = np.empty(given.shape, precision)
+        return np.subtract(given, self.centre, out=buffer[: len(given)], dtype=np.float64, casting="same_kind")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,10 +147,8 @@ class Problem:
     ) -> None:
         """Store the samples.
 
-        Args:
-            x: (N, R) coordinates, or the features that they are computed from.
-            targets: (N,) classes 0..K-1 for a multinomial problem; (N, K) of 1, 0 or -1 (ignored) for K binary ones.
-            outputs: K.
+        `x`: (N, R) coordinates, or the features that they are computed from; `targets`: (N,) classes 0..K-1 for a
+        multinomial problem; (N, K) of 1, 0 or -1 (ignored) for K binary ones.
         """
         self.x, self.outputs, self.targets = x, outputs, targets
         self.multinomial = targets.ndim == 1
@@ -252,11 +304,7 @@ class Hessian:
     def __init__(self, problem: Problem, precision: Precision, weight: FloatArray, bias: FloatArray) -> None:
         """Compute the probabilities (N, K) at the point, or leave them to be recomputed if they are too many.
 
-        Args:
-            problem: samples.
-            precision: precision of the products.
-            weight: (R, K).
-            bias: (K,).
+        `weight`: (R, K); `bias`: (K,).
         """
         self._problem, self._precision = problem, precision
         self._weight = problem.on_columns(weight, precision)
@@ -331,12 +379,7 @@ def _multinomial(logits: Matrix, classes: npt.NDArray[np.integer]) -> FloatArray
 
 
 def _binary(logits: Matrix, targets: npt.NDArray[np.integer]) -> FloatArray:
-    """Return the (K,) summed logistic losses of (n, K) logits, and overwrite the logits by their gradient.
-
-    Args:
-        logits: (n, K).
-        targets: (n, K) 1, 0, or -1 for an unknown label, whose loss is 0.
-    """
+    """Return the (K,) summed logistic losses of (n, K) logits, and overwrite the logits by their gradient."""
     sign, known = np.where(targets > 0, 1, -1).astype(logits.dtype), targets >= 0
     margin = sign * logits
     smaller = np.exp(-np.abs(margin))

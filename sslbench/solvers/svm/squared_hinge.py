@@ -19,9 +19,8 @@ from collections.abc import Callable
 
 import torch
 
-from sslbench.solvers.svm import qr_newton
 from sslbench.solvers.svm.features import RotatedFeatures
-from sslbench.solvers.svm.newton_systems import newton_directions
+from sslbench.solvers.svm.newton_systems import newton_directions, qr_is_affordable, solve_by_qr
 
 Derivatives = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
@@ -111,7 +110,7 @@ def solve(
         left.short_steps += left.short_step
     found = Solutions(v, decision, converged, steps)
     unfinished = torch.nonzero(limited_by_rounding).flatten().tolist()
-    if qr_newton.affordable(*features.x.shape):
+    if qr_is_affordable(*features.x.shape):
         _continue_by_qr(features, found, unfinished, signs, sample_costs, max_iter)
     return found
 
@@ -128,7 +127,7 @@ def _continue_by_qr(
     x = features.x.numpy()
     for p in problems:
         start = found.v[p].numpy()
-        v, optimum, steps = qr_newton.solve(
+        v, optimum, steps = solve_by_qr(
             x,
             signs[p].double().numpy(),
             sample_costs[p].numpy(),

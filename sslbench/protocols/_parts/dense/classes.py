@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def check_classes(protocol: str, train: Target) -> None:
-    """Refuse label maps of one class.
-
-    Raises:
-        DataError: all pixels belong to one class.
-    """
+    """Refuse label maps of one class."""
     if len(train.classes) < 2:
         raise DataError(
             f"{protocol} needs two classes, and all pixels of the maps belong to '{', '.join(train.classes)}'",
@@ -33,12 +29,7 @@ def check_classes(protocol: str, train: Target) -> None:
 
 
 def read_classes(source: Source, index: int, size: tuple[int, int] | None = None) -> "PixelTarget":
-    """Return the classes of the pixels of an image, float32 (1, H, W), nan where they do not count.
-
-    Raises:
-        UnreadableImage: there is no complete map.
-        DataError: it is of another size than the image, or has a value that is no class.
-    """
+    """Return the classes of the pixels of an image, float32 (1, H, W), nan where they do not count."""
     label = LabelMaps.of(source.target).maps.read_map(index, size=size).semantic
     classes = label.astype(np.float32)
     classes[label == IGNORED] = np.nan

@@ -14,18 +14,17 @@ from sslbench.backbones.dense import DenseEncoder, DenseInput, block_inputs, lay
 from sslbench.backbones.grids import last_map
 from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.errors import UsageError
-from sslbench.protocols._parts.dense.settings import HeadSettings
+from sslbench.protocols._parts.dense.task import HeadSettings
 from sslbench.runtime.seeds import seeded
-from sslbench.solvers.dense.heads import ConvHead, DPTHead, Layers, LinearHead, layer_indices
-from sslbench.solvers.dense.windows import resized
+from sslbench.solvers.dense.heads import ConvHead, DPTHead, Layers, LinearHead, layer_indices, resized
 
+# Name of the colours on the first grid as an input of heads, beginning of that on others; and of their floor.
 PIXELS = "pixels"
-"""Name of the colours on the first grid as an input of heads, beginning of that on others; and of their floor."""
 
+# Side of the smallest cells that maps are enlarged to, in pixels: a fourth of DINOv2's patches of 14 is 3.5.
 _FINEST = 3
-"""Side of the smallest cells that maps are enlarged to, in pixels: a fourth of DINOv2's patches of 14 is 3.5."""
+# Name of a map -> (B, C, h, w).
 Maps = Mapping[str, Tensor]
-"""Name of a map -> (B, C, h, w)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +43,7 @@ class HeadInput:
 def head_inputs(
     backbone: Backbone, layers: Sequence[Layer], settings: HeadSettings, *, protocol: str
 ) -> tuple[tuple[HeadInput, ...], tuple[DenseInput, ...]]:
-    """Return the inputs of heads, and the maps of the encoder that they consist of.
-
-    Raises:
-        UsageError: blocks and layers exclude each other, or the backbone lacks them.
-        BackboneError: it has no map.
-    """
+    """Return the inputs of heads, and the maps of the encoder that they consist of."""
     if not settings.blocks and settings.raw_blocks == "none":
         found = layer_inputs(backbone, layers, cls=settings.cls)
     elif (settings.blocks and settings.raw_blocks != "none") or not _are_default(backbone, layers):
@@ -97,16 +91,7 @@ class DenseHead(nn.Module):
     def __init__(
         self, number: int, input: HeadInput, lr: float, encode: "MapEncoder", outputs: int, settings: HeadSettings
     ) -> None:
-        """Initialise from torch's default generator.
-
-        Args:
-            number: place among the heads of a run.
-            input: maps that it reads.
-            lr: learning rate.
-            encode: gives the maps.
-            outputs: channels of the result.
-            settings: kind of head, norm, dropout, upsample.
-        """
+        """Initialise from torch's default generator."""
         super().__init__()
         self.number, self.input, self.lr = number, input, lr
         self._upsample = min(settings.upsample, max(1, encode.strides[input.parts[0]] // _FINEST))
@@ -133,12 +118,7 @@ class DenseHead(nn.Module):
 
 
 def make_heads(
-    inputs: Sequence[HeadInput],
-    encode: "MapEncoder",
-    outputs: int,
-    settings: HeadSettings,
-    *,
-    seed: int,
+    inputs: Sequence[HeadInput], encode: "MapEncoder", outputs: int, settings: HeadSettings, *, seed: int
 ) -> list[DenseHead]:
     """Return the heads: one per input and learning rate, those of an input with the same first weights."""
     heads: list[DenseHead] = []
@@ -224,15 +204,14 @@ class Sizes:
 def fitted_sizes(settings: HeadSettings, multiple: int, short_side: float, trained: int) -> Sizes:
     """Return the sizes for a backbone and data.
 
-    Args:
-        settings: sizes are rounded up to multiples of the patch; `enlarge` says how far they shrink to small data.
-        multiple: side of a patch.
-        short_side: median of the training images.
-        trained: short side of the images that the backbone was trained on.
+    `settings`: sizes are rounded up to multiples of the patch; `enlarge` says how far they shrink to small data.
 
     >>> fitted_sizes(HeadSettings(), 14, 480.0, 224)
+
     Sizes(short_side=490, crop=(490, 490), window=(490, 490), stride=(320, 320))
+
     >>> fitted_sizes(HeadSettings(enlarge="trained"), 14, 92.0, 224).short_side
+
     224
     """
     shrink = 1.0

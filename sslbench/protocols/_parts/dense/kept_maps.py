@@ -25,10 +25,7 @@ class KeptMaps:
     def __init__(self, encode: MapEncoder, preprocessing: Preprocessing, crops: int | None) -> None:
         """Set up without maps.
 
-        Args:
-            encode: the frozen backbone.
-            preprocessing: mean and std of the images.
-            crops: number of different crops; None: each is new.
+        `crops`: number of different crops; None: each is new.
         """
         self.keeps = crops is not None
         self._encode, self._preprocessing, self._crops = encode, preprocessing, crops or 0

@@ -35,33 +35,29 @@ from sslbench.protocols._parts.dense.heads import (
     make_heads,
 )
 from sslbench.protocols._parts.dense.scoring import Inference, outputs
-from sslbench.protocols._parts.dense.settings import HeadSettings
 from sslbench.protocols._parts.dense.survey import Survey, refuse_problems, survey
-from sslbench.protocols._parts.dense.task import DenseRow, DenseTask
+from sslbench.protocols._parts.dense.task import DenseRow, DenseTask, HeadSettings
 from sslbench.protocols._parts.dense.training import Training, number_of_updates, train
-from sslbench.protocols._parts.images import unreadable_images
+from sslbench.protocols._parts.images import random_sample, unreadable_images
 from sslbench.protocols._parts.pictures import chosen_by_score, sheet
-from sslbench.protocols._parts.selection import holdout_rows, is_better, no_holdout, percent
+from sslbench.protocols._parts.selection import edge_notes, holdout_rows, is_better, no_holdout, percent
+from sslbench.protocols.protocol import ImageInputs
 from sslbench.results import Outcome
 from sslbench.runtime.progress import Progress, stage_progress
 from sslbench.train.loop import NotFiniteError
 
 log = logging.getLogger("sslbench")
 
+# Training images at most that the chosen heads are scored on, to see whether they fit.
 _TRAIN_IMAGES = 200
-"""Training images at most that the chosen heads are scored on, to see whether they fit."""
+# Images in each group of the picture.
 _SHOWN = 3
-"""Images in each group of the picture."""
 
 
 def checked_rows(
     backbone: Backbone, layers: Sequence[Layer], train_part: Source, settings: HeadSettings, *, protocol: str, seed: int
 ) -> tuple[str, ...]:
-    """Return the names of the results, after all checks that read no image.
-
-    Raises:
-        UsageError: backbone, layers, settings, data or the number of processes do not fit.
-    """
+    """Return the names of the results, after all checks that read no image."""
     if (world := this_process().world) > 1:
         raise UsageError(f"{protocol} trains its heads in one process, and {world} were started", "Start one process.")
     if backbone.preprocessing.channels not in (1, 3) and settings.colours != "none":
@@ -75,52 +71,24 @@ def checked_rows(
     return tuple(each.row for each in inputs)
 
 
-def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
-    backbone: Backbone,
-    layers: Sequence[Layer],
-    train_part: Source,
-    test: Source,
-    task: DenseTask[Any],
-    *,
-    seed: int,
-    engine: ExtractSettings,
-    folder: Path,
-    progress: Progress | None = None,
-) -> dict[str, Outcome]:
+def train_and_score(task: DenseTask[Any], own: ImageInputs[Any]) -> dict[str, Outcome]:
     """Train heads on train, choose one per row on a held-out part of it, and score the test images.
 
-    Args:
-        backbone: stays as it is.
-        layers: a row of results each, unless `blocks` is set.
-        train_part: images with targets.
-        test: test part.
-        task: targets, loss, scores and metrics.
-        seed: of the held-out part, the order, the augmentation, the first weights and the intervals.
-        engine: device, precision and workers.
-        folder: for checkpoints: the same call continues from the newest one there.
-        progress: called with what, images done and images in all.
-
-    Returns:
-        Row -> outcome; a row of which every head diverged is left out.
-
-    Raises:
-        DataError: images or targets cannot be used; all of them are listed. Or no pixel of the held-out part counts.
-        NotFiniteError: every head diverged.
-        StoppedError: a signal came; everything is saved.
+    Row -> outcome; a row of which every head diverged is left out.
     """
-    settings = task.settings
-    surveyed = _survey(train_part, test, task, backbone, engine, progress)
-    fit, held_out = _split(train_part, settings, seed, surveyed)
-    inputs, maps = head_inputs(backbone, layers, settings, protocol=task.name)
-    encoder = DenseEncoder(backbone, maps, device=engine.device, precision=engine.float_precision())
+    backbone, test, settings, seed = own.backbone, own.test, task.settings, own.seed
+    surveyed = _survey(task, own)
+    fit, held_out = _split(own.train, settings, seed, surveyed)
+    inputs, maps = head_inputs(backbone, own.layers, settings, protocol=task.name)
+    encoder = DenseEncoder(backbone, maps, device=own.engine.device, precision=own.engine.float_precision())
     encode = MapEncoder(encoder, backbone.preprocessing.channels, pixels=True)
     sizes = fitted_sizes(settings, encode.multiple, surveyed.short_side, backbone.preprocessing.trained_side or 1)
     inference = Inference(sizes, settings.scales, settings.flip_test, settings.batch_size)
-    run = _Run(backbone, encode, task, inference, seed, engine, progress)
+    run = _Run(backbone, encode, task, inference, seed, own.engine, own.progress)
     on_colours = dict.fromkeys(encode.pixel_input(each) for each in inputs)
     heads = make_heads((*inputs, *on_colours), encode, task.outputs, settings, seed=seed)
     heads = [head.to(encode.device) for head in heads]
-    alive = run.train(heads, fit, folder, square=surveyed.square)
+    alive = run.train(heads, fit, own.folder, square=surveyed.square)
     living = [head for head, lives in zip(heads, alive, strict=True) if lives]
     if not any(head.input in inputs for head in living):
         raise NotFiniteError(
@@ -135,10 +103,7 @@ def train_and_score(  # noqa: PLR0913  network, data, settings and how it runs
     chosen = list(best.values())
     fixed = {"constant": surveyed.constant, "position only": surveyed.by_position, **task.constants()}
     on_test, floors = run.score(chosen, test, "scoring", fixed)
-    most = min(len(test), _TRAIN_IMAGES)
-    part = fit
-    if len(fit) > most:
-        part = fit.select(np.sort(np.random.default_rng(seed).choice(len(fit), most, replace=False)))
+    part = random_sample(fit, min(len(test), _TRAIN_IMAGES), seed)
     on_train, _ = run.score(chosen, part, "scoring a part of")
     notes = [_training_note(settings, fit, held_out), sizes.text]
     if surveyed.unknown:
@@ -219,11 +184,7 @@ class _Run:
         )
 
     def score(
-        self,
-        heads: Sequence[DenseHead],
-        source: Source,
-        title: str,
-        fixed: Mapping[str, FloatArray] | None = None,
+        self, heads: Sequence[DenseHead], source: Source, title: str, fixed: Mapping[str, FloatArray] | None = None
     ) -> tuple[dict[int, FloatArray], dict[str, FloatArray]]:
         """Return the rows (N, R) of heads by number, and of outputs that are the same for every image by name."""
         report = stage_progress(self.progress, f"{self.backbone.name}: {title} {source.name}")
@@ -266,26 +227,20 @@ class _Run:
         return sheet(test, chosen, captions, draw, self.backbone.preprocessing)
 
 
-def _survey(
-    train_part: Source,
-    test: Source,
-    task: DenseTask[Any],
-    backbone: Backbone,
-    engine: ExtractSettings,
-    progress: Progress | None,
-) -> Survey:
+def _survey(task: DenseTask[Any], own: ImageInputs[Any]) -> Survey:
     """Return the survey of train, after checks of both parts."""
-    found = []
-    for source in (train_part, test):
-        report = stage_progress(progress, f"reading the targets of {source.name}")
-        found.append(survey(source, task.read, task.cells, engine, report))
-    refuse_problems(task.name, task.no_value, list(zip((train_part, test), found, strict=True)))
-    for source, each in zip((train_part, test), found, strict=True):
+    surveys = []
+    for source in (own.train, own.test):
+        report = stage_progress(own.progress, f"reading the targets of {source.name}")
+        surveys.append(survey(source, task.read, task.cells, own.engine, report))
+    parts = list(zip((own.train, own.test), surveys, strict=True))
+    refuse_problems(task.name, task.no_value, parts)
+    for source, each in parts:
         if each.unreadable:
-            raise unreadable_images(source, backbone.preprocessing, engine)
-    for part, each in zip(("train", "test"), found, strict=True):
+            raise unreadable_images(source, own.backbone.preprocessing, own.engine)
+    for part, each in zip(("train", "test"), surveys, strict=True):
         task.check_totals(part, each.sums.sum(axis=(1, 2)))
-    return found[0]
+    return surveys[0]
 
 
 def _split(train_part: Source, settings: HeadSettings, seed: int, surveyed: Survey) -> tuple[Source, Source | None]:
@@ -384,8 +339,4 @@ def _notes(head: DenseHead, others: Sequence[DenseHead], alive: Sequence[bool], 
     notes = []
     if diverged := [other.text for other in others if not alive[other.number]]:
         notes.append(f"Diverged heads were left out: {'; '.join(diverged)}.")
-    rates = sorted(settings.lr)
-    if len(rates) > 2 and head.lr in (rates[0], rates[-1]):
-        end = "smallest" if head.lr == rates[0] else "largest"
-        notes.append(f"The selected lr={head.lr:g} is the {end} value tried; the best may lie beyond.")
-    return notes
+    return notes + edge_notes("lr", head.lr, settings.lr, least=3)

@@ -17,7 +17,7 @@ from sslbench.features.array import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense.heads import DenseHead, MapEncoder, Sizes
 from sslbench.protocols._parts.dense.task import DenseTask
-from sslbench.solvers.dense.windows import centre_padded, resized, sliding_logits, window_starts
+from sslbench.solvers.dense.heads import centre_padded, resized, sliding_logits, window_starts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +53,7 @@ def outputs_of(
 ) -> Iterator[Iterator[Tensor]]:
     """Yield the outputs (K, h, w) of the heads for each image; the backbone sees each window once.
 
-    Args:
-        images: (N, C, H, W), normalised, at the largest scale.
-        sizes: height and width of their targets, at which flips and scales are averaged.
-        heads: in evaluation mode.
-        encode: the frozen backbone.
-        task: activation, and what is averaged.
-        inference: windows, scales and flips.
+    `images`: (N, C, H, W), normalised, at the largest scale.
     """
     views = [
         _View(each.flip(-1) if flipped else each, flipped)
@@ -178,21 +172,7 @@ def outputs(
     *,
     unreadable: Callable[[], DataError],
 ) -> Iterator[tuple[PixelTarget, Iterator[Tensor]]]:
-    """Yield the target of every image and the output (K, h, w) of each head; the outputs of one image are in memory.
-
-    Args:
-        heads: trained.
-        encode: the frozen backbone.
-        source: images with targets.
-        task: dense task.
-        preprocessing: mean and std of the images.
-        inference: sizes, scales and flips.
-        engine: workers are used.
-        unreadable: makes the error about unreadable images.
-
-    Raises:
-        DataError: an image cannot be read.
-    """
+    """Yield the target of every image and the output (K, h, w) of each head; the outputs of one image are in memory."""
     for head in heads:
         head.eval()
     transform = inference.preprocessing(preprocessing)

@@ -18,11 +18,11 @@ from sslbench.features.array import ExtractSettings
 from sslbench.protocols._parts.dense.task import Cells
 from sslbench.runtime.progress import StageProgress
 
+# Function from a target and the height and width of a grid to sums and numbers in its cells; picklable.
 ReadCells = Callable[[PixelTarget, tuple[int, int]], Cells]
-"""Function from a target and the height and width of a grid to sums and numbers in its cells; picklable."""
 
+# Grid of the floor 'position only'.
 GRID = (32, 32)
-"""Grid of the floor 'position only'."""
 _CHUNK = 32
 _LISTED = 10
 
@@ -62,21 +62,9 @@ class Survey:
 
 
 def survey(
-    source: Source,
-    read: ReadTarget,
-    cells: ReadCells,
-    engine: ExtractSettings,
-    progress: StageProgress | None = None,
+    source: Source, read: ReadTarget, cells: ReadCells, engine: ExtractSettings, progress: StageProgress | None = None
 ) -> Survey:
-    """Read every target of a source once; see `refuse_problems` for those that cannot be used.
-
-    Args:
-        source: images and targets.
-        read: see `DenseTask`.
-        cells: see `DenseTask`.
-        engine: its workers read.
-        progress: images read, and all.
-    """
+    """Read every target of a source once; see `refuse_problems` for those that cannot be used."""
     chunks = [np.arange(start, min(start + _CHUNK, len(source))) for start in range(0, len(source), _CHUNK)]
     found: list[_Chunk] = []
     sums, numbers = np.zeros(()), np.zeros(())
@@ -102,16 +90,7 @@ def survey(
 
 
 def refuse_problems(protocol: str, no_value: str, found: Sequence[tuple[Source, Survey]]) -> None:
-    """Refuse targets that cannot be used, those of all parts in one message, and parts of which no pixel is known.
-
-    Args:
-        protocol: its name, for messages.
-        no_value: reason why a pixel does not count.
-        found: the parts and their surveys.
-
-    Raises:
-        DataError: with all of the reasons.
-    """
+    """Refuse targets that cannot be used, those of all parts in one message, and parts of which no pixel is known."""
     if problems := [text for _, surveyed in found for text in surveyed.problems]:
         where = " and ".join(source.name for source, surveyed in found if surveyed.problems)
         more = f"\n  and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""

@@ -5,24 +5,27 @@ Shapes: B images; k values of a target and H x W pixels; K values of an output; 
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import BoolArray, FloatArray
+from sslbench.config import other_default, setting
 from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
+from sslbench.data.views import MapColours
 from sslbench.data.wording import counted, some
-from sslbench.errors import DataError
+from sslbench.errors import DataError, UsageError
 from sslbench.metrics import catalog
 from sslbench.metrics.intervals import Values
 from sslbench.metrics.summary import summarise, without_intervals
 from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.dense.settings import HeadSettings, check_heads
+from sslbench.protocols.protocol import ProtocolSettings
 from sslbench.results import Outcome
 from sslbench.targets.pixel_values import ReadValues
 from sslbench.targets.target import Target
+from sslbench.train.optimizers.optimizer import find, refuse_unknown
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -30,12 +33,140 @@ if TYPE_CHECKING:
 
     from sslbench.data.loading.joint import PixelTarget
 
-S = TypeVar("S", bound=HeadSettings)
-Cells = tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]
-"""Sums (K, h, w) and numbers (h, w) in the cells of a grid."""
 
+HeadName = Literal["linear", "conv", "dpt"]
+
+
+Enlarge = Literal["none", "trained", "size"]
+
+
+RawBlocks = Literal["none", "last", "last4", "spread4"]
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadSettings(ProtocolSettings):
+    """Inputs, head, training and inference of dense heads."""
+
+    head: HeadName = setting("linear", "linear: 1x1 convolution; conv: two of 3x3 before it; dpt: fusion of the layers")
+    blocks: tuple[int, ...] = setting(
+        (),
+        "vision transformers, instead of --layers: join the patches of the last n blocks after the last norm; each n "
+        "has a row of its own",
+        within="[1, inf)",
+        distinct=True,
+    )
+    raw_blocks: RawBlocks = setting(
+        "none",
+        "vision transformers, instead of --layers: outputs of blocks before the last norm: the last, the last4, or "
+        "spread4 over the depth ([2, 5, 8, 11] of 12)",
+    )
+    cls: bool = setting(False, "join the class token of each layer to its patches")
+    upsample: int = setting(
+        1, "factor by which the maps are enlarged before the head, to cells of 3 pixels at least", within="[1, inf)"
+    )
+    norm: bool = setting(True, "BatchNorm before the head")
+    dropout: float = setting(0.0, "share of the channels dropped before the head in training", within="[0, 1)")
+    lr: tuple[float, ...] = setting(
+        (5e-4, 1e-3, 2e-3),
+        "learning rates; a head is trained with each and the best is selected",
+        within="(0, inf)",
+        filled=True,
+        distinct=True,
+    )
+    optimizer: str = setting(
+        "adamw", "sgd, adamw, lars, larc, timm:NAME, or your own my_pkg.my_optimizer", added_later=True
+    )
+    weight_decay: float = setting(1e-4, "weight decay", within="[0, inf)")
+    betas: tuple[float, float] = setting((0.9, 0.999), "adamw: decay rates of its averages")
+    clip_norm: float | None = setting(None, "largest norm of a head's gradient; null: any", within="(0, inf)")
+    steps: int = setting(40_000, "updates, at most", unit="updates", within="[1, inf)")
+    max_epochs: float | None = setting(
+        50,
+        "epochs, at most: small data get fewer updates, with a shorter warm-up; null: any number",
+        unit="epochs",
+        within="(0, inf)",
+    )
+    batch_size: int = setting(16, "crops per update", unit="crops", within="[2, inf)")
+    warmup_steps: int = setting(
+        1500, "updates of linear warm-up, of `steps`", unit="updates", part_of="steps", within="[0, inf)"
+    )
+    schedule: Literal["poly", "cosine", "constant"] = setting("poly", "schedule of lr: poly, cosine or constant")
+    power: float = setting(1.0, "power of schedule=poly", within="(0, inf)", needs="schedule=poly")
+    size: int | None = setting(
+        512, "short side of the resized images; null: their own", unit="pixels", within="[1, inf)"
+    )
+    enlarge: Enlarge = setting(
+        "none",
+        "small images: none: size, crop, window and stride shrink to the data's short side; trained: but not below the "
+        "side of the images that the backbone was trained on; size: images are enlarged to size",
+        needs="size",
+    )
+    resize_range: tuple[float, float] = setting(
+        (0.5, 2.0), "range of a random factor of the size in training", within="(0, inf)"
+    )
+    crop: tuple[int, int] = setting((512, 512), "height and width of the crops", unit="pixels", within="[1, inf)")
+    flip: float = setting(0.5, "probability of a horizontal flip in training", within="[0, 1]")
+    colours: MapColours = setting(
+        "photometric", "photometric: brightness, contrast, saturation, hue as SSD; gamma: as BTS; none"
+    )
+    rotation: float = setting(
+        0.0, "largest rotation in training, of half of the crops", unit="degrees", within="[0, 180]"
+    )
+    window: tuple[int, int] | None = setting(
+        (512, 512),
+        "height and width of the sliding window in scoring; null: the whole image",
+        unit="pixels",
+        within="[1, inf)",
+    )
+    stride: tuple[int, int] = setting(
+        (341, 341), "step of the sliding window", unit="pixels", within="[1, inf)", needs="window"
+    )
+    scales: tuple[float, ...] = setting(
+        (1.0,), "factors of the size over which scores are averaged", within="(0, inf)", filled=True, distinct=True
+    )
+    flip_test: bool = setting(False, "average scores with those of the mirrored image")
+    holdout: float = setting(0.1, "share of train held out to select a head, if there are several", within="(0, 1)")
+
+    def __post_init__(self) -> None:
+        """Refuse settings that do not go together."""
+        super().__post_init__()
+        name, usual = self.protocol(), type(self)
+        if self.warmup_steps >= self.steps:
+            raise UsageError(f"{name}: warmup_steps={self.warmup_steps} should be below steps={self.steps}; give both")
+        refuse_unknown(self.optimizer)
+        if self.betas != usual.betas and "betas" not in find(self.optimizer).uses:
+            raise UsageError(f"{name}: betas has no effect with optimizer={self.optimizer}")
+        if self.resize_range[0] > self.resize_range[1]:
+            raise UsageError(f"{name}: resize_range should ascend, not {list(self.resize_range)}")
+        if self.window is not None and any(step > side for step, side in zip(self.stride, self.window, strict=True)):
+            raise UsageError(
+                f"{name}: stride={list(self.stride)} would leave gaps between windows of {list(self.window)}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class SurfaceSettings(HeadSettings):
+    """Settings that depth and normals share: those of DINOv2 and probe3d on NYUv2."""
+
+    upsample: int = other_default(HeadSettings, "upsample", 4)
+    steps: int = other_default(HeadSettings, "steps", 38_400)
+    schedule: Literal["poly", "cosine", "constant"] = other_default(HeadSettings, "schedule", "cosine")
+    size: int | None = other_default(HeadSettings, "size", 480)
+    enlarge: Enlarge = other_default(HeadSettings, "enlarge", "trained")
+    resize_range: tuple[float, float] = other_default(HeadSettings, "resize_range", (1.0, 1.0))
+    colours: MapColours = other_default(HeadSettings, "colours", "gamma")
+    window: tuple[int, int] | None = other_default(HeadSettings, "window", None)
+
+
+S = TypeVar("S", bound=HeadSettings)
+
+
+# Sums (K, h, w) and numbers (h, w) in the cells of a grid.
+Cells = tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]
+
+
+# Reason why no pixel of label maps counts.
 ALL_IGNORED = "all are ignored; `sslbench check-data` shows which values are classes"
-"""Reason why no pixel of label maps counts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,34 +217,14 @@ class DenseTask(Generic[S]):
     settings: S
 
     @classmethod
-    def check_settings(cls, settings: S) -> None:
-        """Refuse settings that are not possible, whatever the data and the backbone.
-
-        Raises:
-            UsageError: a setting is not possible.
-        """
-        check_heads(settings, protocol=cls.name)
-
-    @classmethod
     def check(cls, settings: S, train: Target) -> None:
-        """Refuse settings and labels that cannot work, before anything else is opened.
-
-        Raises:
-            UsageError: settings that are not possible.
-            DataError: labels of another kind.
-        """
-        cls.check_settings(settings)
+        """Refuse settings and labels that cannot work, before anything else is opened."""
         if not isinstance(train, cls.takes):
             raise DataError(f"{cls.name} {cls.needs}, and these samples have {train.title}", cls.advice)
 
     @classmethod
     def of(cls, settings: S, train: Source, preprocessing: Preprocessing, seed: int) -> Self:
-        """Return the task of a training part, for a backbone with that preprocessing.
-
-        Raises:
-            DataError: targets of train that cannot be used.
-            UsageError: settings that do not fit them.
-        """
+        """Return the task of a training part, for a backbone with that preprocessing."""
         return cls(settings)
 
     @property
@@ -132,12 +243,7 @@ class DenseTask(Generic[S]):
         return 1.0
 
     def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "PixelTarget":
-        """Return the target of an image of that height and width, float32 (k, H, W), nan where unknown.
-
-        Raises:
-            UnreadableImage: there is no complete target.
-            DataError: it cannot be used: it is of another size than the image, or impossible.
-        """
+        """Return the target of an image of that height and width, float32 (k, H, W), nan where unknown."""
         return read_pixel_values(source, index, size)
 
     def cells(self, target: "PixelTarget", grid: tuple[int, int]) -> Cells:
@@ -150,12 +256,7 @@ class DenseTask(Generic[S]):
     def check_totals(self, part: str, sums: FloatArray) -> None:
         """Refuse a part, 'train' or 'test', in which nothing can be learnt or scored.
 
-        Args:
-            part: its name.
-            sums: (K,), those of `cells` over all images.
-
-        Raises:
-            DataError: there is nothing to learn or to score.
+        `sums`: (K,), those of `cells` over all images.
         """
 
     def constants(self) -> dict[str, FloatArray]:
@@ -167,13 +268,7 @@ class DenseTask(Generic[S]):
         return channels
 
     def loss(self, outputs: "Tensor", targets: "Tensor", update: int) -> "Tensor":
-        """Return the loss of outputs (B, K, H, W) at the size of the targets (B, k, H, W).
-
-        Args:
-            outputs: activated and enlarged.
-            targets: nan where unknown.
-            update: number of the update, which counts from 0 to `steps`.
-        """
+        """Return the loss of outputs (B, K, H, W) at the size of the targets (B, k, H, W)."""
         raise NotImplementedError
 
     def averaged(self, outputs: "Tensor") -> "Tensor":
@@ -269,18 +364,13 @@ def _best(metric: str, values: Sequence[float]) -> float:
 
 def enlarged(output: "Tensor", target: "PixelTarget") -> "Tensor":
     """Return an output (K, h, w) at the size of a target (k, H, W), bilinear, float32 (K, H, W) in main memory."""
-    from sslbench.solvers.dense.windows import resized
+    from sslbench.solvers.dense.heads import resized
 
     return resized(output[None].float(), (target.shape[1], target.shape[2]))[0].cpu()
 
 
 def read_pixel_values(source: Source, index: int, size: tuple[int, int] | None = None) -> "PixelTarget":
-    """Return the values of the pixels of an image, float32 (k, H, W), nan where unknown.
-
-    Raises:
-        UnreadableImage: there are no complete values.
-        DataError: they are of another size than the image, or impossible.
-    """
+    """Return the values of the pixels of an image, float32 (k, H, W), nan where unknown."""
     target = source.target
     if not isinstance(target, ReadValues):
         raise DataError(f"{source.name} has no values of pixels")

@@ -17,13 +17,12 @@ from sslbench.errors import DataError
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense.heads import DenseHead, MapEncoder
 from sslbench.protocols._parts.dense.kept_maps import KeptMaps
-from sslbench.protocols._parts.dense.settings import HeadSettings
-from sslbench.protocols._parts.dense.task import DenseTask
+from sslbench.protocols._parts.dense.task import DenseTask, HeadSettings
 from sslbench.protocols._parts.head_training import HeadTraining, stop_diverged
 from sslbench.runtime.progress import StageProgress
 from sslbench.runtime.seeds import seeded
 from sslbench.runtime.signals import stop_signals
-from sslbench.solvers.dense.windows import resized
+from sslbench.solvers.dense.heads import resized
 from sslbench.train import loop, schedules
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import RateSchedules, TrainingPlan
@@ -34,8 +33,8 @@ from sslbench.train.state import State, resume
 
 log = logging.getLogger("sslbench")
 
+# Maps of a batch by layer.
 Maps = dict[str, Tensor]
-"""Maps of a batch by layer."""
 
 CHECK_EVERY = 10  # updates between two checks of losses
 LINE_SECONDS = 30.0  # between log lines
@@ -113,24 +112,6 @@ def train(
 
     The backbone is not trained, nor does anything else of it move: that is checked. A killed run that continues ends
     with the same weights.
-
-    Args:
-        heads: on the device of the encoder.
-        encode: the frozen backbone.
-        data: crops and targets.
-        task: loss.
-        settings: rates, schedule, clipping.
-        plan: plan of the training.
-
-    Returns:
-        A mask of the heads that did not diverge.
-
-    Raises:
-        UsageError: another run uses the folder.
-        NotFiniteError: every head diverged.
-        StoppedError: a signal came; a checkpoint was saved.
-        DataError: an image cannot be read, or features are not finite.
-        BackboneError: parameters or statistics of the backbone moved.
     """
     with exclusive(plan.folder):
         run = _HeadTraining(heads, encode, task, settings, plan)
@@ -200,7 +181,8 @@ class _HeadTraining(HeadTraining[tuple[Maps, Tensor]]):
     def loss(self, batch: tuple[int, Maps, Tensor], step: Step) -> Loss:
         """Return the loss of one head."""
         number, maps, targets = batch
-        with seeded(_dropout_seed(self.plan.seed, step.index), targets.device):  # the same channels, whatever the rows
+        # The seed is that of the run and the update alone: a run continues as it began, whatever its rows are.
+        with seeded((self.plan.seed * 1_000_003 + step.index) % 2**63, targets.device):
             outputs = resized(self.task.activated(self.all[number](maps)), (targets.shape[2], targets.shape[3]))
         # Few images end the training before `steps`: what is counted in those keeps its share, as the warm-up does.
         value = self.task.loss(outputs, targets, step.index * self.settings.steps // self.plan.updates)
@@ -243,8 +225,3 @@ class _HeadTraining(HeadTraining[tuple[Maps, Tensor]]):
     def more(self) -> dict[str, Any]:
         """Return a mask of the heads that have not diverged."""
         return {"alive": self.alive}
-
-
-def _dropout_seed(seed: int, index: int) -> int:
-    """Return the seed of an update: that of the run and its number alone, so that a run continues as it began."""
-    return (seed * 1_000_003 + index) % 2**63

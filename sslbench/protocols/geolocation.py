@@ -20,87 +20,124 @@ from sslbench.config import setting
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.metrics.regression import ACCURACY, MEAN_ERROR, REGION, great_circle_distances, located_within
+from sslbench.metrics.regression import (
+    ACCURACY,
+    MEAN_ERROR,
+    REGION,
+    great_circle_distances,
+    located_within,
+    unit_vectors,
+)
 from sslbench.metrics.summary import summarise_places
 from sslbench.protocols._parts.selection import check_features
-from sslbench.protocols.geolocation.cells import Cells, leaf_indices, mean_places, partition
-from sslbench.protocols.linear import LinearProbe, train_probe
-from sslbench.protocols.linear import check_settings as check_linear
+from sslbench.protocols.linear import GRID, LinearProbe, train_probe
+from sslbench.protocols.linear import Settings as LinearSettings
 from sslbench.protocols.linear import cost as linear_cost
-from sslbench.protocols.linear.settings import GRID
-from sslbench.protocols.linear.settings import Settings as LinearSettings
-from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, Shapes
+from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, ProtocolSettings, Shapes
 from sslbench.results import Outcome
 from sslbench.targets.classes import Classes
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.target import Target
 
+LEAF_LEVEL = 30
+
+
+# Level of the largest cells, with sides of about 2,000 km, as in the partition of Mueller-Budack et al. (2018).
+FIRST_LEVEL = 2
+
+
+# Position along the Hilbert curve of the quarter 2i + j, for each of the four orientations of the curve.
+_POSITION = np.array([[0, 1, 3, 2], [0, 3, 1, 2], [2, 3, 1, 0], [2, 1, 3, 0]])
+
+
+_TURN = np.array([1, 0, 0, 3])  # change of the orientation inside the quarter at a position
+
+
 _ROWS = 4096  # rows classified together, so that the scores of all cells need little memory
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(ProtocolSettings):
     """Settings of geolocation."""
 
     max_images: int = setting(5000, "training images above which a cell is split into four")
-    min_images: int = setting(50, "training images below which a cell, with its images, is left out of training")
-    c: tuple[float, ...] = setting(
-        GRID, "classifier of cells: candidates of the inverse regularisation, as for the protocol linear"
+    min_images: int = setting(
+        50, "training images below which a cell, with its images, is left out of training", within="[1, inf)"
     )
-    holdout: float = setting(0.2, "classifier of cells: share of train held out to select c")
+    c: tuple[float, ...] = setting(
+        GRID,
+        "classifier of cells: candidates of the inverse regularisation, as for the protocol linear",
+        within="(0, inf)",
+        filled=True,
+    )
+    holdout: float = setting(0.2, "classifier of cells: share of train held out to select c", within="(0, 1)")
+
+    def __post_init__(self) -> None:
+        """Refuse settings that do not go together."""
+        super().__post_init__()
+        if self.max_images < self.min_images:
+            raise UsageError(
+                f"geolocation: max_images={self.max_images} should not be below min_images={self.min_images}"
+            )
 
 
-def check_settings(settings: Settings) -> None:
-    """Refuse settings that are not possible, whatever the data.
+@dataclasses.dataclass(frozen=True)
+class Cells:
+    """Cells of the S2 library that do not overlap: quadtrees on the six faces of a cube around the globe.
 
-    Raises:
-        UsageError: the message names the setting.
+    A place has the index of its leaf cell, of level 30 (about 1 cm): three bits of the face, then two bits per level
+    along a Hilbert curve. A cell of level L is a range of 4^(30 - L) indices, so its images are neighbours in the order
+    of the indices. Areas of cells of one level differ by a factor of at most 2.1; the poles and the date line are
+    places like all others. Indices and tokens are those of the S2 geometry library (s2geometry.io, `S2CellId`).
+
+    Attributes:
+        starts: (K,), first leaf index of each.
+        levels: (K,), level of each, `FIRST_LEVEL` to `LEAF_LEVEL`.
     """
-    if settings.min_images < 1 or settings.max_images < settings.min_images:
-        raise UsageError(
-            "geolocation: min_images should be at least 1 and max_images not less, not "
-            f"{settings.min_images} and {settings.max_images}"
-        )
-    check_linear(_linear(settings))
+
+    starts: IntArray
+    levels: IntArray
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def numbers(self, indices: IntArray) -> IntArray:
+        """Return the number of the cell (N,) of each leaf index (N,); -1 for places outside all cells."""
+        if not len(self):
+            return np.full(len(indices), -1, np.int64)
+        number = np.searchsorted(self.starts, indices, side="right") - 1
+        last = self.starts + (np.int64(1) << 2 * (LEAF_LEVEL - self.levels))
+        return np.where((number >= 0) & (indices < last[number]), number, -1)
+
+    def tokens(self) -> tuple[str, ...]:
+        """Return the names of the cells as S2 writes them: '47e66f' is in Paris.
+
+        >>> paris = partition(np.tile(leaf_indices([[48.8584, 2.2945]]), 9), max_images=9, min_images=1)
+        >>> paris.tokens()
+        ('47',)
+        """
+        found = []
+        for start, level in zip(self.starts.tolist(), self.levels.tolist(), strict=True):
+            middle = 2 * start + (1 << 2 * (LEAF_LEVEL - level))
+            found.append(f"{middle:016x}".rstrip("0"))
+        return tuple(found)
 
 
 def check(settings: Settings, train: Target) -> None:
-    """Refuse settings and training labels that do not go together, before any image is decoded.
-
-    Raises:
-        UsageError: settings that are not possible.
-        DataError: labels that are not latitude and longitude, or fewer than two cells.
-    """
-    check_settings(settings)
+    """Refuse settings and training labels that do not go together, before any image is decoded."""
     _check_places(train, "train")
     _cells(train, settings)
 
 
 def check_test(settings: Settings, test: Source) -> None:
-    """Refuse test labels that are not latitude and longitude, before any image is decoded.
-
-    Raises:
-        DataError: see above.
-    """
+    """Refuse test labels that are not latitude and longitude, before any image is decoded."""
     _check_places(test.target, "test")
 
 
 def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
     """Learn cells and their classifier from train, locate the test images.
 
-    Args:
-        train: features and places to learn from.
-        test: features and places that are scored.
-        settings: see `Settings`.
-        seed: of the held-out part and of the intervals.
-        device: ignored; the computation runs on the processor.
-
-    Returns:
-        Metrics of places. `scores` are the predicted latitudes and longitudes (N_test, 2).
-
-    Raises:
-        DataError: features that are not finite, labels that are not latitude and longitude, or fewer than two cells.
-        UsageError: settings that are not possible.
+    Metrics of places. `scores` are the predicted latitudes and longitudes (N_test, 2).
     """
     check_features(train, test)
     check(settings, train.target)
@@ -126,6 +163,81 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         notes=(_describe(cells, numbers, true, places, settings), *probe.notes),
         chance=_chance(true, places, np.bincount(labels.values, minlength=len(cells)) / len(inside)),
     )
+
+
+# Coordinates u and v on a face are these components of the unit vector, divided by that of the face's axis.
+_U_AXIS, _U_SIGN = np.array([1, 0, 0, 2, 2, 1]), np.array([1, -1, -1, 1, 1, -1])
+
+
+_V_AXIS, _V_SIGN = np.array([2, 2, 1, 1, 0, 0]), np.array([1, 1, -1, 1, -1, -1])
+
+
+def leaf_indices(places: npt.ArrayLike) -> IntArray:
+    """Return the indices (N,) of the leaf cells of latitudes and longitudes (N, 2) in degrees.
+
+    >>> leaf_indices([[0.0, 0.0]]).tolist() == [2**59]
+    True
+    """
+    points = unit_vectors(places)
+    rows = np.arange(len(points))
+    axis = 2 - np.argmax(np.abs(points[:, ::-1]), axis=1)  # of equal components the last
+    depth = points[rows, axis]
+    face = axis + 3 * (depth < 0)
+    i = _leaf_coordinate(_U_SIGN[face] * points[rows, _U_AXIS[face]] / depth)
+    j = _leaf_coordinate(_V_SIGN[face] * points[rows, _V_AXIS[face]] / depth)
+    index, orientation = np.asarray(face, np.int64), face & 1
+    for bit in range(LEAF_LEVEL - 1, -1, -1):
+        position = _POSITION[orientation, 2 * (i >> bit & 1) + (j >> bit & 1)]
+        index = index << 2 | position
+        orientation = orientation ^ _TURN[position]
+    return index
+
+
+def _leaf_coordinate(u: FloatArray) -> IntArray:
+    """Return the row of a leaf cell from a coordinate -1 to 1, by the quadratic map that makes areas nearly equal."""
+    root = 0.5 * np.sqrt(1 + 3 * np.abs(u))
+    share = np.where(u >= 0, root, 1 - root)
+    return np.asarray(np.clip(np.floor(share * 2**LEAF_LEVEL), 0, 2**LEAF_LEVEL - 1), np.int64)
+
+
+def partition(indices: IntArray, *, max_images: int, min_images: int) -> Cells:
+    """Return the cells of an adaptive partition: each is split into four while it holds more than `max_images`.
+
+    Cells with fewer than `min_images` are left out (Weyand et al. 2016; Mueller-Budack et al. 2018).
+
+    `indices`: (N,) leaf indices of the images; `max_images`: largest number of images in a cell; only a leaf cell, with
+    images at one place, may hold more.
+    """
+    ordered = np.sort(indices)
+    found: list[tuple[int, int]] = []
+    size = 1 << 2 * (LEAF_LEVEL - FIRST_LEVEL)
+    open_cells = [(int(first) * size, FIRST_LEVEL) for first in np.unique(ordered // size)]
+    while open_cells:
+        start, level = open_cells.pop()
+        size = 1 << 2 * (LEAF_LEVEL - level)
+        number = int(np.diff(np.searchsorted(ordered, [start, start + size]))[0])
+        if number > max_images and level < LEAF_LEVEL:
+            open_cells += [(start + quarter * (size // 4), level + 1) for quarter in range(4)]
+        elif number >= max(1, min_images):
+            found.append((start, level))
+    found.sort()
+    return Cells(*np.array(found, np.int64).reshape(-1, 2).T)
+
+
+def mean_places(places: FloatArray, numbers: IntArray, n_cells: int) -> FloatArray:
+    """Return the mean places (K, 2) in degrees of the images of each cell: their mean unit vectors.
+
+    `places`: (N, 2), latitude and longitude in degrees; `numbers`: (N,) the cell of each place; -1: none; `n_cells`: K;
+    each has a place.
+
+    >>> mean_places(np.array([[0.0, 170.0], [0.0, -160.0]]), np.array([0, 0]), 1).round(6).tolist()
+
+    [[0.0, -175.0]]
+    """
+    total, inside = np.zeros((n_cells, 3)), numbers >= 0
+    np.add.at(total, numbers[inside], unit_vectors(places[inside]))
+    x, y, z = total.T
+    return np.asarray(np.degrees(np.stack([np.arctan2(z, np.hypot(x, y)), np.arctan2(y, x)], axis=1)))
 
 
 def _linear(settings: Settings) -> LinearSettings:
@@ -231,6 +343,5 @@ PROTOCOL = Protocol(
     version=1,
     summary="Place of an image: a linear classifier of cells of the globe, scored in kilometres.",
     settings=Settings,
-    check_settings=check_settings,
     kind=OnFeatures(check, run, cost=cost, takes=(Numbers,), check_test=check_test),
 )

@@ -3,7 +3,7 @@
 The features are standardised, so their scale and offset do not matter, and the problem is convex, so there is no
 learning rate, no seed and no number of epochs that decides the result. The regularisation is chosen as DINOv2's
 `log_regression.py` and CLIP's linear probe (Radford et al. 2021, app. A.3) do, on a held-out part of train, and the
-model is then fitted on all of train. Target that are numbers are predicted by ridge regression, in closed form.
+model is then fitted on all of train. Labels that are numbers are predicted by ridge regression, in closed form.
 
 Version 2: the same optimum, found faster; further settings, and regression. Version 3: converged means a proven bound
 of the distance to the optimum, in any size; every value of c is tried; no axis is lost in features used as they are;
@@ -12,68 +12,101 @@ features of more than 2^27 values are read where they lie, and not rounded to co
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.arithmetic import arithmetic
-from sslbench.arrays import FloatArray, IntArray, Matrix
-from sslbench.errors import DataError, UsageError
+from sslbench.arrays import FloatArray, IntArray, Matrix, RowSubset
+from sslbench.config import setting
+from sslbench.errors import DataError
 from sslbench.features.array import Features
 from sslbench.metrics.classification import top_k_correct
 from sslbench.metrics.summary import summarise
 from sslbench.protocols._parts.selection import (
     check_features,
     decide_by_blocks,
+    edge_notes,
     for_all_classes,
     holdout_rows,
+    is_better,
     no_holdout,
     percent,
 )
-from sslbench.protocols.linear.settings import Settings
-from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, Shapes
+from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, ProtocolSettings, Shapes, any_labels
 from sslbench.results import Outcome
+from sslbench.solvers.logistic import Axes, Fit, Problem, Unrotated, extrapolate, fit, principal_axes
+from sslbench.solvers.ridge import RidgeRegression, fit_regression
 from sslbench.steps import Advance, counted
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.target import Target
 
-if TYPE_CHECKING:
-    from sslbench.solvers.logistic import Axes, Fit, Problem, Unrotated
+GRID = tuple(float(f"{10 ** (e / 2):.3g}") for e in range(-12, 5))
 
+
+ALPHAS = tuple(float(f"{10 ** (e / 2):.3g}") for e in range(-6, 15))
+
+
+# Coordinates x outputs from which a GPU is used: smaller problems are solved sooner than they are sent there.
 ON_DEVICE_FROM = 2**28
-"""Coordinates x outputs from which a GPU is used: smaller problems are solved sooner than they are sent there."""
 
 
-def check(settings: Settings, train: Target) -> None:
-    """Refuse settings that cannot work on these training labels, before any feature is computed.
+TOLERANCE = 1e-4  # relative tolerance of the objective for fits that are only compared
 
-    Raises:
-        UsageError: settings that are not possible.
-    """
-    check_settings(settings)
+
+_AHEAD = 2.0  # largest extrapolation of the next starting point, in multiples of the last step
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(ProtocolSettings):
+    """Settings of the linear probe."""
+
+    c: tuple[float, ...] = setting(
+        GRID,
+        "candidates of the inverse regularisation (scikit-learn's C); a single value needs no selection",
+        within="(0, inf)",
+        filled=True,
+    )
+    refine: int = setting(
+        0, "refinements of c: halve the spacing around the best and try its two neighbours (CLIP: 4)", within="[0, inf)"
+    )
+    select_on: Literal["train", "test"] = setting(
+        "train", "split on which c is selected: a hold-out of train; or test, and the row is marked"
+    )
+    holdout: float = setting(0.2, "share of train held out to select c or alpha", within="(0, 1)")
+    scale: Literal["standard", "none"] = setting(
+        "standard", "standard: subtract train's mean and divide by train's standard deviation; none: unchanged"
+    )
+    alpha: tuple[float, ...] = setting(
+        ALPHAS,
+        "numbers as labels: candidates of ridge regression's penalty (scikit-learn's alpha)",
+        within="(0, inf)",
+        filled=True,
+    )
+    patience: int = setting(
+        0,
+        "stop the path of c after this many values in a row with a worse loss and no better score; 0: try all",
+        within="[0, inf)",
+    )
+    max_iter: int = setting(1000, "largest number of solver steps for one c", within="[1, inf)")
+    tolerance: float = setting(
+        1e-10, "largest relative distance of the objective from its minimum that counts as converged", within="(0, inf)"
+    )
 
 
 def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
     """Fit on train, score on test.
 
-    Args:
-        train: features and labels to fit on; a part is held out while c is chosen.
-        test: features and labels that are scored.
-        settings: see `Settings`.
-        seed: of the held-out part and of the intervals.
-        device: of the products of large problems; the optimum is the same.
-
-    Raises:
-        DataError: features that are not finite, no labels, or fewer than two classes in train.
-        UsageError: settings that are not possible.
+    `train`: features and labels to fit on; a part is held out while c is chosen; `device`: of the products of large
+    problems; the optimum is the same.
     """
-    from sslbench.protocols.linear.regression import regress
-
     check_features(train, test)
-    check(settings, train.target)
     if isinstance(train.target, Numbers):
         return regress(train, test, settings, seed=seed)
     on = test if settings.select_on == "test" else None
@@ -110,8 +143,8 @@ class LinearProbe:
         notes: remarks on the training, one sentence each.
     """
 
-    axes: "Axes"
-    model: "Fit"
+    axes: Axes
+    model: Fit
     usable: IntArray
     on_train: float
     selected: dict[str, Any]
@@ -134,65 +167,33 @@ def train_probe(
 ) -> LinearProbe:
     """Return the logistic regression on the training samples, with its chosen c.
 
-    Args:
-        train: features and labels to fit on; a part is held out while c is chosen.
-        settings: see `Settings`.
-        seed: of the held-out part.
-        on: samples to choose c on, in place of the held-out part.
-        device: 'cuda' computes the products of large problems there.
-
-    Raises:
-        DataError: fewer than two classes in train.
+    `train`: features and labels to fit on; a part is held out while c is chosen.
     """
     with arithmetic(device):
-        return _train_probe(train, settings, seed, on, device)
-
-
-def _train_probe(train: Features, settings: Settings, seed: int, on: Features | None, device: str) -> LinearProbe:
-    from sslbench.solvers.logistic import fit, principal_axes
-
-    usable, notes = _usable_classes(train.target)
-    axes = principal_axes(train.x, standardise=settings.scale == "standard", device=device)
-    problem = _problem(axes.coordinates(train.x), train.target, usable, device)
-    while_choosing = len(settings.c) + 2 * settings.refine if len(settings.c) > 1 else 0
-    with counted("linear", "fits", while_choosing + 1) as advance:
-        choice = _choose(problem, train, on, axes, settings, seed, device, advance)
-        model = fit(
-            problem,
-            axes.variance,
-            choice.c,
-            start=choice.start,
-            max_iter=settings.max_iter,
-            tolerance=settings.tolerance,
-        )
-    notes += choice.notes
-    if not model.converged:
-        gap = f"by at most {model.gap:.2g} of that minimum" if np.isfinite(model.gap) else "by an unknown amount"
-        notes.append(
-            f"The solver did not converge in {model.iterations} steps: the objective exceeds its minimum {gap}; "
-            f"the tolerance is {settings.tolerance:.2g}."
-        )
-    on_train = _headline(model, problem, usable, train.target, len(train))
-    selected = choice.selected | {"c": choice.c, "gap": model.gap, "iterations": model.iterations}
-    return LinearProbe(axes, model, usable, on_train, selected, tuple(notes))
-
-
-def check_settings(settings: Settings) -> None:
-    """Refuse settings that are not possible, whatever the data.
-
-    Raises:
-        UsageError: the message names the setting.
-    """
-    if not settings.c or not all(np.isfinite(c) and c > 0 for c in settings.c):
-        raise UsageError(f"linear: c should be one or several numbers greater than 0, not {list(settings.c)}")
-    if not settings.alpha or not all(np.isfinite(alpha) and alpha > 0 for alpha in settings.alpha):
-        raise UsageError(f"linear: alpha should be one or several numbers greater than 0, not {list(settings.alpha)}")
-    if not 0 < settings.holdout < 1:
-        raise UsageError(f"linear: holdout should lie between 0 and 1, not {settings.holdout}")
-    if settings.max_iter < 1 or min(settings.refine, settings.patience) < 0 or not settings.tolerance > 0:
-        raise UsageError(
-            "linear: max_iter should be at least 1, refine and patience at least 0 and tolerance greater than 0"
-        )
+        usable, notes = _usable_classes(train.target)
+        axes = principal_axes(train.x, standardise=settings.scale == "standard", device=device)
+        problem = _problem(axes.coordinates(train.x), train.target, usable, device)
+        while_choosing = len(settings.c) + 2 * settings.refine if len(settings.c) > 1 else 0
+        with counted("linear", "fits", while_choosing + 1) as advance:
+            choice = _choose(problem, train, on, axes, settings, seed, device, advance)
+            model = fit(
+                problem,
+                axes.variance,
+                choice.c,
+                start=choice.start,
+                max_iter=settings.max_iter,
+                tolerance=settings.tolerance,
+            )
+        notes += choice.notes
+        if not model.converged:
+            gap = f"by at most {model.gap:.2g} of that minimum" if np.isfinite(model.gap) else "by an unknown amount"
+            notes.append(
+                f"The solver did not converge in {model.iterations} steps: the objective exceeds its minimum {gap}; "
+                f"the tolerance is {settings.tolerance:.2g}."
+            )
+        on_train = _headline(model, problem, usable, train.target, len(train))
+        selected = choice.selected | {"c": choice.c, "gap": model.gap, "iterations": model.iterations}
+        return LinearProbe(axes, model, usable, on_train, selected, tuple(notes))
 
 
 def _usable_classes(labels: Target) -> tuple[IntArray, list[str]]:
@@ -211,9 +212,7 @@ def _usable_classes(labels: Target) -> tuple[IntArray, list[str]]:
     return usable, notes
 
 
-def _problem(x: "Matrix | Unrotated", labels: Target, usable: IntArray, device: str = "cpu") -> "Problem":
-    from sslbench.solvers.logistic import Problem
-
+def _problem(x: Matrix | Unrotated, labels: Target, usable: IntArray, device: str = "cpu") -> Problem:
     targets: npt.NDArray[np.int64] | npt.NDArray[np.int8]
     outputs = len(usable)
     if isinstance(labels, MultiLabel):
@@ -236,16 +235,8 @@ def _for_all_classes(decided: FloatArray, usable: IntArray, labels: Target) -> F
     return for_all_classes(decided, usable, labels)
 
 
-def _headline(model: "Fit", problem: "Problem", usable: IntArray, labels: Target, n: int) -> float:
-    """Return the leading metric on the samples of a problem, for single labels without all (N, C) scores at once.
-
-    Args:
-        model: to score.
-        problem: of the samples whose class was learned.
-        usable: the learned classes.
-        labels: of these samples.
-        n: number of samples with those of other classes, which are never right.
-    """
+def _headline(model: Fit, problem: Problem, usable: IntArray, labels: Target, n: int) -> float:
+    """Return the leading metric on the samples of a problem, for single labels without all (N, C) scores at once."""
     blocks = problem.decide(model)
     if not isinstance(labels, Classes):  # the average precision of a class needs the scores of all samples
         decided = np.concatenate([block for _, block in blocks])
@@ -263,14 +254,14 @@ class _Choice:
     c: float
     selected: dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    start: "Fit | None" = None
+    start: Fit | None = None
 
 
 def _choose(
-    problem: "Problem",
+    problem: Problem,
     train: Features,
     test: Features | None,
-    axes: "Axes",
+    axes: Axes,
     settings: Settings,
     seed: int,
     device: str,
@@ -278,18 +269,8 @@ def _choose(
 ) -> _Choice:
     """Return the c with the best headline metric on a held-out part of train, or on test; of equals the smallest.
 
-    Args:
-        problem: of all training samples.
-        train: their labels and groups.
-        test: samples to choose on; None: a part of train is held out.
-        axes: of the coordinates.
-        settings: see `Settings`.
-        seed: of the held-out part.
-        device: see `train_probe`.
-        advance: counts the fits.
+    `test`: samples to choose on; None: a part of train is held out.
     """
-    from sslbench.protocols.linear.path import TOLERANCE, search
-
     labels, grid = train.target, sorted(settings.c)
     if len(grid) == 1:
         return _Choice(grid[0])
@@ -309,7 +290,7 @@ def _choose(
         scored, scored_labels = _learned_part(_select(problem.x, parts[1]), held_labels, learned, device)
         problem = _problem(_select(problem.x, parts[0]), inside, learned, device)
 
-    def judge(model: "Fit") -> tuple[float, float]:
+    def judge(model: Fit) -> tuple[float, float]:
         advance(1)
         loss = scored.loss(model) if len(scored.x) else float("nan")
         return _headline(model, scored, learned, scored_labels, len(held_labels)), loss
@@ -329,16 +310,14 @@ def _choose(
     unconverged = sum(not point.fit.converged for point in tried)
     if unconverged:
         notes.append(f"During the selection of c, {unconverged} of {len(tried)} fits did not converge to {within:.2g}.")
-    if best.c <= grid[0] or best.c >= grid[-1]:
-        end = "smallest" if best.c <= grid[0] else "largest"
-        notes.append(f"The selected c={best.c:g} is the {end} value tried; the best may lie beyond.")
+    notes += edge_notes("c", best.c, grid)
     selected = {"c": best.c, "on": on, "score": best.score, "tried": len(tried), "seed": seed}
     selected["gap_while_choosing"] = max(point.fit.gap for point in tried)
     same = len(learned) == len(_usable_classes(labels)[0])
     return _Choice(best.c, selected, tuple(notes), best.fit if same else None)
 
 
-def _learned_part(x: "Matrix | Unrotated", labels: Target, learned: IntArray, device: str) -> tuple["Problem", Target]:
+def _learned_part(x: Matrix | Unrotated, labels: Target, learned: IntArray, device: str) -> tuple[Problem, Target]:
     """Return the problem of the samples whose class was learned, to compute a loss on, and their labels."""
     rows = np.arange(len(x)) if isinstance(labels, MultiLabel) else np.flatnonzero(np.isin(labels.values, learned))
     if len(rows) < len(x):
@@ -346,8 +325,133 @@ def _learned_part(x: "Matrix | Unrotated", labels: Target, learned: IntArray, de
     return _problem(x, labels, learned, device), labels
 
 
-def _select(x: "Matrix | Unrotated", rows: IntArray) -> "Matrix | Unrotated":
+def _select(x: Matrix | Unrotated, rows: IntArray) -> Matrix | Unrotated:
     return x[rows] if isinstance(x, np.ndarray) else x.select(rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One strength, its fit, and its leading metric and mean loss on held-out samples."""
+
+    c: float
+    fit: Fit
+    score: float
+    loss: float
+
+
+def search(
+    problem: Problem,
+    variance: FloatArray,
+    grid: Sequence[float],
+    judge: Callable[[Fit], tuple[float, float]],
+    *,
+    patience: int,
+    refine: int,
+    max_iter: int,
+    tolerance: float,
+) -> tuple[Point, list[Point]]:
+    """Return the strength with the best score, of equals the smallest; and all that were tried, by strength.
+
+    The path runs from strong to weak regularisation. Each fit begins where the two before it point to, which saves most
+    of the steps.
+
+    `variance`: (R,) of its coordinates; `grid`: strengths (scikit-learn's C), ascending; `patience`: values in a row
+    with a worse loss and no better score, after which the path ends; 0: it never does; `tolerance`: of the final fit;
+    those compared here need not be as exact.
+    """
+    tried: list[Point] = []
+
+    def attempt(c: float, start: Fit | None) -> None:
+        found = fit(problem, variance, c, start=start, max_iter=max_iter, tolerance=max(tolerance, TOLERANCE))
+        tried.append(Point(c, found, *judge(found)))
+
+    for c in grid:
+        attempt(c, _start(tried, c))
+        if patience and _getting_worse(tried, patience):
+            break
+    # Half of the median distance of neighbours, as the logarithm of their ratio.
+    step = float(np.median([math.log(b / a) for a, b in itertools.pairwise(grid)])) if len(grid) > 1 else 0.0
+    for _ in range(refine if len(grid) > 1 else 0):
+        step /= 2
+        best = _best(tried)
+        for sign in (-1, 1):
+            attempt(best.c * math.exp(sign * step), best.fit)
+    tried.sort(key=lambda point: point.c)
+    return _best(tried), tried
+
+
+def _start(tried: Sequence[Point], c: float) -> Fit | None:
+    if len(tried) < 2:
+        return tried[-1].fit if tried else None
+    before, last = tried[-2:]
+    steps = math.log(c / last.c) / math.log(last.c / before.c)
+    return extrapolate(before.fit, last.fit, min(steps, _AHEAD))
+
+
+def _best(tried: Sequence[Point]) -> Point:
+    best = None
+    for point in sorted(tried, key=lambda point: point.c):
+        if best is None or is_better(point.score, best.score):
+            best = point
+    if best is None:
+        raise ValueError("no value of the regularisation was tried")
+    return best
+
+
+def _getting_worse(tried: Sequence[Point], patience: int) -> bool:
+    if len(tried) <= patience:
+        return False
+    earlier, late = tried[:-patience], tried[-patience:]
+    rising = all(b.loss > a.loss for a, b in itertools.pairwise(tried[-patience - 1 :]))
+    return rising and max(point.score for point in late) <= max(point.score for point in earlier)
+
+
+def regress(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
+    """Fit on train with the alpha that is best on a held-out part of it, score on test; see `linear.run`."""
+    standardise = settings.scale == "standard"
+    model = fit_regression(train.x, train.target.values, standardise=standardise)
+    alpha, selected, notes = _choose_alpha(train, test, model, settings, seed)
+    scores = model.predict(test.x, alpha)
+    metrics, name, per_number = summarise(
+        Numbers, test.target.classes, test.target.values, scores, seed=seed, groups=test.groups
+    )
+    return Outcome(
+        metrics=metrics,
+        headline=name,
+        scores=scores.astype(np.float32),
+        per_class=per_number,
+        train=Numbers.headline(train.target.values, model.predict(train.x, alpha)),
+        selected={"alpha": alpha} | selected,
+        notes=notes,
+    )
+
+
+def _choose_alpha(
+    train: Features, test: Features, model: RidgeRegression, settings: Settings, seed: int
+) -> tuple[float, dict[str, Any], tuple[str, ...]]:
+    """Return the alpha with the highest R2, of equals the largest; the record of the choice, and notes."""
+    grid = sorted(settings.alpha, reverse=True)
+    if len(grid) == 1:
+        return grid[0], {}, ()
+    if settings.select_on == "test":
+        on, labels = "test", test.target
+        predicted = model.predict_each(test.x, grid)
+    else:
+        parts = holdout_rows(train.target, settings.holdout, seed, train.groups, train.rank)
+        if parts is None:
+            middle = grid[len(grid) // 2]
+            note = f"{no_holdout(train.groups)} to select alpha on; {middle:g} was used."
+            return middle, {}, (note,)
+        on, labels = f"held-out {percent(settings.holdout)} of train", train.target.select(parts[1])
+        fitted, held_out = (RowSubset(train.x, rows) for rows in parts)
+        tried = fit_regression(fitted, train.target.values[parts[0]], standardise=settings.scale == "standard")
+        predicted = tried.predict_each(held_out, grid)
+    scores = [Numbers.headline(labels.values, values) for values in predicted]
+    best = 0
+    for i, score in enumerate(scores):
+        best = i if is_better(score, scores[best]) else best
+    notes = tuple(edge_notes("alpha", grid[best], grid))
+    return grid[best], {"on": on, "score": scores[best], "seed": seed}, notes
 
 
 def fit_products(rows: float, width: float, outputs: int) -> float:
@@ -381,6 +485,5 @@ PROTOCOL = Protocol(
     version=6,
     summary="Linear probe: logistic regression on frozen features, to convergence.",
     settings=Settings,
-    check_settings=check_settings,
-    kind=OnFeatures(check, run, cost=cost, takes=(Classes, MultiLabel, Numbers), class_subsets=True),
+    kind=OnFeatures(any_labels, run, cost=cost, takes=(Classes, MultiLabel, Numbers), class_subsets=True),
 )
