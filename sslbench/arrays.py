@@ -55,6 +55,7 @@ class OfRows:
 
     def select(self, indices: IntArray) -> Self:
         """Return the rows at `indices`, in that order; other fields are unchanged."""
+        # An empty list would become an array of floats, which selects nothing but an error.
         rows = np.asarray(indices, dtype=np.int64)
         fields = {name: _selected(getattr(self, name), rows) for name in self.of_rows}
         return dataclasses.replace(self, **fields)  # type: ignore[type-var]

@@ -66,6 +66,7 @@ def choose_groups(labels: Target, groups: IntArray, n: int, rng: np.random.Gener
     groups = groups_by_first_sample(groups)
     table = _GroupCounts(labels.numbered_by_samples(), groups)
     share = n / max(len(groups), 1)
+    # A greedy deal can end badly, since groups are not divisible: several are tried and the best one is kept.
     best, best_score = np.zeros(table.n, dtype=bool), (np.inf, np.inf)
     for _ in range(_ATTEMPTS):
         chosen = _deal(table, share, rng)
@@ -123,6 +124,7 @@ class _GroupCounts:
     def score(self, chosen: BoolArray, share: float) -> tuple[float, float]:
         """Return the number of avoidably missing classes, and the mean deviation of the shares."""
         inside = chosen[self._groups]
+        # A class in one group only cannot be on both sides, so it is not counted as missing.
         found = np.bincount(self._classes[inside], self._counts[inside], len(self.totals))
         there = self.totals > 0
         missing = int((there & (self.spread > 1) & (found == 0)).sum())

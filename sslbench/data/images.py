@@ -87,6 +87,7 @@ class Files:
     _hashed: _Hashed | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        # A list could be changed after it was hashed.
         if not isinstance(self.paths, tuple | TextRows):
             object.__setattr__(self, "paths", tuple(self.paths))
 
@@ -121,6 +122,7 @@ class Files:
         stamps = np.zeros(len(self), dtype=np.int64)
         if len(self) >= _MANY:
             _log.info("hashing %s images; those unchanged since the last run are skipped", f"{len(self):,}")
+        # In chunks: what was hashed before an interruption is in the memo.
         with HashMemo() as memo, ThreadPoolExecutor(_THREADS) as pool:
             for start in range(0, len(self), _CHUNK):
                 stop = min(start + _CHUNK, len(self))
@@ -167,6 +169,7 @@ def _digests(
     fresh = dict(zip(todo, pool.map(_hash_file, (files[i] for i in todo)), strict=True))
     memo.remember([(files[i], stamp, d) for i, d in fresh.items() if d and (stamp := stamps[i])], now)
     digests = [found or fresh.get(i) or UNREADABLE_DIGEST for i, found in enumerate(known)]
+    # A stamp taken within the clock tick of a change would also fit the changed file, so it is not kept.
     stamp_hashes = [
         hash(stamp) if stamp and content != UNREADABLE_DIGEST and settled(stamp, now) else 0
         for stamp, content in zip(stamps, digests, strict=True)

@@ -72,6 +72,7 @@ class JoinedImages:
         """Return the images at `indices`, in that order; the parts drop all others, so that workers receive no more."""
         chosen = np.asarray(indices, dtype=np.int64)
         rows = chosen if self.rows is None else self.rows[chosen]
+        # Each part is cut to what is used, once, so that worker processes are sent no more than that.
         kept, position = np.unique(rows, return_inverse=True)
         starts = (0, *self._stops)
         cuts = np.searchsorted(kept, starts)

@@ -217,7 +217,8 @@ def boolean(value: object, where: str, key: str) -> bool:
 def marks(spec: str, annotation: Mapping[str, Any]) -> tuple[bool, bool]:
     """Return whether an annotation of a COCO or kwcoco manifest is a crowd, and whether it is not to be counted."""
     values = annotation.get("iscrowd"), annotation.get("ignore"), annotation.get("difficult")
-    if values[0] in _USUAL and values[1] in _USUAL and values[2] in _USUAL:  # a manifest has millions of them
+    # The usual case without a call of `boolean`: a manifest has millions of annotations.
+    if values[0] in _USUAL and values[1] in _USUAL and values[2] in _USUAL:
         return bool(values[0]), bool(values[1] or values[2])
     where = f"{spec}, annotation {annotation['id']}"
     crowd, ignored, difficult = (

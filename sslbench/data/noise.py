@@ -83,6 +83,7 @@ def noisy_labels(labels: Target, share: float, seed: int) -> Target:
     else:
         numbers = _numbered(labels)[order]
         _refuse_beyond_others(share, numbers)
+        # At most half of the chosen ones have equal labels, so that each can get those of another.
         chosen = np.flatnonzero(_rank_among_equals(numbers) < n // 2)[:n]
         by_labels = order[chosen[np.argsort(numbers[chosen], kind="stable")]]
         most = int(np.unique(numbers[chosen], return_counts=True)[1].max(initial=0))

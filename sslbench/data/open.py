@@ -85,7 +85,9 @@ def open_data(
     else:
         text = f"./{text}" if match else text  # a folder may be called 'sklearn:digits'
         reader = _reader_of_path(text)
+    # Options of any images come first, the rest belongs to the format.
     of_tiles, options = tiles.split_options(location.text, location.options)
+    # Formats that know names of channels (red|nir) have this option themselves; numbers are read here.
     named = "channels" in {field.name for field in dataclasses.fields(reader.options)}
     take, options = bands.split_option(location.text, options, named=named)
     request = SampleRequest(
@@ -195,6 +197,7 @@ def open_as(spec: str, *kinds: type[Target]) -> dict[str, Source]:
     readers = [found.readers[kind] for found in formats for kind in kinds if kind in found.readers]
     location = Location(spec, {}) if any(reader.unresolved(spec) for reader in readers) else locate(spec)
     text, options = location.text, location.options
+    # A folder may be called like a module; what exists on the disk has precedence.
     match = SCHEME.fullmatch(text)
     users = match is not None and "." in match["scheme"] and not Path(text).exists()
     if match and users:
@@ -213,6 +216,7 @@ def open_as(spec: str, *kinds: type[Target]) -> dict[str, Source]:
             return {split: by_folder(found) for split, found in sources.items()} if by_folders else sources
         if options and readers:
             _build_options(readers[-1].options, options, location.text)  # raises if one is unknown
+        # A mistyped option is told before a place without such targets.
         images = open_data(location.text)  # raises if the location does not exist or is damaged
     except OSError as error:
         raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
@@ -232,6 +236,7 @@ def kind_alone(spec: str) -> type[Target] | None:
     Pascal VOC trees and manifests with masks have other uses: their boxes and classes.
     """
     location = locate(spec)
+    # Only maps are named by that option, whatever else lies there.
     if "maps" in location.options:
         return LabelMaps
     readers = (item for found in all_formats() for item in found.readers.items())

@@ -38,6 +38,7 @@ class PaletteMasks(OfRows):
             ids = load(self.files, row, MAX_PIXELS).indices()
         except UnreadableImage as error:
             raise DataError(f"{path} cannot be used: {error.reason}") from error
+        # In DAVIS 255 is void, which counts as background.
         if not self.classes:
             ids[ids == UNLABELLED] = 0
         elif (beyond := ids[(ids >= self.classes) & (ids != UNLABELLED)]).size:

@@ -11,6 +11,7 @@ from sslbench.targets.target import Target
 
 def kinds() -> Mapping[str, type[Target]]:
     """Return every kind of target by its name in records: each imported class of targets that has a name of its own."""
+    # Not cached: a protocol of the user may be imported, with its kinds, after the first call.
     _import_all()
     return {kind.name: kind for kind in _below(Target) if "name" in vars(kind)}
 

@@ -87,6 +87,7 @@ class Classes(OfClasses):
 
     def by_first_sample(self) -> IntArray:
         """Return the class numbers in the order of the first samples that have them, (C,)."""
+        # Classes without a sample follow in their own order: nothing is drawn from them.
         found, first = np.unique(self.values, return_index=True)
         known = found[np.argsort(first)]
         return np.concatenate([known, np.setdiff1d(np.arange(len(self.classes)), known)])

@@ -62,6 +62,7 @@ class Videos(SeveralImages, WithoutValues):
         """Return the frames of the videos at `indices`, and the fields of these videos with those frames only."""
         chosen = [self.frames[i] for i in indices]
         used = np.array([row for rows in chosen for row in rows], dtype=np.int64)
+        # Frames are renumbered, since only those of the chosen videos are kept.
         ends = np.cumsum([len(rows) for rows in chosen]).tolist()
         frames = tuple(tuple(range(end - len(rows), end)) for rows, end in zip(chosen, ends, strict=True))
         return used, {"images": self.images.select(used), "frames": frames}

@@ -95,6 +95,7 @@ class MaskBoundaries(OfRows):
     def read_values(self, index: int, *, size: tuple[int, int] | None = None) -> npt.NDArray[np.float32]:
         """Return 0 and 1, (H, W, 1); see `PixelValues`."""
         mask = self.masks.read_map(index, size=size).semantic == 1
+        # Masks of regions given as lines would be thinned to skeletons, and score as boundaries.
         if not self.regions and mask.mean() > _MOST:
             raise DataError(
                 f"{self.path(index)}: {mask.mean():.0%} of the pixels are marked, so this is no map of boundaries",

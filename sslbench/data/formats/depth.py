@@ -310,6 +310,7 @@ def _open(
 
 def _with_known(name: str, options: DepthOptions) -> DepthOptions:
     """Return the options with the scale and range of a known list where the user gives none."""
+    # BTS names its lists after the data set, and the files themselves say no scale.
     known = next((each for prefix, each in _KNOWN.items() if name.lower().startswith(prefix)), DepthOptions())
     return dataclasses.replace(
         options,

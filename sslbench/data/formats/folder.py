@@ -299,6 +299,7 @@ def _holds_only_maps(spec: str) -> bool:
 
 def _open_foreground(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     """Return the masks; values without names in a file are no classes but black and white."""
+    # Without names, 0 and 255 of a mask are black and white, and no classes of label maps.
     if coding_beside(Path(spec), options) is None:
         return binary_masks(spec, options)
     return foreground_of(layout.open_maps(spec, options))

@@ -98,6 +98,7 @@ def _scene() -> tuple[npt.NDArray[np.uint8], FloatArray]:
         image = np.asarray(picture.convert("RGB"))
     with (folder / "motorcycle_disp.npz").open("rb") as file, np.load(file) as arrays:
         disparity = arrays[arrays.files[0]].astype(np.float64)
+    # Middlebury: depth = baseline * focal / (disparity + offset of the principal points).
     inverse = (disparity + _OFFSET) / (_BASELINE * _FOCAL)
     return image, np.where(np.isfinite(disparity), inverse, np.nan)
 

@@ -61,6 +61,7 @@ def recognises(spec: str, options: Mapping[str, str]) -> bool:
     """
     if "images" in options or options.get("maps") not in (None, _MAPS):
         return False
+    # VOC 2010 has its own 20 classes in the same tree, which are what most users mean.
     named = options.get("maps") == _MAPS
     return bool(_years(spec)) and (named or not find_years(Path(spec), SEGMENTATION_LISTS, CLASS_MAPS))
 

@@ -57,6 +57,7 @@ def build(path: Path, shown: str) -> Index:
             reason = _unusable(member, name)
             if reason is not None:
                 left_out.setdefault(reason, []).append(printable(member.name))
+            # tar allows two members of one name, of which the later would win silently.
             elif name is not None and name in kept:
                 raise DataError(f"{shown} holds '{printable(name)}' twice")
             elif name is not None and not member.isdir():
@@ -102,6 +103,7 @@ def _label_members(shown: str, names: Sequence[str]) -> list[str]:
     of_images = {split_key(name, dotted=True)[0] for name in names if is_image(name)}
     dotted = [name for name in names if _is_label(name, dotted=True) and not _is_label(name)]
     dotted = [name for name in dotted if split_key(name, dotted=True)[0] in of_images]
+    # webdataset would drop these labels without a word.
     if lost := [name for name in dotted if usual and name.lower().endswith(".cls")]:
         raise DataError(
             f"{shown}: {printable(lost[0])} belongs to a key with a dot, and a key ends at the first dot",
@@ -125,9 +127,11 @@ def _members(shown: str, file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
     end = file.seek(0, 2)
     file.seek(0)
     try:
+        # Mode "r:" is uncompressed only: offsets into a compressed file could not be read at random.
         with tarfile.open(fileobj=file, mode="r:", errorlevel=2) as archive:
             reached = -1
             while (member := archive.next()) is not None:
+                # tarfile trusts sizes and offsets, also negative ones and those that lead backwards.
                 if member.size < 0 or member.offset_data + member.size > end or member.offset_data <= reached:
                     raise _truncated(shown, member.offset)
                 reached = member.offset_data

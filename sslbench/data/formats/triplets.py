@@ -110,6 +110,7 @@ def made_triplets(source: Source) -> Source:
         same = same[same != i]
         if not len(same) or not len(other):
             continue
+        # Seeded by position: the draws of an image do not depend on how many triplets others have.
         draw = np.random.default_rng((0, i))
         for _ in range(_EACH):
             pair = int(draw.choice(same)), int(draw.choice(other))

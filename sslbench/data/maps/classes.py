@@ -187,6 +187,7 @@ def coding_of_values(spec: str, files: Files) -> tuple[Coding, tuple[str, ...]]:
     if not readable:
         raise DataError(f"{spec}: none of {counted(len(files), 'map')} can be read: {_why(files)}")
     colours = any(coloured for _, coloured in readable)
+    # One coloured map makes all values colours, or one grey would mean two classes.
     columns = [_values_of(files, i, colours=True) for i in range(len(files))] if colours else found
     values = sorted({value for one in columns if one is not None for value in one[0].tolist()})
     if len(values) > _MOST:

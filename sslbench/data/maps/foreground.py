@@ -47,6 +47,7 @@ class BinaryMasks(OfRows):
             raise DataError(f"{self.name}: {path}: {found}", SAME_SIZE)
         largest = int(values.max(initial=0))
         white = 255 if largest <= 255 < raw.white else raw.white  # 8 bits in a file of 16
+        # Dark greys without white are class numbers, of which half would vanish at the threshold.
         if 1 < largest <= white / 2 or largest > white:
             raise DataError(
                 f"{self.name}: {path} has values up to {largest}, so it is no mask of a foreground",

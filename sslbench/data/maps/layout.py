@@ -221,11 +221,13 @@ def paired(places: list[Place]) -> dict[str, Pairs]:
 
 def _paired(place: Place) -> dict[str, Pairs]:
     images, maps = walk(place.images), walk(place.maps)
+    # Otherwise every mask would be an image without a mask.
     if place.maps.is_relative_to(place.images):  # a folder of masks among the images
         below = place.maps.relative_to(place.images).as_posix() + "/"
         images = [path for path in images if not path.startswith(below)]
     inside = [_by_split(paths) for paths in (images, maps)]
     if place.split != "all" or None in inside:
+        # Folders inside are splits only if those of images and of maps both are.
         return {place.split: _matched(place, images, maps, skip=0)}
     (of_images, of_maps), notes = [group or {} for group in inside], list[str]()
     for split in sorted(set(of_images) ^ set(of_maps)):

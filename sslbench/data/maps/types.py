@@ -191,6 +191,7 @@ class Coding:
         """Return the class of every pixel: -1 if it is ignored, -2 if its value is no class."""
         known = np.array([*self.values, *self.ignore], dtype=np.int64)
         places = np.array([*range(len(self.values)), *[IGNORED] * len(self.ignore)], dtype=np.int32)
+        # A table of 65,536 entries is faster than searching; colours exceed it.
         if values.size and values.min() >= -1 and values.max() < _TABLE - 1:
             table = np.full(_TABLE, UNKNOWN, dtype=np.int32)
             small = known < _TABLE - 1

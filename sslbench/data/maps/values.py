@@ -49,6 +49,7 @@ def decode_values(data: bytes, path: str) -> npt.NDArray[Any]:
         raise
     except Exception as error:  # decoders raise almost anything on a damaged file
         raise UnreadableImage(path, f"damaged ({' '.join(str(error).split())[:120]})") from error
+    # A tensor saved by torch users has its channels first; images of 1 or 3 rows do not occur.
     if values.ndim == 3 and values.shape[0] in (1, 3) and values.shape[2] not in (1, 3):
         values = np.moveaxis(values, 0, 2)  # channels first
     if values.ndim == 3 and values.shape[2] == 1:
@@ -252,6 +253,7 @@ def unit_normals(stored: npt.NDArray[np.number], path: str) -> npt.NDArray[np.fl
         largest = 2.0 ** (8 * stored.dtype.itemsize - (stored.dtype.kind == "i")) - 1
         vectors = np.asarray(vectors * (2 / largest) - 1, dtype=np.float32)
     length = np.sqrt(np.sum(vectors**2, axis=2))
+    # In 8 bits a zero vector is stored as 128, which is not exactly zero: its length is far below one half.
     unknown |= length < (_LEAST_LENGTH if stored.dtype.kind != "f" else 1e-6)
     unit = vectors / np.where(unknown, 1, length)[..., None]
     return np.where(unknown[..., None], np.float32(np.nan), unit)

@@ -132,6 +132,7 @@ def parts_of(
         )
     notes: list[str] = []
     train = sources["train"]
+    # The test part of a challenge is often published without labels; then val is what can be scored.
     if len(candidates) > 1 and not lacks(train) and (lacking := lacks(sources["test"])):
         notes.append(f"{sources['test'].name} has no {lacking}, so val is scored")
         candidates.remove("test")
@@ -165,6 +166,7 @@ def _part(spec: str, sources: Mapping[str, S], wanted: tuple[str, ...]) -> S:
 
 def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
     groups = inseparable(source)
+    # By rank, so that the split is the same whatever the class folders are called.
     fit, held = holdout(source.target, test_fraction, seed, groups=groups, rank=source.rank)
     several = isinstance(source.target, SeveralImages)
     by = " or ".join(part for part in (source.grouped_by, "image" if several else "") if part)

@@ -251,6 +251,7 @@ def recognises(spec: str) -> bool:
         (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
     )
     try:
+        # A folder of images with a metadata file is an image folder, whatever Parquet lies beside it.
         return saved or (path.is_dir() and not has_images(path) and any(map(_has_rows, _tops(path))))
     except OSError:
         return False

@@ -174,6 +174,7 @@ def _found(
     try:
         return find_listed(spec, names, folders, option)
     except DataError:
+        # In some tables the split is also the folder of the file.
         inside = [f"{_text(split)}/{name}" for split, name in zip(splits, names, strict=False)]
         if not inside or not finds_all(inside, folders):
             _refuse_images_inside(table)
@@ -188,6 +189,7 @@ def _column_of_files(table: TableColumns, folders: Sequence[Path]) -> str:
         name: list(map(_text, column)) for name, column in table.columns.items() if _key(name) not in LABEL_COLUMNS
     }
     found = [name for name, texts in cells.items() if finds_all(texts, folders)]
+    # A column of masks or of references may name files too; images are listed once each.
     found = [name for name in found if len(set(cells[name])) == len(cells[name])] or found
     if len(found) == 1:
         return found[0]
