@@ -16,8 +16,6 @@ from sslbench.metrics.measure import SampleMeans
 from sslbench.results.parts import MetricValue
 from sslbench.text import without_secrets
 
-_PARTS = ("value", "low", "high")
-
 
 @dataclasses.dataclass(frozen=True)
 class Neighbours:
@@ -129,12 +127,12 @@ def mean_metric(name: str, values: Sequence[MetricValue]) -> MetricValue:
     if any(each.value is None for each in values):
         return MetricValue(value=None, low=None, high=None, n=values[0].n)
     metric = catalog.known(name)
-    low, high = (-math.inf, math.inf) if metric is None else metric.bounds
+    least, most = (-math.inf, math.inf) if metric is None else metric.bounds
     scale = 1.0 if metric is None else metric.scale
     each = [(_number(v.value), _number(v.low), _number(v.high)) for v in values]
-    found = over_trainings(each, (low * scale, high * scale))
-    parts = {part: None if math.isnan(value) else value for part, value in zip(_PARTS, found, strict=True)}
-    return MetricValue(**parts, n=values[0].n)
+    found = over_trainings(each, (least * scale, most * scale))
+    value, low, high = (None if math.isnan(end) else end for end in found)
+    return MetricValue(value=value, low=low, high=high, n=values[0].n)
 
 
 def _number(value: float | None) -> float:

@@ -262,7 +262,7 @@ def test_cut_scores_are_named(result, tmp_path):
 
 
 def test_a_metric_without_an_interval_is_no_outcome():
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="not enough values"):
         percent_metrics(Outcome({"top1": (0.9, 0.8)}, "top1", SCORES, {}), 4)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from sslbench.arrays import FloatArray
 from sslbench.metrics.detection import curves as precision_recall
-from sslbench.metrics.detection.matches import AT_75, ClassMatches, Detections, Truth, among, match_coco
+from sslbench.metrics.detection.matches import AT_75, ClassMatches, Detections, Truth, among, match_coco, places_of
 
 MOST = 300
 """Largest number of detections that count on one image."""
@@ -27,22 +27,16 @@ def match_lvis(truth: Truth, detections: Detections, areas: FloatArray, *, kind:
     federated, n_classes = truth.federated, len(truth.classes)
     if federated is None:
         raise ValueError("LVIS's average precision needs the classes that were looked for in each image")
-    kept = _best_of_each_image(detections)
     images, labels = detections.images, detections.labels
+    # Of each image the `MOST` of highest score count, of all classes together.
+    order = np.argsort(-detections.scores.astype(np.float64), kind="stable")
+    kept = np.empty(len(order), dtype=np.bool_)
+    kept[order] = places_of(images[order]) < MOST
     there = np.stack([truth.images, truth.labels], axis=1)
     kept &= among(there, images, labels, n_classes) | among(federated.negative, images, labels, n_classes)
     chosen = detections.select(kept)
     lenient = among(federated.not_exhaustive, chosen.images, chosen.labels, n_classes)
     return match_coco(truth, chosen, areas[kept], kind=kind, most=MOST, lenient=lenient)
-
-
-def _best_of_each_image(detections: Detections) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return (n,): the detection is one of the `MOST` of highest score of its image."""
-    order = np.lexsort((-detections.scores.astype(np.float64), detections.images))
-    _, first, counts = np.unique(detections.images[order], return_index=True, return_counts=True)
-    places = np.empty(len(order), dtype=np.int64)
-    places[order] = np.arange(len(order)) - np.repeat(first, counts)
-    return np.asarray(places < MOST)
 
 
 def values_of(

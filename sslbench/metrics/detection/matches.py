@@ -213,7 +213,7 @@ def match_voc(truth: Truth, detections: Detections, *, as_text: bool) -> list[Cl
             hits[0, t, near[first]] = True
             ignored[0, t, near] = ignore[nearest[near]]
         counted = np.bincount(truth.images[objects[~ignore[objects]]], minlength=truth.n_images)
-        matches.append(ClassMatches(images, _places(images), hits & ~ignored, ignored, counted[None], scores[rows]))
+        matches.append(ClassMatches(images, places_of(images), hits & ~ignored, ignored, counted[None], scores[rows]))
     return matches
 
 
@@ -240,7 +240,7 @@ def match_coco(
     matches = []
     for label in range(len(truth.classes)):
         rows, objects = _rows(detections, scores, label), np.flatnonzero(truth.labels == label)
-        rows = rows[_places(detections.images[rows]) < most]
+        rows = rows[places_of(detections.images[rows]) < most]
         images, of_objects = detections.images[rows], truth.images[objects]
         uncounted = _not_counted(truth, kind)[objects]
         uncounted = uncounted | (truth.areas[objects] < low) | (truth.areas[objects] > high)
@@ -254,7 +254,7 @@ def match_coco(
             table = coco_overlap(truth, detections, rows[places], chosen, kind)
             _take(table, truth.crowd[chosen], uncounted[:, candidates], places, hits, ignored)
         counted = np.stack([np.bincount(of_objects[~row], minlength=truth.n_images) for row in uncounted])
-        matches.append(ClassMatches(images, _places(images), hits, ignored, counted, scores[rows]))
+        matches.append(ClassMatches(images, places_of(images), hits, ignored, counted, scores[rows]))
     return matches
 
 
@@ -343,8 +343,8 @@ def _rows(detections: Detections, scores: FloatArray, label: int) -> IntArray:
     return rows[np.lexsort((detections.images[rows], -scores[rows]))]
 
 
-def _places(images: IntArray) -> IntArray:
-    """Return for each value the number of equal values before it (D,)."""
+def places_of(images: IntArray) -> IntArray:
+    """Return for each value the number of equal ones before it, (D,)."""
     order = np.argsort(images, kind="stable")
     _, first, counts = np.unique(images[order], return_index=True, return_counts=True)
     places = np.empty(len(images), dtype=np.int64)
