@@ -41,7 +41,11 @@ def detect_views(detector: Detector, views: Sequence[Tensor], size: Size) -> Ins
         seen = views[0].shape[1], views[0].shape[2]
         return rescale(detector([views[0].to(device)])[0], seen=seen, size=size)
     every = [(view.flip(2) if flip else view, flip) for view in views for flip in flips]
-    merged = _merged([_found(detector, view, flip, size) for view, flip in every], detector, size)
+    found = [_found(detector, view, flip, size) for view, flip in every]
+    boxes = clip_boxes_to_image(torch.cat([one.boxes for one in found]), size)
+    scores, classes = torch.cat([one.scores for one in found]), torch.cat([one.classes for one in found])
+    keep = batched_nms(boxes, scores, classes, detector.recipe.nms)[: detector.recipe.detections]
+    merged = InstancePredictions(boxes[keep], scores[keep], classes[keep])
     if not detector.recipe.masks:
         return rescale(merged, seen=size, size=size)
     if not len(merged.boxes):  # with masks, none of them: the detections of all images are joined
@@ -74,13 +78,6 @@ def _factors(view: Tensor, size: Size) -> Tensor:
 def _mirrored(boxes: Tensor, width: int) -> Tensor:
     x1, y1, x2, y2 = boxes.unbind(1)
     return torch.stack((width - x2, y1, width - x1, y2), dim=1)
-
-
-def _merged(parts: Sequence[InstancePredictions], detector: Detector, size: Size) -> InstancePredictions:
-    boxes = clip_boxes_to_image(torch.cat([part.boxes for part in parts]), size)
-    scores, classes = torch.cat([part.scores for part in parts]), torch.cat([part.classes for part in parts])
-    keep = batched_nms(boxes, scores, classes, detector.recipe.nms)[: detector.recipe.detections]
-    return InstancePredictions(boxes[keep], scores[keep], classes[keep])
 
 
 _PICTURES = 6

@@ -103,7 +103,14 @@ class PretrainSettings:
 
     def check(self, *, world: int = 1) -> None:
         """Refuse values that are not possible, whatever the data, the weights and the machine."""
-        _check_method(self.method)
+        name = self.method.get("name")
+        if not isinstance(name, str):
+            raise UsageError(
+                "the settings have no method.name", "Set method.name to a name from: sslbench list methods."
+            )
+        config = declared_config(name)
+        if config is not None:
+            build(config, {key: value for key, value in self.method.items() if key != "name"}, f"method {name}")
         refuse_outside(self, "pretrain")
         refuse_unknown_device(self.device)
         _check_batch(self.batch_size, self.accumulate, world)
@@ -138,16 +145,6 @@ class PretrainSettings:
                 spec = getattr(schedule, name)
                 if spec is not None and not schedules.own_names(spec):
                     schedules.build(spec, where=f"{where}.{name}", epochs=self.epochs)
-
-
-def _check_method(method: Mapping[str, Any]) -> None:
-    """Refuse an unknown method, and settings that a built-in one does not have."""
-    name = method.get("name")
-    if not isinstance(name, str):
-        raise UsageError("the settings have no method.name", "Set method.name to a name from: sslbench list methods.")
-    config = declared_config(name)
-    if config is not None:
-        build(config, {key: value for key, value in method.items() if key != "name"}, f"method {name}")
 
 
 def _check_batch(batch_size: int, accumulate: int, world: int) -> None:

@@ -76,13 +76,21 @@ def batches(
     items = run(_BatchDataset(source.images, chunks, preprocessing), workers, start_method=start_method)
     for chunk, by_size in zip(chunks, items, strict=True):
         delivered = np.concatenate([batch.indices for batch in by_size])
-        _check_complete(chunk, delivered, by_size[0].unreadable)
+        missing = np.array([index for index, _, _ in by_size[0].unreadable], dtype=np.int64)
+        delivered = np.concatenate([delivered, missing])
+        if not np.array_equal(np.sort(delivered), np.sort(chunk)):
+            raise RuntimeError(f"asked for the samples {chunk.tolist()}, got {delivered.tolist()}")
         for batch in by_size:
             if len(batch.indices) and not mixed_sizes:
                 size, path = tuple(batch.images.shape[2:]), source.images.path(int(batch.indices[0]))
                 first = first or (size, path)
                 if size != first[0]:
-                    raise _different_sizes(first[1], first[0], path, size)
+                    (height, width), other = first
+                    raise DataError(
+                        f"images of different sizes cannot be put in one batch: {other} is {width} x {height} pixels "
+                        f"(width x height) and {path} is {size[1]} x {size[0]}",
+                        "Give a crop, or a resize to an exact height and width.",
+                    )
         yield from by_size
 
 
@@ -218,15 +226,12 @@ class _BatchDataset(Dataset[list[PictureBatch] | SslbenchError]):
 
 def _batch(rows: list[tuple[int, torch.Tensor]]) -> PictureBatch:
     indices = np.array([index for index, _ in rows], dtype=np.int64)
-    return PictureBatch(indices, _stack([picture for _, picture in rows]), (), Counter())
-
-
-def _stack(pictures: list[torch.Tensor]) -> torch.Tensor:
-    if not pictures:
-        return torch.empty((0, 3, 0, 0), dtype=torch.uint8)
+    pictures = [picture for _, picture in rows]
     if len({picture.dtype for picture in pictures}) > 1:  # 8 and 16 bits mixed
         pictures = [picture.to(torch.float32) for picture in pictures]
-    return torch.stack([picture.permute(1, 2, 0) for picture in pictures]).permute(0, 3, 1, 2)
+    # Stacked with interleaved channels, as decoders write them and convolutions are fastest.
+    stacked = torch.stack([p.permute(1, 2, 0) for p in pictures]) if pictures else torch.empty((0, 0, 0, 3)).byte()
+    return PictureBatch(indices, stacked.permute(0, 3, 1, 2), (), Counter())
 
 
 class _SurveyDataset(Dataset[Survey | SslbenchError]):
@@ -295,17 +300,3 @@ def read(images: Images, index: int, decoder: PictureDecoder | None = None) -> D
     except Exception as error:
         error.add_note(f"while reading {path}")
         raise
-
-
-def _different_sizes(path: str, size: tuple[int, int], other: str, other_size: tuple[int, int]) -> DataError:
-    return DataError(
-        f"images of different sizes cannot be put in one batch: {path} is {size[1]} x {size[0]} pixels (width x "
-        f"height) and {other} is {other_size[1]} x {other_size[0]}",
-        "Give a crop, or a resize to an exact height and width.",
-    )
-
-
-def _check_complete(chunk: npt.NDArray[np.int64], kept: npt.NDArray[np.int64], missing: tuple[Unreadable, ...]) -> None:
-    delivered = np.concatenate([kept, np.array([index for index, _, _ in missing], dtype=np.int64)])
-    if not np.array_equal(np.sort(delivered), np.sort(chunk)):
-        raise RuntimeError(f"asked for the samples {chunk.tolist()}, got {delivered.tolist()}")

@@ -16,7 +16,7 @@ from torch import Tensor
 from sslbench.data.views import COLOURS, Jitter, Solarize, View, entry_name
 from sslbench.errors import UsageError
 
-_LUMA = (0.299, 0.587, 0.114)  # as in `ops`
+LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow and torchvision
 
 
 def check_views(views: Sequence[View], channels: int) -> None:
@@ -48,6 +48,7 @@ def change_colours(images: Tensor, values: Tensor, order: Sequence[str | Mapping
     kinds, amounts, grey, sigma, reach, threshold = torch.split(values, [4, 4, 1, 1, 1, 1], dim=1)
     for name in order:
         if name == "jitter":
+            # The four changes come in another order in each image: step by step, images with the same change together.
             for step in range(4):
                 for kind, change in enumerate((_brightness, _contrast, _saturation, _hue)):
                     _replace(x, kinds[:, step] == kind, change, amounts[:, step])
@@ -76,7 +77,7 @@ def _each(values: Tensor, x: Tensor) -> Tensor:
 def _grey(x: Tensor) -> Tensor:
     """Return the luma, (B, 1, h, w), not rounded."""
     red, green, blue = torch.split(x, 1, dim=1)
-    grey: Tensor = _LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue
+    grey: Tensor = LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
     return grey
 
 
@@ -100,6 +101,7 @@ def _hue(x: Tensor, turns: Tensor) -> Tensor:
     spread = value - least
     red, green, blue = x.unbind(1)
     by_green, by_blue = (blue - red) / spread + 2, (red - green) / spread + 4
+    # Grey pixels have no hue: 0 / 0 becomes 0.
     sixths = torch.where(value == red, (green - blue) / spread, torch.where(value == green, by_green, by_blue))
     hue = (sixths.nan_to_num() * 256 / 6).round()
     saturation = (255 * spread / value).nan_to_num().round() / 255
@@ -115,6 +117,7 @@ def _blur(x: Tensor, kernels: Tensor) -> Tensor:
     """Convolve with Gaussians of `kernels`, (B, 2): sigma, and reach of each; borders are mirrored."""
     sigma, reach = torch.split(kernels.double(), 1, dim=1)
     most = int(reach.max())
+    # Kernels of all lengths in one: the weights beyond the reach of each are 0.
     taps = torch.arange(-most, most + 1)
     weights = torch.exp(-(taps**2) / (2 * sigma**2)) * (taps.abs() <= reach)
     weights = (weights / weights.sum(dim=1, keepdim=True)).float().to(x.device, non_blocking=True)
@@ -144,7 +147,6 @@ VALUES = 12
 """Numbers of `colours`."""
 
 _DRAWS = 40  # crop: 2 x 10 + 2; flip 1; jitter 1 + 4 + 4; greyscale 1; blur 2; solarise 2
-_UNCHANGED = -1.0
 
 
 class Uniform:
@@ -166,6 +168,7 @@ def draw_jitter(settings: Jitter, draw: Uniform) -> list[tuple[int, float]]:
     if draw() >= settings.p:
         return []
     middles = ((settings.brightness, 1.0), (settings.contrast, 1.0), (settings.saturation, 1.0), (settings.hue, 0.0))
+    # All amounts are drawn, also of changes without strength: later draws do not depend on the settings.
     chosen = [
         (draw(), change, draw(max(0.0, middle - s), middle + s) if middle else draw(-s, s), s)
         for change, (s, middle) in enumerate(middles)
@@ -211,5 +214,6 @@ def draw_colours(view: View, draw: Uniform) -> list[float]:
             sigma, reach = draw_blur(view, draw)
         elif name == "solarize":
             threshold = draw_solarize(view.solarize, draw)
+    # Of equal length, so the images of a batch make one tensor.
     steps += [(-1, 0.0)] * (4 - len(steps))
     return [*(float(kind) for kind, _ in steps), *(amount for _, amount in steps), float(grey), sigma, reach, threshold]

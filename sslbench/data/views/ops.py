@@ -50,7 +50,6 @@ class Crop(NamedTuple):
 _MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
 _CROP_ATTEMPTS = 10
 _LEVELS = np.arange(256)
-_LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow and torchvision
 
 
 def augment(view: View, changes: "Changes", image: torch.Tensor) -> torch.Tensor:
@@ -71,6 +70,7 @@ def augment_grid(view: View, changes: "Changes", image: torch.Tensor) -> Crop:
         pixels, box = _crop(view, image, draw)
         pixels, mirrored = _changed(view, changes, pixels, draw)
         return Crop((_as_tensor(pixels),), _mirrored(box) if mirrored else box)
+    # Beside the draws of the view, whose number is the same with and without a grid.
     places = Uniform(2 * view.cells)
     pixels, box = _crop(view, image, draw)
     if view.grid.augment == "crop":
@@ -129,6 +129,7 @@ def _crop(view: View, image: torch.Tensor, draw: Uniform) -> tuple[ByteArray, Bo
         image.shape[1], image.shape[2], view.scale, view.ratio, draw, square=view.scale_of == "square"
     )
     crop, side = image[:, top : top + height, left : left + width], view.crop_side
+    # With antialiasing, as Pillow resizes; without, small views would be noisy.
     resized = functional.resize(crop, [side, side], interpolation=_MODES[view.interpolation], antialias=True)
     pixels = np.ascontiguousarray(resized.permute(1, 2, 0).numpy())
     pixels = pixels if pixels.dtype == np.uint8 else pixels.clip(0, 255)  # the bicubic filter overshoots
@@ -198,12 +199,13 @@ def adjust_contrast(pixels: ByteArray, factor: float) -> ByteArray:
 
 def adjust_saturation(pixels: ByteArray, factor: float) -> ByteArray:
     """Multiply the distances from each pixel's grey by `factor`; equal to ImageEnhance.Color within one level."""
-    matrix = factor * np.eye(3) + (1 - factor) * np.array(_LUMA)[None, :]
+    matrix = factor * np.eye(3) + (1 - factor) * np.array(colours.LUMA)[None, :]
     return np.asarray(cv2.transform(pixels, matrix.astype(np.float32)), dtype=np.uint8)
 
 
 def adjust_hue(pixels: ByteArray, turns: float) -> ByteArray:
     """Shift the hue by a part of the colour circle, with 8 bits for hue and saturation as in Pillow's HSV."""
+    # FULL: the hue has all 256 values of 8 bits, as Pillow's, not OpenCV's usual 180.
     hsv = np.asarray(cv2.cvtColor(pixels, cv2.COLOR_RGB2HSV_FULL), dtype=np.uint8)
     hsv[:, :, 0] += np.uint8(round(turns * 256) % 256)  # hue is circular
     return np.asarray(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL), dtype=np.uint8)
