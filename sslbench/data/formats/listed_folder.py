@@ -68,16 +68,7 @@ def _open(folder: Path, request: SampleRequest[table.TableOptions]) -> dict[str,
     lists = _lists(folder)
     if len(lists) > 1:
         raise DataError(f"{folder}/ has {len(lists)} lists of its images: {some(lists)}", "Give one of them as --data.")
-    sources = table.open(
-        str(folder / lists[0]),
-        image_column=request.image_column,
-        label_column=request.label_column,
-        attribute_columns=request.attribute_columns,
-        value_columns=request.value_columns,
-        group=request.options.group,
-        images=request.options.images,
-        blank=request.options.blank,
-    )
+    sources = table.open(dataclasses.replace(request, spec=str(folder / lists[0])))
     listed = {image for source in sources.values() for image in source.ids}
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if not is_clutter(entry.name)]

@@ -62,35 +62,27 @@ def recognises(spec: str) -> bool:
     return spec.lower().endswith(SUFFIXES) and Path(spec).is_file() and not yolo.is_description(spec)
 
 
-def open(
-    spec: str,
-    *,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    attribute_columns: Sequence[str] = (),
-    value_columns: Sequence[str] = (),
-    together: bool = False,
-) -> dict[str, Source]:
+def open(request: SampleRequest[NoOptions]) -> dict[str, Source]:
     """Return all samples of several sources, splits joined by their names; see `joined.join`.
 
     The location is a YAML file with the mapping `sources`: name -> location, or name -> the keys of `ListedSource`;
     paths are relative to the file (in one that is fetched by its URL they should be absolute, or URLs). Or the same in
     one string, `several:NAME=LOCATION,NAME@WEIGHT=LOCATION`. Columns are those of every source that names no others.
     """
-    parts = _listed(spec)
-    columns = tuple(column for column in attribute_columns if column != ORIGIN)
+    parts = _listed(request.spec)
+    columns = tuple(column for column in request.attribute_columns if column != ORIGIN)
 
     def opened(part: ListedSource) -> dict[str, Source]:
         return open_data(
             part.data,
-            image_column=part.image_column or image_column,
-            label_column=part.label_column or label_column,
+            image_column=part.image_column or request.image_column,
+            label_column=part.label_column or request.label_column,
             attribute_columns=columns,
-            value_columns=value_columns,
-            together=together,
+            value_columns=request.value_columns,
+            together=request.together,
         )
 
-    return _joined(spec, parts, _each(spec, parts, opened))
+    return _joined(request.spec, parts, _each(request.spec, parts, opened))
 
 
 def open_objects(spec: str) -> dict[str, ObjectSource]:
@@ -223,20 +215,9 @@ def _has(names: Sequence[str]) -> str:
     return "has" if len(names) == 1 else "have"
 
 
-def _read_request(request: SampleRequest[NoOptions]) -> dict[str, Source]:
-    return open(
-        request.spec,
-        image_column=request.image_column,
-        label_column=request.label_column,
-        attribute_columns=request.attribute_columns,
-        value_columns=request.value_columns,
-        together=request.together,
-    )
-
-
 _COLUMNS: frozenset[Column] = frozenset(("image", "label", "attribute", "value"))
 FORMAT = SourceFormat(
     __doc__,
-    SampleReader(recognises, _read_request, NoOptions, _COLUMNS),
+    SampleReader(recognises, open, NoOptions, _COLUMNS),
     {Boxes: plain_reader(recognises, open_objects)},
 )

@@ -77,52 +77,35 @@ def recognises(spec: str) -> bool:
     return not (lower.endswith(".tsv") and has_base64_rows(spec))
 
 
-def open(
-    spec: str,
-    *,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    attribute_columns: Sequence[str] = (),
-    value_columns: Sequence[str] = (),
-    group: str = "",
-    images: str = "",
-    blank: str = "",
-) -> dict[str, Source]:
+def open(request: SampleRequest[TableOptions]) -> dict[str, Source]:
     """Return the images that a table lists.
 
-    Args:
-        spec: the file. A .csv, .tsv or .parquet needs a header; a .json is a list of records, or maps each image to its
-            label; a .jsonl has a record per line; a .txt a path per line, or a path, white space and a label.
-            Paths in it are relative to its folder, and read as `find_listed` reads them: names of images without
-            suffix, or in one of the folders beside the table, are found. A column called `split` is honoured.
-        image_column: the column with the paths; by default recognised by its name (`IMAGE_COLUMNS`).
-        label_column: the column with the labels, read as text; by default recognised (`LABEL_COLUMNS`). Without one,
-            columns that hold only 0, 1 and -1 (ignore) are taken as one class each; `A,B` names some of these.
-        attribute_columns: kept as attributes of the source, read as text; any column may be one.
-        value_columns: columns of numbers to predict; then there is no label column.
-        group: column whose equal values a seeded split keeps on one side.
-        images: folder of the images, relative to the table's; '': found beside it.
-        blank: meaning of an empty cell in columns of 0 and 1: 'absent', 'ignore' or, refused, ''.
-
-    Returns:
-        Split name -> source, or {"all": source}. Ids are the paths relative to the folder in which the images are
-        found.
+    A .csv, .tsv or .parquet needs a header; a .json is a list of records, or maps each image to its label; a .jsonl has
+    a record per line; a .txt a path per line, or a path, white space and a label. Paths are relative to the folder of
+    the table, and read as `find_listed` reads them: names of images without suffix, or in one of the folders beside the
+    table, are found. A column called `split` is honoured. Columns of images and labels are recognised by their names
+    (`IMAGE_COLUMNS`, `LABEL_COLUMNS`) where none is asked for. Without one of labels, columns that hold only 0, 1 and
+    -1 (ignore) are taken as one class each; `A,B` names some of these. Ids are the paths relative to the folder in
+    which the images are found.
     """
-    if value_columns and label_column is not None:
+    spec, options, attribute_columns = request.spec, request.options, request.attribute_columns
+    if request.value_columns and request.label_column is not None:
         raise UsageError("--label-col names classes and --value-col numbers: give only one")
-    if group and group not in attribute_columns:
-        attribute_columns = (*attribute_columns, group)
-    columns = [image_column, label_column, [*attribute_columns], [*value_columns]]
+    if options.group and options.group not in attribute_columns:
+        attribute_columns = (*attribute_columns, options.group)
+    columns = [request.image_column, request.label_column, [*attribute_columns], [*request.value_columns]]
+    if options.images or options.blank:
+        columns += [options.images, options.blank]
 
     def read() -> dict[str, Source]:
-        below = images_folder(spec, images)
+        below = images_folder(spec, options.images)
         folders = [below] if below else folders_beside(Path(spec))
-        table = read_cells(Path(spec))
-        named = (image_column, label_column, attribute_columns, value_columns)
-        return read_columns(table, folders, *named, blank, "?images=FOLDER")
+        named = (request.image_column, request.label_column, attribute_columns, request.value_columns)
+        return read_columns(read_cells(Path(spec)), folders, *named, options.blank, "?images=FOLDER")
 
-    sources = viewed(spec, "table", [*columns, images, blank] if images or blank else columns, read)
-    return {split: dataclasses.replace(source, grouped_by=group) for split, source in sources.items()}
+    # A table is kept in the cache under all arguments that its reading depends on.
+    sources = viewed(spec, "table", columns, read)
+    return {split: dataclasses.replace(source, grouped_by=options.group) for split, source in sources.items()}
 
 
 def read_columns(
@@ -435,18 +418,5 @@ def _labels_from_flags(
     return MultiLabel(tuple(classes), np.ascontiguousarray(values)), tuple(notes)
 
 
-def _read_request(request: SampleRequest[TableOptions]) -> dict[str, Source]:
-    return open(
-        request.spec,
-        image_column=request.image_column,
-        label_column=request.label_column,
-        attribute_columns=request.attribute_columns,
-        value_columns=request.value_columns,
-        group=request.options.group,
-        images=request.options.images,
-        blank=request.options.blank,
-    )
-
-
 COLUMNS: frozenset[Column] = frozenset(("image", "label", "attribute", "value"))
-FORMAT = SourceFormat(__doc__, SampleReader(recognises, _read_request, TableOptions, COLUMNS))
+FORMAT = SourceFormat(__doc__, SampleReader(recognises, open, TableOptions, COLUMNS))
