@@ -11,12 +11,12 @@ from typing import Any
 from sslbench import paths
 from sslbench.backbones.architectures import refuse_unknown_backbone
 from sslbench.backbones.named import download_hint, is_pixels, pixels_backbone, random_backbone, refuse_unknown
-from sslbench.cli.options import PreprocessingFlags, RunFlags, WeightsFlags
+from sslbench.cli.options import DataFlags, PreprocessingFlags, RunFlags, WeightsFlags, default_data
 from sslbench.config import read_yaml, resolve
 from sslbench.data import catalog
 from sslbench.data.regular import refuse_empty_folder, refuse_missing, refuse_missing_file
 from sslbench.errors import UsageError, WeightsError
-from sslbench.evaluation.request import RunSettings
+from sslbench.evaluation.request import Request, RunSettings
 from sslbench.library.recipes import compose
 from sslbench.names import did_you_mean, from_file, list_names
 from sslbench.protocols import find as find_protocol
@@ -78,6 +78,19 @@ def checked_run(
     if preprocessing is not None:
         preprocessing.check()
     return resolve_run({}, run.settings())[0]
+
+
+def request_of(weights: WeightsFlags, data: DataFlags, preprocessing: PreprocessingFlags, /, **changed: Any) -> Request:
+    """Return the request of the flags for a network's features of images, without protocols."""
+    values = {
+        **weights.loading(),
+        **dataclasses.asdict(data),
+        "tasks": (),
+        "layers": weights.layer_names(),
+        "preprocessing": preprocessing.values(),
+        **changed,
+    }
+    return Request(**{**values, "data": values["data"] or default_data()})
 
 
 def refuse_other_files(weights: Sequence[str | None]) -> None:

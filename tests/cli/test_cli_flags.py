@@ -114,6 +114,8 @@ def unread(command):
     used = {shared for shared in (options.WeightsFlags, options.RunFlags) if shared.__name__ in read}
     assert all("dataclasses.asdict(self)" in inspect.getsource(shared) for shared in used)
     read |= {field.name for shared in used for field in dataclasses.fields(shared)}
+    if "request_of" in read:  # it hands on the flags of the images as a whole
+        read |= {field.name for field in dataclasses.fields(options.DataFlags)}
     handed = {p.name for p in command.params if isinstance(p, click.Option) and p.expose_value}
     return handed - read
 

@@ -258,7 +258,7 @@ def run_written(sslbench, tmp_path, monkeypatch):
         Path("job.yaml").write_text(json.dumps(content))  # JSON is YAML, without aliases
         return sslbench("run", "job.yaml", "--store", "s", *words)
 
-    return run_written
+    return run
 
 
 def test_a_request_is_read_as_it_was_written():
@@ -304,6 +304,8 @@ def test_a_record_and_requests_of_features_and_pretraining_run(run_written, sslb
     training = {"backbone": "resnet18w0.125", "limit": 32, "workers": 0, "device": "cpu", "out": "a"}
     code, _, err = run_written({"version": 1, "method": "simclr", "settings": settings, **training})
     assert code == 0 and Path("a/weights.torch").is_file(), err
+    code, out, err = sslbench("run", "a/config.yaml", "--dry-run")
+    assert code == 0 and "resnet18w0.125" in out and "32 images" in out, err
     asked = {**PIXELS, "weights": "a/checkpoints", "tasks": [{"protocol": "knn"}]}
     code, out, err = run_written(asked, "--out", "r")
     assert code == 0 and "update" in out, err

@@ -57,17 +57,7 @@ def command(
     from sslbench.evaluation.cluster import cluster, write_assignments
     from sslbench.features.presence import announced
 
-    request = evaluation.Request(
-        **weights.loading(),
-        data=data.data or options.default_data(),
-        test_data=data.test_data,
-        image_column=data.image_column,
-        label_column=data.label_column,
-        limit=data.limit,
-        tasks=(),
-        layers=layers,
-        preprocessing=preprocessing.values(),
-    )
+    request = early.request_of(weights, data, preprocessing)
     store = run.store_folder()
     evaluation.check_writable(store)
     evaluation.check_writable(Path(out).parent)

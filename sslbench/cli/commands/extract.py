@@ -62,19 +62,8 @@ def command(
     if output is not None and len(layers) > 1:
         raise UsageError(f"-o writes one layer, and --layers names {len(layers)}")
     early.refuse_other_files(every)
-    request = Request(
-        # Each of the weights takes its place below.
-        **{**weights.loading(), "weights": ""},
-        data=data.data or options.default_data(),
-        test_data=data.test_data,
-        image_column=data.image_column,
-        label_column=data.label_column,
-        limit=data.limit,
-        tasks=(),
-        layers=layers,
-        preprocessing=preprocessing.values(),
-        groups=groups,
-    )
+    # Each of the weights takes its place in turn.
+    request = early.request_of(weights, data, preprocessing, weights="", groups=groups)
     requests, store = [dataclasses.replace(request, weights=word) for word in every], run.store_folder()
     if resources is None:
         _extract(requests, settings, store, output)

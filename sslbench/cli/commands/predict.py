@@ -4,7 +4,6 @@ from pathlib import Path
 
 import click
 
-from sslbench import evaluation
 from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo, note
 from sslbench.cli.help import GroupedCommand, hide
@@ -80,14 +79,7 @@ def command(
     from sslbench.evaluation.prediction import predict
 
     classes = None if classes_path is None else read_class_names(classes_path)
-    request = evaluation.Request(
-        **weights.loading(),
-        data=data.data or options.default_data(),
-        image_column=data.image_column,
-        limit=data.limit,
-        tasks=(),
-        preprocessing=preprocessing.values(),
-    )
+    request = early.request_of(weights, data, preprocessing)
     with terminal.progress() as progress:
         counts = predict(
             request, settings, csv_path, classes=classes, top_k=top_k, threshold=threshold, progress=progress

@@ -15,7 +15,7 @@ from sslbench.cli.commands.pretrain import work as pretrain
 from sslbench.cli.options import LocalPath
 from sslbench.config import read_yaml
 from sslbench.errors import ResultError, UsageError, told_on_interrupt
-from sslbench.evaluation.request import FeaturesRequest, Request, RunSettings, read_request
+from sslbench.evaluation.request import VERSION, FeaturesRequest, Request, RunSettings, read_request
 from sslbench.results import Result
 from sslbench.results.records import read
 
@@ -39,7 +39,7 @@ def command(
     trust_code: bool,
     dry_run: bool,
 ) -> int | None:
-    """Run the requests in FILES: YAML, as docs/evaluate.md describes it, or records, which hold theirs.
+    """Run the requests in FILES: YAML (docs/evaluate.md), records of evaluations, config.yaml of pretraining runs.
 
     A request of pretraining names a method, one of an evaluation tasks, and one without tasks extracts features.
     Places are relative to the current folder.
@@ -72,6 +72,8 @@ def written_requests(file: Path) -> list[dict[str, Any]]:
     if file.suffix == ".json":
         return [request_of(read(file), file)]
     content = read_yaml(file)
+    if isinstance(content.get("method"), dict):  # the config.yaml of a pretraining run is its request
+        return [{"version": VERSION, "method": str(file)}]
     requests = content.get("requests", [content])
     if not isinstance(requests, list) or not all(isinstance(one, Mapping) for one in requests):
         raise UsageError(f"{file}: requests should be a list of requests")

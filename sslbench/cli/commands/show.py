@@ -185,16 +185,7 @@ def draw_features(
     if features is not None:
         points = points_of_features(_read(features, labels, data.label_column, settings.seed), most, settings.seed)
     else:
-        request = evaluation.Request(
-            **weights.loading(),
-            data=data.data or options.default_data(),
-            image_column=data.image_column,
-            label_column=data.label_column,
-            limit=most,
-            tasks=(),
-            layers=weights.layer_names(),
-            preprocessing=preprocessing.values(),
-        )
+        request = early.request_of(weights, data, preprocessing, limit=most)
         store = run.store_folder()
         evaluation.check_writable(store)
         with terminal.progress() as progress:
@@ -261,16 +252,9 @@ def draw_images(
     from sslbench.show.images import Pictures, show_images
 
     chosen = Pictures(drawn, marked, foreground)
-    request = evaluation.Request(
-        **weights.loading(),
-        data=data.data or options.default_data(DEFAULT_OBJECTS, "kwcoco's toy shapes"),
-        image_column=data.image_column,
-        label_column=data.label_column,
-        limit=data.limit or _DEFAULT_IMAGES,
-        tasks=(),
-        layers=weights.layer_names(),
-        preprocessing=preprocessing.values(),
-    )
+    images = data.data or options.default_data(DEFAULT_OBJECTS, "kwcoco's toy shapes")
+    limit = data.limit or _DEFAULT_IMAGES
+    request = early.request_of(weights, data, preprocessing, data=images, limit=limit)
     with terminal.progress() as progress:
         return show_images(request, settings, chosen, out, command=str(ctx.obj), progress=progress)
 
