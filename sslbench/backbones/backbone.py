@@ -127,10 +127,11 @@ class Backbone:
         }
 
     @functools.cached_property
-    def not_kept(self) -> str:
+    def process_key(self) -> str:
         """Part of the key of features that no other process may find again; '' if they are kept."""
         if not self.kind.users:
             return ""
+        # Lazily: two passes, which only extraction needs.
         if reason := _irreproducible(self.module, self.preprocessing):
             log.warning(f"{self.name}: {reason}; its features are not stored")
             return uuid.uuid4().hex
@@ -177,6 +178,7 @@ def _text(value: object) -> str:
 
 def _irreproducible(module: nn.Module, preprocessing: Preprocessing) -> str:
     """Return the reason why an image has no features of its own, '' if it has; random states stay as they are."""
+    # Two images: statistics of the batch show only beside another image.
     images = probe_images(preprocessing, 2)
     try:
         with preserved_random_states(), torch.no_grad():

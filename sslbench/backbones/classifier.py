@@ -162,6 +162,7 @@ def read_classifier(file: WeightsFile, backbone: Backbone) -> Classifier | None:
         raise WeightsError(f"{file.path} names a classifier but has no matrix heads.head.weight")
     if weight.shape[0] != len(info.classes):
         raise WeightsError(f"{where} names {len(info.classes):,} classes, but the head has {weight.shape[0]:,}")
+    # Sizes follow from the tensors; `fill` refuses those that do not fit together.
     head = ClassifierHead(weight.shape[1], weight.shape[0], info.norm)
     fill(head, tensors, what=f"{file.path}: heads")
     return Classifier(head.eval().requires_grad_(False), layer, info)

@@ -51,6 +51,7 @@ def last_map(backbone: Backbone) -> str:
 def _shapes(backbone: Backbone, layers: Sequence[Layer], size: tuple[int, int]) -> dict[str, tuple[int, int]]:
     """Return the height and width of each single layer's grid for images of this size."""
     found: dict[str, tuple[int, int]] = {}
+    # The sizes are seen, not computed: padding and strides differ from network to network.
     images = torch.zeros(1, backbone.preprocessing.channels, *size)
 
     def take(layer: Layer, value: Any) -> None:

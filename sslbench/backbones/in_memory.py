@@ -55,6 +55,7 @@ def untrained_copy(backbone: Backbone, seed: int) -> Backbone | None:
     -> None if there are no parameters, or one belongs to a part that cannot initialise itself: it has no
         `reset_parameters`.
     """
+    # By the parts' own rules: what a constructor set beyond them (scales, biases of a last layer) is not repeated.
     module = copied(backbone.module)
     left = {id(parameter) for parameter in module.parameters()}
     if not left:

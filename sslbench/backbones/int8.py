@@ -107,7 +107,7 @@ def int8_network(backbone: Backbone, module: nn.Module, layers: Sequence[Layer],
         backbone.calibration_sha256,
         *sorted(backbone.identity.items()),
         *(layer.text for layer in layers),
-        backbone.not_kept,
+        backbone.process_key,
     )
     try:
         return Int8Network(_model(_Exact(known, module, tuple(layers), images)), layers)

@@ -162,6 +162,7 @@ def forward_layers(module: nn.Module, images: Tensor, layers: Sequence[Layer]) -
     images: (B, 3, H, W), normalised.
     -> text of each layer -> (B, D) float32, on the device of `images`.
     """
+    # Parts of joined layers are tapped once, however many layers share them.
     taps = single_layers(layers)
     taken: dict[str, list[Tensor]] = {layer.text: [] for layer in taps}
     with hooked(module, taps, lambda layer, value: taken[layer.text].append(_pooled(module, layer, value, images))):
@@ -219,6 +220,7 @@ def _hook(module: nn.Module, layer: Layer, take: Callable[[Layer, Any], None]) -
     def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         take(layer, output)
 
+    # With keywords: transformers' modules get their input as hidden_states=...
     if layer.side == "input":
         return module.register_forward_pre_hook(before, with_kwargs=True)
     return module.register_forward_hook(after)

@@ -193,6 +193,7 @@ def load_file(
         name = architecture(recognised, weights)
         name = with_channels(name, 1) if stem is not None and stem.name == "sum" else name
         where = f"{weights}: backbone" if recognised.backbone else weights
+        # A few bytes in a file could name a network that no memory holds.
         check_recorded(name, where, numbers=sum(tensor.numel() for tensor in recognised.canonical.values()))
         built = build(name, seed=seed)
     if not as_stored:

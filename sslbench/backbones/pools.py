@@ -106,6 +106,7 @@ def apply_pool(x: Tensor, pool: Pool | None, tokens: Tokens, *, layer: str) -> T
         pooled = x.flatten(1)
     else:
         raise _no_fit(x, pool, layer, "flatten" if x.ndim > 1 else "none")
+    # A view would keep the whole map in memory, and change with a later in-place operation.
     if torch.compiler.is_compiling():  # torch.export: tensors without storage
         return pooled.clone()
     return pooled.clone() if pooled.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() else pooled
@@ -118,6 +119,7 @@ def _pool_map(x: Tensor, pool: Pool, layer: str) -> Tensor:
         "avg": lambda: F.avg_pool2d(x, kernel, stride, padding) if sizes else x.mean((2, 3)),
         "max": lambda: x.amax((2, 3)),
         "flatten": lambda: x,
+        # Sizes of VISSL's linear benchmark that no plain pooling reaches.
         "adaptive": lambda: F.adaptive_avg_pool2d(x, (sizes[0], sizes[1])),
         "adaptive-max": lambda: F.adaptive_max_pool2d(x, (sizes[0], sizes[1])),
         "gem": lambda: _generalised_mean(x, (2, 3), pool.arguments[0]),
@@ -134,7 +136,7 @@ def _pool_map(x: Tensor, pool: Pool, layer: str) -> Tensor:
 
 
 def _pool_tokens(x: Tensor, pool: Pool, tokens: Tokens, layer: str) -> Tensor:
-    patches = x[:, tokens.prefix :]
+    patches = x[:, tokens.prefix :]  # registers belong to the prefix and are never pooled
     fitting = ["mean", "max", "gem(p)", "flatten"] + (["cls", "cls+mean", "cls+gem(p)"] if tokens.has_class else [])
     if pool.of_grid and pool.regions == patches.shape[1] and (tokens.has_class or "+cls" not in pool.name):
         token = [x[:, :1].expand(-1, pool.regions, -1)] if "+cls" in pool.name else []

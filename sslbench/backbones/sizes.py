@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build
 from sslbench.backbones.vit_recognise import grid_side
+from sslbench.data.decode.transforms import output_size
 from sslbench.errors import UsageError, WeightsError
 from sslbench.weights.fill import MASKED_BIASES, PERIODS, fill, with_masked_biases, without_class_position
 
@@ -114,16 +115,14 @@ def _grid(module: nn.Module) -> tuple[int, int] | None:
     return (int(size[0]), int(size[1])) if isinstance(size, tuple) and len(size) == 2 else None
 
 
-def built_for(backbone: Backbone, size: tuple[int, int] | None) -> Backbone:
-    """Return the backbone as it takes images of `size`, where it was built for one other size.
+def built_for(backbone: Backbone) -> Backbone:
+    """Return the backbone as it takes the images of its preprocessing, where it was built for one other size.
 
     A timm model of one image size (a vision transformer) is built anew with its position embeddings resampled as its
     authors do; its name says so ('timm:vit_small_patch14_dinov2,img_size=224'). All other backbones are returned as
     they are.
-
-    backbone: any; not changed.
-    size: (height, width) of all images; None: it differs from image to image.
     """
+    size = output_size(backbone.preprocessing)  # None: it differs from image to image
     embed = getattr(backbone.module, "patch_embed", None)
     built = getattr(embed, "img_size", None)
     if built is None or not getattr(embed, "strict_img_size", False) or size == tuple(built):

@@ -163,6 +163,7 @@ class Encoder:
 
     def twin(self) -> "Encoder":
         """Return an encoder for another thread: its module is its own (passes set hooks), the tensors are shared."""
+        # The memo makes deepcopy keep these tensors, so that a twin costs no memory for weights.
         tensors = [*self.module.parameters(), *self.module.buffers()]
         return dataclasses.replace(self, module=copy.deepcopy(self.module, {id(tensor): tensor for tensor in tensors}))
 
@@ -219,6 +220,7 @@ def prepare(
             "Use the pool rmac, or --scales 1.",
         )
     dtype = DTYPES[precision]
+    # Folded in float32 on the CPU, whatever the device: a network has the same weights everywhere.
     module = folded(backbone.module, layers, probe_images(backbone.preprocessing))
     if precision == "int8" and not backbone.kind.pixels:
         module = int8_network(backbone, module, layers, device)

@@ -38,9 +38,8 @@ class WholeImages:
     ) -> "tuple[Backbone, dict[str, str]]":
         """Return the backbone as it takes such images, and the origins of the values that have an effect."""
         from sslbench.backbones.sizes import built_for
-        from sslbench.data.decode.transforms import output_size
 
-        return built_for(backbone, output_size(backbone.preprocessing)), dict(origins)
+        return built_for(backbone), dict(origins)
 
     def layers(self, backbone: "Backbone", specs: Sequence[str]) -> "tuple[Layer, ...]":
         """Return the named layers, or the default one; UsageError or BackboneError for those that there are not."""

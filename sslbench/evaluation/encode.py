@@ -61,7 +61,7 @@ def extract_only(
 
 def store_for(backbone: Backbone, store: Path, run: RunSettings) -> Path:
     """Return the feature store; for features that are not kept, a folder in it that this run's processes share."""
-    if not backbone.not_kept:
+    if not backbone.process_key:
         return store
     check_shared(backbone)
     with process_group(run.torch_device()):
@@ -82,7 +82,7 @@ def extract_several(
         size += parameter_bytes(backbone)
         if number < len(requests) and size <= TOGETHER_BYTES and this_process().world == 1:
             continue
-        known = [(one, own) for _, one, own in waiting if not one.not_kept]
+        known = [(one, own) for _, one, own in waiting if not one.process_key]
         for split, part in parts.items() if len(known) > 1 else ():
             shown = stage_progress(progress, f"{len(known)} backbones on {part.name}")
             extract_together(known, part, run.extract_settings(), root=store, split=split, progress=shown)

@@ -329,7 +329,7 @@ def _pending(
 
     An interrupted extraction has left files of their full size, so only the rest of its time and no space is needed.
     """
-    if backbone.not_kept:
+    if backbone.process_key:
         return len(source), list(layers), {}
     entry = open_entry(store, store_key(backbone, source, run.extract_settings()), source, backbone.name)
     missing = [layer for layer in layers if not entry.has(layer.text)]

@@ -239,7 +239,7 @@ class _ImageEvaluation:
         if not complete:
             stored = self._rows(task, untrained)
         if rank() == 0:
-            kept = not untrained.not_kept and not complete
+            kept = not untrained.process_key and not complete
             for row, floor in stored.items():
                 subject = self._described(untrained, row)
                 variant = dataclasses.replace(asked(subject, task), overlaps=False, baseline=False)

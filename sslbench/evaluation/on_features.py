@@ -213,7 +213,7 @@ def _floor(
     subject, train, test = _describe_parts(prepared, floor, layer, task, number, command, noise)
     further = floor.further[number]
     # The key of a record on test does not tell which images of further sets could be read.
-    kept = not floor.backbone.not_kept and not further.sets
+    kept = not floor.backbone.process_key and not further.sets
     found = floors.cached(record_id(measurement(subject, task)), subject.data) if not further.sets else None
     rows = score(subject, task, train, test, further) if found is None else {"": found}
     for row, (own, own_task) in row_subjects(subject, task, further.sets).items():

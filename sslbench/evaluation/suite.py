@@ -250,7 +250,7 @@ def encode_ahead(several: Sequence[Prepared], *, store: Path, progress: Progress
     first = several[0]
     data = one_part(first.data, shared_part(first.request.tasks))
     wanted = [
-        pair for each in several for pair in _backbones_of(each) if not pair[0].not_kept and not pair[0].kind.pixels
+        pair for each in several for pair in _backbones_of(each) if not pair[0].process_key and not pair[0].kind.pixels
     ]
     if len(wanted) < 2:
         return

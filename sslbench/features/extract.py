@@ -71,7 +71,7 @@ def store_key(backbone: Backbone, source: Source, settings: ExtractSettings) -> 
     """Return the store's key of a backbone's features of a source."""
     calibration = backbone.calibration_sha256
     further = {"int8": f"{quantiser()}, ranges {calibration[:16]}"} if calibration else {}
-    further |= {"process": backbone.not_kept} if backbone.not_kept else {}
+    further |= {"process": backbone.process_key} if backbone.process_key else {}
     preprocessing = backbone.preprocessing.values()
     if own := [versioned_name(handler) for handler in handlers_of(source.images)]:
         preprocessing |= {"the source decodes its images itself": own}
@@ -87,7 +87,7 @@ def store_key(backbone: Backbone, source: Source, settings: ExtractSettings) -> 
 
 def check_shared(backbone: Backbone) -> None:
     """Refuse several processes for a backbone whose features change with every call: they cannot share rows."""
-    if this_process().world > 1 and backbone.not_kept and backbone.not_kept != backbone.in_process:
+    if this_process().world > 1 and backbone.process_key and backbone.process_key != backbone.in_process:
         raise BackboneError(
             f"{backbone.name} has no identity, so processes cannot share its features", "Run one process."
         )
@@ -122,7 +122,7 @@ def extract(
                 started = time.perf_counter()
                 with announced(root, of_command=False) as presence:
                     job = ExtractionJob(backbone, source, missing, settings, entry, presence, digests_of(source, key))
-                    with job.failures.told():
+                    with job.failures.reported():
                         decoded, conversions = job.run(progress)
                         if process.rank == 0:
                             job.finish(key, split)

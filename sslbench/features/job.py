@@ -193,6 +193,7 @@ class ExtractionJob:
             lambda: sum(int((state > 0).sum()) for state in states()),
             lambda: [r for r in range(world) if not all(state[self._rows(r)].all() for state in states())],
         )
+        # A disk or network file system may have lost rows that a process saw written.
         for partial in partials:
             if damaged := partial.verify(np.arange(len(self.source))):
                 raise StoreError(
@@ -304,7 +305,7 @@ class ExtractionJob:
         """Return the number of features per image of each layer, found with one image of zeros."""
         if self.size is not None:
             channels = Wanted.by(self.backbone.preprocessing).channels
-            images = torch.zeros((1, channels, *self.size), dtype=torch.uint8)
+            images = torch.zeros((1, channels, *self.size), dtype=torch.uint8)  # nothing is decoded for it
         else:
             first = next(
                 loader.batches(self.source, np.arange(1), self.backbone.preprocessing, batch_size=1, workers=0)

@@ -35,6 +35,7 @@ _DAY = 86_400.0
 _PREFIX = ".processes-"
 _NAMES = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID", "MASTER_ADDR", "MASTER_PORT")
 
+# Tests stand for several processes in one, hence a list.
 _running: list["Presence"] = []
 
 
@@ -183,7 +184,7 @@ class Failures:
         self._before = {rank: self._read(rank) for rank in range(process.world)}
 
     @contextlib.contextmanager
-    def told(self) -> Iterator[None]:
+    def reported(self) -> Iterator[None]:
         """Leave an error of the block for the others to read."""
         try:
             yield

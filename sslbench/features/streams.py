@@ -103,6 +103,7 @@ def _joined(found: Sequence[Rows]) -> Rows:
 @contextlib.contextmanager
 def _single_threaded() -> Iterator[None]:
     """Let every operation of torch run on its own thread alone; threads that start inside take this over."""
+    # torch keeps the number for each thread, and a new thread takes that of its parent.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -137,6 +137,7 @@ def rewrite(
     note |= {"tensors_sha256": digest} | ({"changed": "; ".join(found.changes)} if found.changes else {})
     if table.name == save.FORMAT and preprocessing is not None:
         note |= {"preprocessing": json.dumps(preprocessing.record())}
+    # An error inside leaves an old file at `dst` as it was.
     with save.new_file(dst) as temporary:
         tables.write(temporary, table, plan.keys, heads_beside=plan.beside, backbone=backbone, note=note)
         # Read back and compared bit for bit before anybody sees it.

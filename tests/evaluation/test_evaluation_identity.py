@@ -110,7 +110,7 @@ class TestModulesInMemory:
     def test_features_that_depend_on_the_batch_are_not_kept(self, caplog):
         net = nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), nn.Flatten())
         backbone = from_module("net", net.eval(), Preprocessing((8, 8), None))
-        assert backbone.not_kept != backbone.in_process
+        assert backbone.process_key != backbone.in_process
         assert "depend on the other images of the batch" in caplog.text
 
     def test_features_that_differ_each_time_are_not_kept(self, photos, caplog):

@@ -115,7 +115,7 @@ def _read_file(path: Path, *, trust_pickle: bool = False) -> WeightsFile:
                 "author.",
             )
         raise WeightsError(f"{path} holds a {type(loaded).__name__}, not a dict of tensors", "Save model.state_dict().")
-    converter = _PlainConverter(path, pickled.budget)
+    converter = _PlainConverter(path, pickled.budget)  # the budget goes on: it bounds all that a file makes
     try:
         content = haiku.flattened(converter.convert(loaded))
     except (RecursionError, ValueError) as error:
