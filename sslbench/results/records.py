@@ -291,8 +291,9 @@ def read(path: Path) -> Result:
     if result.headline not in result.metrics:
         raise ResultError(f"{path}: the headline '{result.headline}' is not among the metrics")
     if (labels := result.data.labels) not in kinds():
-        remedy = plugin_remedy(result.protocol.name) or did_you_mean(labels, kinds())
-        raise ResultError(f"{path}: data: labels: '{labels}' is not possible", remedy)
+        if remedy := plugin_remedy(name := result.protocol.name):
+            raise ResultError(f"{path}: the plug-in that has {name} is not installed", remedy)
+        raise ResultError(f"{path}: data: labels: '{labels}' is not possible", did_you_mean(labels, kinds()))
     return dataclasses.replace(_with_train_part(result), file=path)
 
 

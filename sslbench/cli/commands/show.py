@@ -18,7 +18,7 @@ from sslbench.data.decode.reading import Reading
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 from sslbench.library.benchmarks import load_benchmark, source_text
-from sslbench.names import FileKind, did_you_mean, find_file, list_names
+from sslbench.names import FileKind, did_you_mean, find_file, list_names, plugin_remedy
 from sslbench.results import plain
 from sslbench.results.records import read
 from sslbench.show.choices import Projection, check_projection, parse_point, parse_views
@@ -120,7 +120,7 @@ def print_definition(name: str) -> None:
                 _show_resolved(name.removeprefix("benchmark/"))
             return
     valid = {*list_names("protocol"), *(n for kind in kinds for n in list_names(kind))}
-    raise UsageError(f"there is nothing called '{name}'", did_you_mean(name, valid))
+    raise UsageError(f"there is nothing called '{name}'", plugin_remedy(name) or did_you_mean(name, valid))
 
 
 def _source_text(kind: FileKind, name: str) -> tuple[Path, str]:
