@@ -58,12 +58,7 @@ class LowLevel(SignalTask[Settings]):
 
     @classmethod
     def check(cls, settings: Settings, train: Target) -> None:
-        """Refuse settings that cannot work, before anything else is opened.
-
-        Raises:
-            UsageError: settings that are not possible, or have no effect on maps from files.
-            DataError: labels that are no signals.
-        """
+        """Refuse settings that cannot work, before anything else is opened."""
         super().check(settings, train)
         if train.classes == ("signal",):
             return
@@ -75,23 +70,14 @@ class LowLevel(SignalTask[Settings]):
                 )
 
     def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "PixelTarget":
-        """Return the signal of an image at its own size, float32 (1, H, W): from its file, or computed.
-
-        Raises:
-            UnreadableImage: the image, or its file of numbers, cannot be read.
-            DataError: the file's numbers cannot be used.
-        """
+        """Return the signal of an image at its own size, float32 (1, H, W): from its file, or computed."""
         if (maps := Signals.of(source.target).pixels) is not None:
             return np.ascontiguousarray(np.moveaxis(maps.read_values(index, size=size), 2, 0))
         settings = self.settings
         return signal_of(self.image(source, index), settings.signal or "edges", settings.sigma)[None]
 
     def check_totals(self, part: str, sums: FloatArray) -> None:
-        """Refuse a part without any signal.
-
-        Raises:
-            DataError: every image has one colour, or every map is 0.
-        """
+        """Refuse a part without any signal."""
         if not sums.any():
             raise DataError(
                 f"low-level: every {part} image is of one colour, or has a map of zeros, so there is no signal to "

@@ -146,10 +146,6 @@ def open_signals(spec: str) -> dict[str, Source]:
             normals/; Taskonomy's rgb/), the images alone count. With `DATA?maps=NAME` the files of that folder are the
             signal, see the module.
 
-    Raises:
-        UsageError: the location does not exist, or its format is not known.
-        DataError: a file is damaged.
-
     >>> open_signals("textures:images")["test"].target.name
     'signal'
     """
@@ -201,10 +197,6 @@ def open_signal_maps(location: Location) -> dict[str, Source]:
 
     Returns:
         Split name -> source of `Signals` with `pixels`; {"all": source} if there are no splits.
-
-    Raises:
-        UsageError: there are no such folders, or an option is not known.
-        DataError: no image has a map, or one has no mask; a list of splits is damaged.
     """
     given = {key: yaml.safe_load(text) if key in ("scale", "log") else text for key, text in location.options.items()}
     options = config.build(SignalOptions, given, f"the options of {location.text}")
