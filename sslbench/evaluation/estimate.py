@@ -135,7 +135,6 @@ class Stage:
     """Extraction, or a protocol with all its layers and floors.
 
     Attributes:
-        name: of the stage.
         seconds: None: not estimated.
         memory: bytes at the peak, beside the process as it is.
         stored: bytes of features to be stored.

@@ -105,8 +105,6 @@ class Range:
     """Depths of train, from up to 500 of its images.
 
     Attributes:
-        low: smallest.
-        high: largest.
         median: of the images' medians.
     """
 

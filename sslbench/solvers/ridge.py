@@ -24,10 +24,8 @@ class RidgeRegression:
     """Ridge regression of C numbers, for every alpha at once.
 
     Attributes:
-        axes: of the features.
         cross: (R, C) products of the axes with the centred values, summed over the samples.
         mean: (C,) of the values.
-        n: samples.
     """
 
     axes: Axes

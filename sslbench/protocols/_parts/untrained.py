@@ -115,12 +115,8 @@ class MapRun(Generic[S]):
         takes: kinds of the targets of samples.
         needs: words between the name and "and these samples have ...", for data with other targets.
         advice: data to give instead of those.
-        backbone: frozen.
         layers: layers of the network.
         encoder: of the maps of all rows.
-        test: images.
-        settings: of the protocol.
-        seed: of the intervals.
         engine: device, precision, workers.
         progress: called with what, images done and images in all.
     """

@@ -54,8 +54,6 @@ class _Trial:
     """Training on one draw of train, and its scores.
 
     Attributes:
-        network: trained network.
-        rows: training samples.
         scores: scores of test, (N_test, C).
         train: leading metric on training samples.
         selected: selected rates with the scores of all candidates; empty without a selection.

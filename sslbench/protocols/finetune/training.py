@@ -51,7 +51,6 @@ class Finetuned:
     """Finetuned network, on the CPU, in evaluation mode and without gradients.
 
     Attributes:
-        backbone: finetuned backbone.
         head: classifier on the pooled features of the layer.
         epochs: length of the training.
         notes: remarks on the training.
@@ -71,7 +70,6 @@ class PreparedTraining:
         data: batches of the training samples.
         side: side of the views in pixels.
         width: dimension of the features.
-        updates: number of updates.
         probe: number of updates at the start that train the head only.
         factor: factor of the learning rates as a function of the progress in [0, 1].
     """

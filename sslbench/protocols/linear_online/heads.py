@@ -34,7 +34,6 @@ class Head:
 
     Attributes:
         lr: learning rate at the batch size that the rates are meant for.
-        weight_decay: of its weights.
     """
 
     lr: float

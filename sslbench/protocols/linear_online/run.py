@@ -78,7 +78,6 @@ class Candidate:
 
     Attributes:
         number: among all heads of the run.
-        row: of the results.
         choice: difference from the others of its row: lr, and whatever else was tried.
         alive: its parameters are numbers.
     """
@@ -103,7 +102,6 @@ class Chosen:
     """Head of a row that is reported.
 
     Attributes:
-        head: it.
         others: the other heads of the row.
         on: data of the choice; '' where there was no choice.
         score: its headline metric there, a fraction.

@@ -182,10 +182,8 @@ class Training:
     """Plan of a training of heads.
 
     Attributes:
-        updates: in all.
         schedule: share of the training in [0, 1] -> factor of the rates.
         optimizer: its options; rates and weight decay are those of each head.
-        folder: for checkpoints.
         unreadable: makes the error about unreadable images, once there is one.
         progress: called with images done and images in all.
     """

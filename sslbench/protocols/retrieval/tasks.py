@@ -31,7 +31,6 @@ class MetricSet:
         metrics: in the order of the values.
         values: function from the ranks of a query's positives to its values.
         chance: function from the numbers of positives and candidates to the expected values of a random order.
-        headline: the leading one.
     """
 
     metrics: tuple[Metric, ...]
@@ -52,7 +51,6 @@ class RetrievalTask:
         name: in parentheses behind its metrics, `mAP_trapezoid(medium)`; '' for an only task.
         rows: (Q,) test rows of the queries, also those without positives.
         answers: function from a position in `rows` to the answers, as rows of the database.
-        metric_set: reported metrics.
         together: (Q,) numbers, equal for queries that the same images answer: those of a label, or of a landmark. They
             are right and wrong together, so that intervals resample them together.
     """

@@ -84,7 +84,6 @@ class Certificate:
         weight: (R, K).
         bias: (K,), moved towards its own optimum if it dominated the gap.
         loss: mean loss and gradient.
-        gap: relative duality gap.
     """
 
     weight: FloatArray

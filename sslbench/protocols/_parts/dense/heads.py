@@ -32,7 +32,6 @@ class HeadInput:
     """Maps that a head reads.
 
     Attributes:
-        row: name in results.
         parts: names of the maps, from the first layer to the last; one but for head=dpt.
     """
 
@@ -133,7 +132,6 @@ class MapEncoder:
     """Frozen backbone that gives the maps of all heads, the colours among them.
 
     Attributes:
-        encoder: the backbone.
         widths: name of a map -> channels.
         strides: name of a map -> rows of pixels for each of its rows.
         pixels_of: name of a map of the backbone -> that of the colours on its grid.
@@ -183,9 +181,7 @@ class Sizes:
 
     Attributes:
         short_side: that of resized images; None: their own.
-        crop: of training.
         window: of scoring; None: whole images.
-        stride: of the window.
     """
 
     short_side: int | None

@@ -25,7 +25,6 @@ class Inference:
     """Manner of scoring an image.
 
     Attributes:
-        sizes: of images and windows.
         scales: factors of the size.
         flip: average with the mirror image.
         batch: windows in one forward pass, at most.

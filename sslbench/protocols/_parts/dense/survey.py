@@ -35,7 +35,6 @@ class Survey:
         sums: (K, 32, 32), sum over the known pixels of each cell of what the best output is there.
         numbers: (32, 32), known pixels.
         short_side: median over the images.
-        square: every image is.
         unknown: images without a known pixel.
         unreadable: images whose head cannot be read.
         problems: reasons of targets that cannot be used.

@@ -179,7 +179,6 @@ class DenseRow:
         train: value on training images.
         train_mean: (K,), mean of the best output over all known pixels of train.
         selected: chosen settings, as records hold them, with values.
-        notes: one sentence each.
         picture: PNG of the best, median and worst test images with truth and prediction.
     """
 
@@ -205,7 +204,6 @@ class DenseTask(Generic[S]):
         needs: words between the name and "and these samples have ...", for data with other targets.
         advice: data to give instead of those.
         no_value: reason why a pixel does not count, for the message about parts without one that does.
-        settings: of the protocol.
     """
 
     name: ClassVar[str]

@@ -46,11 +46,8 @@ class Training:
     """Plan of a training.
 
     Attributes:
-        updates: in all.
         warmup: updates of warm-up.
         preprocessing: mean and std of the images.
-        folder: for checkpoints.
-        seed: of dropout.
         unreadable: makes the error about unreadable images, once there is one.
         crops: number of different crops, if the augmentation repeats them exactly.
         progress: called with crops done and crops in all.
