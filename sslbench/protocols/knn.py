@@ -214,6 +214,7 @@ def _search(train: Features, test: Features, k: int, settings: Settings, device:
     search = functools.partial(
         nearest, train.x, test.x, metric=settings.metric, max_memory=settings.max_memory, engine=engine
     )
+    # One neighbour more than vote: as near as the last one, it shows that others may be tied with it.
     similarity, neighbours = search(min(k + 1, _searched(train.target, scope)), scope=scope)
     place, ties = np.full(queries, -1), np.zeros((0, 2, len(train.target.classes)))
     open_rows = np.flatnonzero(similarity[:, k - 1] == similarity[:, k]) if similarity.shape[1] > k else place[:0]
@@ -241,6 +242,7 @@ def _labels_of_ties(
     found = np.zeros((len(rows), 2, len(labels.classes)))
     number, most, left = 64, _searched(labels, scope), np.arange(len(rows))
     while len(left):
+        # Few samples have many ties, so the searches grow from a small one; collapsed features end with all of train.
         number, unsettled = min(8 * number, most), []
         step = max(1, int(settings.max_memory * 1e9 / (16 * number)))
         for start in range(0, len(left), step):
@@ -336,6 +338,7 @@ def weights(similarity: FloatArray, settings: Settings, k: int) -> FloatArray:
     others have 0. The largest similarity is subtracted before the exponential, so nothing overflows whatever the
     features' size.
     """
+    # With l2 a similarity is minus the squared distance; of unit vectors that is 2 - 2 cosine. Rounding may pass 0.
     distance = np.sqrt(np.maximum(0, -similarity if settings.metric == "l2" else 2 - 2 * similarity))
     if settings.vote == "uniform":
         weight = np.ones(similarity.shape)
@@ -397,6 +400,7 @@ def vote(
             cell = np.arange(len(own))[:, None] * n_classes + own
             present = np.bincount(cell.ravel(), own_weight.ravel(), len(own) * n_classes).reshape(len(own), n_classes)
             present[open_rows] += rest * of_ties[:, 0]
+            # Weights are summed in another order for every sample; rounded, equal votes are equal.
             votes = present.astype(np.float32)
             equal = np.flatnonzero((weight[part, 1:] == weight[part, :-1]).any(axis=1))
             _set_apart(votes, equal, own[equal], similarity[part][equal])

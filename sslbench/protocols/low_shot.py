@@ -431,6 +431,7 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
     strengths = len(settings.costs if settings.classifier == "svm" else settings.c)
     fits = 1 + (strengths * settings.folds if strengths > 1 else 0)
     products = 0.0
+    # A point larger than train uses all of it.
     for rows in (min(size, shapes.train) for size in sizes):
         rank = min(rows, width)
         if settings.classifier == "svm":

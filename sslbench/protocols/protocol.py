@@ -299,6 +299,7 @@ class Kind(abc.ABC, Generic[S]):
 
     check: "Callable[[S, Target], None]"
     _: dataclasses.KW_ONLY
+    # A factory: help is shown from this module, without targets and numpy.
     takes: "tuple[type[Target], ...]" = dataclasses.field(default_factory=classes_and_labels)
     part: Callable[[S], Part | None] = lambda settings: None
     view: WholeImages = WHOLE_IMAGES
@@ -488,6 +489,7 @@ class OnObjects(Kind[S]):
 
     def outcomes(self, inputs: Any) -> "Mapping[str, Outcome]":
         """Refuse: what is found has detections in the place of scores, see `evaluation.on_objects`."""
+        # Detections are no scores per sample; `evaluation.on_objects` runs detectors instead.
         raise TypeError("a detector has no scores of samples")
 
 

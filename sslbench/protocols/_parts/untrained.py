@@ -182,6 +182,7 @@ class MapRun(Generic[S]):
 
         backbone, settings, engine = inputs.backbone, inputs.settings, inputs.engine
         cls.check(settings, inputs.test.target)
+        # One process scores; the images are few, and the others would compute the same.
         if rank() != 0:
             return {}
         maps = {each.name: each for row in cls.maps(backbone, inputs.layers, settings).values() for each in row}

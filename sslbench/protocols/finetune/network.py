@@ -88,6 +88,7 @@ class FinetunedNetwork(method.Method[Settings]):
         self.layer, self.kind, self.probe_updates = layer, targets.kind, probe
         self.head = ClassifierHead(setup.feature_dim, len(targets.shift), settings.norm)
         _initialise(self.head.head, settings.init, targets.classes)
+        # A buffer moves with the network to its device; the labels are those of the data, so no checkpoint holds them.
         self.register_buffer("targets", targets.values, persistent=False)
         self.targets: Tensor
         self._mix = make_mix(settings.mixup, settings.cutmix, len(targets.shift))
@@ -102,6 +103,7 @@ class FinetunedNetwork(method.Method[Settings]):
         """Set the mode; BatchNorm layers with frozen statistics or parameters stay in evaluation mode."""
         super().train(mode)
         for part in self.backbone.modules():
+            # BatchNorm without trained parameters would still move its running statistics in training mode.
             if isinstance(part, nn.modules.batchnorm._BatchNorm) and self._is_frozen(part):
                 part.eval()
         return self
@@ -115,11 +117,13 @@ class FinetunedNetwork(method.Method[Settings]):
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return cross entropy (single), binary cross entropy of the known labels (multi) or squared error (value)."""
         if step.index < self.probe_updates:
+            # While the head alone is trained, statistics of BatchNorm must not move and dropout must not act.
             self.backbone.eval()
         elif self.training and not self.backbone.training:
             self.train()
         images, targets = batch.views[0], self.targets[batch.indices.to(self.targets.device)]
         if self._erase is not None:
+            # Each image has a rectangle of its own; of a batch torchvision would erase one rectangle in all images.
             for image in images:
                 self._erase(image)
         if self._mix is not None:
@@ -150,6 +154,7 @@ def _initialise(linear: nn.Linear, init: str, classes: IntArray) -> None:
         nn.init.normal_(linear.weight, std=0.01)
     if init != "uniform":
         nn.init.zeros_(linear.bias)
+    # Weights are drawn for classes by their first sample, so that names and numbers of classes change no result.
     place = torch.from_numpy(np.argsort(classes))
     for values in (linear.weight, linear.bias):
         values.copy_(values[place])

@@ -147,6 +147,7 @@ class Settings(ProtocolSettings):
                 "Name corruptions or crops, or leave change_seed out.",
             )
         self._check_references()
+        # Sets share one mapping with the changed versions of the test images, whose names they must not take.
         taken = {VERSIONS, UNKNOWN, "", *(corruption_name(n, s) for n in corruptions(self) for s in self.severities)}
         for name in self.sets or {}:
             if name in taken or is_perturbed(name):

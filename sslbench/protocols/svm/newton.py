@@ -37,11 +37,13 @@ class Newton:
         """Yield the decision values of a block of classes; its problems are the folds of each class."""
         held_out = (folds.T[:, None] == np.arange(number)[:, None]) & (targets.T[:, None] != 0)
         signs = np.where(held_out, 0, targets.T[:, None]).reshape(-1, len(targets))
+        # A fold without positives (or negatives) has a constant decision, and nothing to solve.
         constant = no_model(signs)
         learn = np.isnan(constant) & held_out.any(axis=2).ravel()
         costs = self._settings.costs
         decision = np.repeat(constant[:, None], len(targets), axis=1)
         start: Solutions | None = None
+        # From small costs to large ones: each solution is a start near the next, which saves most of the steps.
         for place in np.argsort(costs, kind="stable"):
             unconverged = np.zeros(len(signs), bool)
             if learn.any():

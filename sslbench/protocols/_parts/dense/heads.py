@@ -55,6 +55,7 @@ def head_inputs(
         found = block_inputs(backbone, settings.blocks, cls=settings.cls)
     else:
         found = layer_inputs(backbone, _raw_layers(backbone, settings.raw_blocks, protocol), cls=settings.cls)
+    # Other heads read the layers joined in one map; DPT fuses the map of each layer at a resolution of its own.
     if settings.head != "dpt":
         return tuple(HeadInput(each.name, (each.name,)) for each in found), found
     maps: dict[str, DenseInput] = {}
@@ -71,6 +72,7 @@ def head_inputs(
 
 def _are_default(backbone: Backbone, layers: Sequence[Layer]) -> bool:
     """Return whether no layer was named."""
+    # Raises for a backbone without blocks, which has no default to compare with.
     number_of_blocks(backbone)
     return [layer.text for layer in layers] == [last_map(backbone)]
 

@@ -85,11 +85,13 @@ def train_and_score(task: DenseTask[Any], own: ImageInputs[Any]) -> dict[str, Ou
     sizes = fitted_sizes(settings, encode.multiple, surveyed.short_side, backbone.preprocessing.trained_side or 1)
     inference = Inference(sizes, settings.scales, settings.flip_test, settings.batch_size)
     run = _Run(backbone, encode, task, inference, seed, own.engine, own.progress)
+    # The floor: the same head on the colours of the cells. Layers of one grid share it, hence the unique keys.
     on_colours = dict.fromkeys(encode.pixel_input(each) for each in inputs)
     heads = make_heads((*inputs, *on_colours), encode, task.outputs, settings, seed=seed)
     heads = [head.to(encode.device) for head in heads]
     alive = run.train(heads, fit, own.folder, square=surveyed.square)
     living = [head for head, lives in zip(heads, alive, strict=True) if lives]
+    # Heads on colours may live on; without one on features there is nothing to report.
     if not any(head.input in inputs for head in living):
         raise NotFiniteError(
             f"{task.name}: every head diverged", "Give lower learning rates (lr=0.0001,0.0003), or norm=true."

@@ -118,6 +118,7 @@ def train(
         maps_of = KeptMaps(encode, plan.preprocessing, plan.crops)
         if maps_of.keeps:  # a continued run has the maps of the run before, bit for bit
             _keep_again(maps_of, data, start)
+        # Each head's group holds its own learning rate as a factor, so that one schedule serves all heads.
         rates = RateSchedules(rate_factor(settings, plan.updates, plan.warmup), 1.0)
         steps = TrainingPlan(plan.updates, plan.updates, rates, log_every=0, save_every=0)
         with stop_signals() as signal_number, contextlib.closing(data.batches(start, plan.updates)) as stream:
@@ -157,6 +158,7 @@ class _HeadTraining(HeadTraining[tuple[Maps, Tensor]]):
         settings: HeadSettings,
         plan: Training,
     ) -> None:
+        # One module for all heads, so that one checkpoint and one optimizer hold them.
         together = nn.ModuleList(heads).train()
         super().__init__(together, encode.encoder.state_sha256, folder=plan.folder, updates=plan.updates)
         self.task, self.settings, self.plan = task, settings, plan
@@ -200,6 +202,7 @@ class _HeadTraining(HeadTraining[tuple[Maps, Tensor]]):
 
     def report(self, losses: Sequence[Tensor], maps: dict[str, Tensor], done: int) -> None:
         """Mark heads that diverged, stop when none is left, and log the progress now and then."""
+        # Losses are read only here, every few updates: reading one makes the processor wait for the device.
         values = [float(loss) for loss in losses]
         finite = [
             alive and math.isfinite(value) and all(bool(torch.isfinite(p).all()) for p in head.parameters())
