@@ -17,13 +17,12 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import ImageInputs, segmentation
-from sslbench.protocols._parts.dense import kept_maps
 from sslbench.protocols._parts.dense import run as dense_run
+from sslbench.protocols._parts.dense import training
 from sslbench.protocols._parts.dense.heads import HeadInput, MapEncoder, Sizes, fitted_sizes, head_inputs, make_heads
-from sslbench.protocols._parts.dense.kept_maps import KeptMaps
 from sslbench.protocols._parts.dense.run import _different_crops
 from sslbench.protocols._parts.dense.scoring import Inference, outputs_of
-from sslbench.protocols._parts.dense.training import rate_factor
+from sslbench.protocols._parts.dense.training import KeptMaps, rate_factor
 from sslbench.protocols._parts.selection import holdout_rows
 from sslbench.protocols.segmentation import Segmentation, Settings, regions
 from sslbench.results import percent_metrics
@@ -118,7 +117,7 @@ def test_a_crop_that_comes_again_is_not_encoded_again(backbone, tmp_path, monkey
     kept = run(backbone, tmp_path / "kept", settings, train)["1"]
     assert 30 < sum(encoded) <= 60, "each image, as it is and mirrored, in 40 updates of 8 crops"
     before = sum(encoded)
-    monkeypatch.setattr(kept_maps, "MOST_BYTES", 0)
+    monkeypatch.setattr(training, "MOST_BYTES", 0)
     anew = run(backbone, tmp_path / "anew", settings, train)["1"]
     assert sum(encoded) - before > 8 * 40 - 1
     np.testing.assert_allclose(anew.metrics["mIoU"], kept.metrics["mIoU"], atol=0.01)

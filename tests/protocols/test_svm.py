@@ -10,6 +10,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.metrics import ranking
 from sslbench.protocols import svm
 from sslbench.protocols._parts import selection
+from sslbench.protocols._parts.selection import signed_targets
 from sslbench.protocols.svm import make_solver
 from sslbench.protocols.svm.newton import Newton
 from sslbench.solvers import svm as svm_solver
@@ -198,7 +199,7 @@ def test_the_bound_of_the_distance_to_the_optimum_holds_and_stands_in_the_record
     rough = svm.run(train, test, dataclasses.replace(settings, max_iter=1), seed=0)
     assert rough.converged is False and rough.selected["gap"] > 1e-6
     x = PreparedRows(train.x, True)[:]
-    targets, _ = svm._targets(train.target, settings)
+    targets, _ = signed_targets(train.target, ignore=False)
     make = {
         name: make_solver(x, dataclasses.replace(settings, **how), 0)[0].fit(targets, [5.0] * 4)
         for name, how in {"exact": {"solver": "newton", "tolerance": 1e-10}, "rough": {"max_iter": 1}}.items()
