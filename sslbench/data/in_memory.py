@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image, ImageOps
 
-from sslbench.data.containers.names import numbered_ids, split_name
+from sslbench.data.containers.members import numbered_ids, split_name
 from sslbench.data.formats.table import IMAGE_COLUMNS, LABEL_COLUMNS, read_columns
 from sslbench.data.formats.table.lists import TableColumns
 from sslbench.data.images import DIGEST_BYTES, Arrays, Files, digest

@@ -17,7 +17,7 @@ import yaml
 from sslbench import config
 from sslbench.data import bands, remote, strings, tiles
 from sslbench.data.containers.exports import NOT_READ, export_in, is_manifest, refuse_export, some_files
-from sslbench.data.containers.suffixes import is_clutter
+from sslbench.data.containers.sniff import is_clutter
 from sslbench.data.format import (
     Column,
     O,
@@ -30,7 +30,7 @@ from sslbench.data.format import (
 )
 from sslbench.data.location import PATTERN, SCHEME, Location, locate
 from sslbench.data.maps.layout import FOLDER, by_folder
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.data.regular import refuse_missing
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.data.splits import Parts
 from sslbench.detection.detectron2 import backend
 from sslbench.detection.detectron2.backend import check_configuration

@@ -19,10 +19,10 @@ from torch.utils.data import Dataset, Sampler
 from torchvision.ops import masks_to_boxes
 
 from sslbench.arrays import FloatArray, IntArray
-from sslbench.data.checks.readable import picture_of
+from sslbench.data.checks.objects import picture_of
 from sslbench.data.decode.files import UnreadableImage
 from sslbench.data.loading import loader
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.detection.models.boxes import Target
 from sslbench.detection.recipe import DetectionRecipe, resized, view_sizes
 from sslbench.errors import DataError, SslbenchError

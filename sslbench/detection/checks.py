@@ -8,8 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.data.checks.readable import narrow, unusable
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.checks.objects import narrow, unusable
+from sslbench.data.objects import ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.detection.recipe import DetectionRecipe

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision.ops import batched_nms, clip_boxes_to_image
 
 from sslbench.data.decode.files import UnreadableImage, decode
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.detection.batches import HALF, read, resize, test_images
 from sslbench.detection.models import boxes as found_by_network
 from sslbench.detection.models.boxes import InstancePredictions, Size, rescale

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from sslbench.arrays import FloatArray
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.detection.batches import HALF
 from sslbench.metrics.detection import Detections
 from sslbench.metrics.detection.keypoints import labelled

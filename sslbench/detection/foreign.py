@@ -12,9 +12,8 @@ import numpy as np
 
 from sslbench.arrays import BoolArray, FloatArray, IntArray
 from sslbench.data.containers.listed import plain_path
-from sslbench.data.containers.suffixes import SUFFIXES
-from sslbench.data.containers.text import read_text
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.containers.sniff import SUFFIXES, read_text
+from sslbench.data.objects import ObjectSource
 from sslbench.data.wording import counted, some
 from sslbench.errors import ResultError
 from sslbench.metrics.detection import Detections

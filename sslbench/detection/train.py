@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.detection.batches import Batch, training_batches
 from sslbench.detection.models.boxes import Target
 from sslbench.detection.models.detector import Detector

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from sslbench.arrays import FloatArray
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.detection.evaluate import per_keypoint, score, truth_of
 from sslbench.detection.floors import constant_boxes, mean_pose, with_pose
 from sslbench.detection.recipe import DetectionRecipe

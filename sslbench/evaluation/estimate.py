@@ -20,7 +20,7 @@ from sslbench import protocols
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
 from sslbench.backbones.speed import prepare
-from sslbench.data.checks import near
+from sslbench.data.checks import duplicates
 from sslbench.data.decode import transforms
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
@@ -437,7 +437,7 @@ def _feature_stages(prepared: Prepared, tasks: Sequence[Task], rates: Mapping[st
 def _search_for_copies(train: int, test: int, width: int) -> Stage:
     """Return the search for test images that are in train too, by 64 components of their vectors."""
     pairs, numbers = float(train) * test, float(train + test) * width
-    cost = Cost(2 * 64 * (pairs + numbers), 8 * (pairs + numbers), float(near.memory_of(train + test, width)))
+    cost = Cost(2 * 64 * (pairs + numbers), 8 * (pairs + numbers), float(duplicates.memory_of(train + test, width)))
     return Stage("search for copies of test images in train", _seconds(cost), cost.memory)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.data.decode.handlers import Reading
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.data.splits import Parts
 from sslbench.detection import VERSION
 from sslbench.detection.backends import export, run_backend, run_exported, try_backend

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sslbench.data.objects.types import with_objects
+from sslbench.data.objects import with_objects
 from sslbench.data.open import open_as, open_data, refuse_targets_of_pixels
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest, choose_test, choose_train, limit, train_test, train_test_of

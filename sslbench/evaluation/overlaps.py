@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sslbench.data.checks.duplicates import Suspect, as_csv, named, suspects
-from sslbench.data.checks.near import NearDuplicates, near_pairs
+from sslbench.data.checks.duplicates import NearDuplicates, Suspect, as_csv, named, near_pairs, suspects
 from sslbench.errors import ResultError
 from sslbench.evaluation.preparation import Prepared
 from sslbench.evaluation.record import Encoded

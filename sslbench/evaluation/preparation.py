@@ -15,7 +15,8 @@ from sslbench.backbones.layers import Layer, names_head, resolve_layers
 from sslbench.backbones.load import load_backbone
 from sslbench.config import convert
 from sslbench.data.checks import samples
-from sslbench.data.checks.enlarged import enlargement
+from sslbench.data.checks.duplicates import Finding
+from sslbench.data.checks.samples import enlargement
 from sslbench.data.decode.handlers import identified
 from sslbench.data.images import Files
 from sslbench.data.maps.types import unknown_orientation
@@ -121,7 +122,7 @@ class Prepared:
     layers: tuple[Layer, ...]
     data: TrainTest
     preprocessing_origins: dict[str, str]
-    findings: tuple[samples.Finding, ...]
+    findings: tuple[Finding, ...]
     sets: tuple[Mapping[str, ImageSet], ...] = ()
     classifier: FileClassifier | None = None
     notes: tuple[str, ...] = ()

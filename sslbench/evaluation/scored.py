@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.data.open import open_objects
 from sslbench.data.splits import choose_test, choose_train
 from sslbench.detection.evaluate import truth_of

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.containers.names import split_name
+from sslbench.data.containers.members import split_name
 from sslbench.data.groups import group_numbers
 from sslbench.data.labels import FLAGS, NONE_OF_THE_CLASSES, among_classes, labels_of, single_labels
 from sslbench.data.source import ranked

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.containers.hdf5 import open_hdf5
-from sslbench.data.containers.sniff import head
-from sslbench.data.containers.text import encoding_of
+from sslbench.data.containers.sniff import encoding_of, head
 from sslbench.data.regular import refuse_missing_file
 from sslbench.data.wording import counted, in_python, some
 from sslbench.errors import DataError, StoreError, UsageError

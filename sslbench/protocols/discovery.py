@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sslbench.arrays import FloatArray
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.data.source import Source
 from sslbench.metrics.dense.discovery import discovery_row
 from sslbench.preprocessing import Preprocessing

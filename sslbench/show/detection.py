@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from sslbench.arrays import BoolArray, FloatArray
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.data.splits.objects import split_objects
 from sslbench.detection.batches import read
 from sslbench.detection.pictures import draw_pair

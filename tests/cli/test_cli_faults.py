@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from sslbench.data.export import kwcoco
+from sslbench.data import export as kwcoco
 from sslbench.errors import UsageError
 from sslbench.features import job, partial
 from sslbench.weights.save import write_torch

@@ -8,7 +8,7 @@ import pytest
 from helpers.annotated import NAMES, pictures, save, write_coco, write_table, write_xml, write_yolo
 
 from sslbench.cli.main import main
-from sslbench.data.export.kwcoco import write_kwcoco
+from sslbench.data.export import write_kwcoco
 from sslbench.data.open import open_data, open_objects
 from sslbench.data.splits.objects import split_objects
 from sslbench.detection.checks import check_readable

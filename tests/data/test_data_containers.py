@@ -143,14 +143,14 @@ def test_flipped_bytes_never_end_in_a_traceback(tmp_path, write, kind):
 
 @pytest.mark.parametrize("kind", ["tar", "zip", "tsv", "tfds"])
 def test_an_index_is_kept_and_a_damaged_one_is_made_again(tmp_path, write, kind, monkeypatch, caplog):
-    from sslbench.data.cache import index
+    from sslbench.data.containers import index
 
     monkeypatch.setattr(index, "SETTLED_NS", -1)
     spec = write(kind)
     before = open_data(spec)
     kept = sorted((tmp_path_of_cache() / "indexes").iterdir())
     assert kept
-    monkeypatch.setattr("sslbench.data.cache.index._save", lambda *_: pytest.fail("the index was made again"))
+    monkeypatch.setattr("sslbench.data.containers.index._save", lambda *_: pytest.fail("the index was made again"))
     assert open_data(spec).keys() == before.keys()
     monkeypatch.undo()
     monkeypatch.setenv("SSLBENCH_CACHE", str(kept[0].parent.parent))
@@ -166,7 +166,7 @@ def test_an_index_is_kept_and_a_damaged_one_is_made_again(tmp_path, write, kind,
 
 @pytest.mark.parametrize("kind", ["tar", "zip", "tsv", "tfds"])
 def test_a_container_that_was_replaced_is_indexed_anew(tmp_path, write, kind, monkeypatch):
-    from sslbench.data.cache import index
+    from sslbench.data.containers import index
 
     monkeypatch.setattr(index, "SETTLED_NS", -1)
     spec = write(kind)

@@ -7,9 +7,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from sslbench.data.checks import near
-from sslbench.data.checks.duplicates import as_csv, suspects
-from sslbench.data.checks.near import near_pairs
+from sslbench.data.checks import duplicates
+from sslbench.data.checks.duplicates import as_csv, near_pairs, suspects
 from sslbench.data.images import Arrays
 from sslbench.data.source import Source
 from sslbench.targets.none import Unlabelled
@@ -39,7 +38,7 @@ def plain_search(a, b, threshold):
 
 @pytest.mark.parametrize("block", [(3, 11), (7, 1000), (512, 32768)])
 def test_pairs_are_those_of_a_plain_search(block, monkeypatch):
-    monkeypatch.setattr(near, "_BLOCK", block)
+    monkeypatch.setattr(duplicates, "_BLOCK", block)
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(60, 12)) + 50, rng.normal(size=(90, 12)) + 50
     a[[4, 20, 33]] = b[[2, 70, 11]] + 0.01 * rng.normal(size=(3, 12))
@@ -52,7 +51,7 @@ def test_pairs_are_those_of_a_plain_search(block, monkeypatch):
 
 @pytest.mark.parametrize("block", [(2, 5), (512, 32768)])
 def test_with_itself_a_pair_counts_once_and_no_image_is_its_own_copy(block, monkeypatch):
-    monkeypatch.setattr(near, "_BLOCK", block)
+    monkeypatch.setattr(duplicates, "_BLOCK", block)
     vectors = np.random.default_rng(1).normal(size=(80, 40))
     vectors[9] = vectors[31] * 1.001
     assert rows_of(near_pairs(vectors, None).pairs) == [(9, 31)]
@@ -114,8 +113,8 @@ def test_many_long_vectors_are_not_held_in_double_precision():
 
 
 def test_memory_does_not_grow_with_the_length_of_the_vectors(monkeypatch):
-    monkeypatch.setattr(near, "WIDEST", 500)
-    monkeypatch.setattr(near, "_CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr(duplicates, "WIDEST", 500)
+    monkeypatch.setattr(duplicates, "_CHUNK_BYTES", 1 << 20)
     rng = np.random.default_rng(8)
     wide, other = (rng.standard_normal((rows, 100_000), dtype=np.float32).astype(np.float16) for rows in (48, 16))
     other[5], other[6] = wide[17], wide[30] + 0.1 * other[6]

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from sslbench.data.checks.enlarged import enlargement
+from sslbench.data.checks.samples import enlargement
 from sslbench.data.open import open_data
 from sslbench.preprocessing import Preprocessing
 

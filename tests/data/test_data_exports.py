@@ -12,7 +12,7 @@ from helpers.containers import add_to_tar, hf_table, pictures, png
 
 from sslbench.data.checks.samples import check
 from sslbench.data.containers.exports import _EXPORTS, export_of
-from sslbench.data.containers.text import read_text
+from sslbench.data.containers.sniff import read_text
 from sslbench.data.labels import multi_labels
 from sslbench.data.open import open_as, open_data, open_objects
 from sslbench.data.splits import label_problems

@@ -8,7 +8,7 @@ from PIL import Image
 
 from sslbench.data.checks.objects import check_objects
 from sslbench.data.containers import view
-from sslbench.data.export.kwcoco import write_kwcoco
+from sslbench.data.export import write_kwcoco
 from sslbench.data.joined import join
 from sslbench.data.open import open_objects
 from sslbench.errors import DataError

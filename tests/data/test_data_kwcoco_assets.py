@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from sslbench.data.decode.picture import OtherChannels, UnreadableImage
-from sslbench.data.export.kwcoco import write_kwcoco
-from sslbench.data.formats.coco.asset_images import IDENTITY, placed
+from sslbench.data.export import write_kwcoco
+from sslbench.data.formats.coco.assets import IDENTITY, placed
 from sslbench.data.loading.loader import batches, read, scan
 from sslbench.data.open import open_data, open_objects
 from sslbench.errors import DataError, UsageError

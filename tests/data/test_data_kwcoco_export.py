@@ -11,7 +11,7 @@ from helpers.containers import pictures
 from PIL import Image
 
 from sslbench.cli.main import cli
-from sslbench.data.export.kwcoco import write_kwcoco
+from sslbench.data.export import write_kwcoco
 from sslbench.data.open import open_data, open_objects
 from sslbench.errors import UsageError
 from sslbench.targets.multilabel import MultiLabel

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sslbench.data.containers import view
-from sslbench.data.export.kwcoco import write_kwcoco
+from sslbench.data.export import write_kwcoco
 from sslbench.data.groups import group_numbers
 from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.open import open_as, open_data, open_objects

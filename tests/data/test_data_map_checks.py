@@ -8,8 +8,7 @@ import pytest
 from PIL import Image
 
 from sslbench.cli.main import main
-from sslbench.data.checks.map_sheet import class_colours
-from sslbench.data.checks.maps import is_smooth
+from sslbench.data.checks.maps import class_colours, is_smooth
 
 SIDE = 48
 

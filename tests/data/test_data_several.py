@@ -10,7 +10,7 @@ import torch
 from helpers import containers
 
 from sslbench.data.decode.handlers import picture_decoder
-from sslbench.data.export.files import Extractor
+from sslbench.data.export import Extractor
 from sslbench.data.images import Arrays, Files
 from sslbench.data.joined import JoinedImages, join, located
 from sslbench.data.labels import multi_labels, single_labels

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sslbench.data.export.kwcoco import write_kwcoco
+from sslbench.data.export import write_kwcoco
 from sslbench.data.open import open_objects
 from sslbench.errors import DataError
 from sslbench.metrics.detection.keypoints import COCO_SIGMAS

@@ -27,7 +27,7 @@ from helpers.drawn_poses import drawn as drawn_poses
 
 from sslbench.backbones.build import build
 from sslbench.data.images import Arrays
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.detection.batches import cut, jittered, repeat_factors, resize
 from sslbench.detection.evaluate import detect_views
 from sslbench.detection.models.boxes import Target

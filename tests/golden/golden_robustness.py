@@ -15,8 +15,7 @@ from golden_arrays import by_kind, numbered, options
 from golden_cases import Case, roots
 
 from sslbench.arrays import BoolArray, IntArray
-from sslbench.data.corruptions import EXTRA, MAIN, corrupt
-from sslbench.data.corruptions.weather import FROST_FOLDER
+from sslbench.data.corruptions import EXTRA, FROST_FOLDER, MAIN, corrupt
 from sslbench.features.array import Features
 from sslbench.library.presets import load_preset
 from sslbench.metrics import robustness

@@ -8,7 +8,7 @@ import torch
 
 from sslbench.backbones.build import build
 from sslbench.data.images import Arrays
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.data.splits import Parts
 from sslbench.detection.detectron2 import backend
 from sslbench.detection.recipe import DetectionRecipe, resolved

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from sslbench.data.images import Arrays
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.detection.recipe import DetectionRecipe, resolved
 from sslbench.metrics.detection.keypoints import Skeleton
 from sslbench.targets.objects import Boxes, Objects

@@ -6,7 +6,7 @@ import numpy as np
 
 from sslbench.backbones.build import build
 from sslbench.data.images import Arrays
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.recipe import DetectionRecipe, DetectionSettings, resolved
 from sslbench.evaluation import Task

@@ -14,7 +14,7 @@ from PIL import Image
 from sslbench.data.formats.boundaries import MaskBoundaries
 from sslbench.data.image_pairs import PointPair, homography_pairs, pairs_source
 from sslbench.data.images import Arrays
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.tracks import poses_source, videos_source
 from sslbench.errors import DataError

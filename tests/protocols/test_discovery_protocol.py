@@ -10,7 +10,7 @@ from torch import nn
 
 from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
-from sslbench.data.objects.types import with_objects
+from sslbench.data.objects import with_objects
 from sslbench.data.open import open_as
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError

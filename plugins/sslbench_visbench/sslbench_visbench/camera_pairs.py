@@ -18,7 +18,7 @@ import numpy.typing as npt
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.config import setting
 from sslbench.data.containers.listed import find_listed, folders_beside
-from sslbench.data.containers.names import split_name
+from sslbench.data.containers.members import split_name
 from sslbench.data.format import Reader, SourceFormat
 from sslbench.data.formats.table import read_cells
 from sslbench.data.formats.table.lists import TableColumns

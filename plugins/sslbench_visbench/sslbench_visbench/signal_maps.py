@@ -20,7 +20,7 @@ import yaml
 
 from sslbench import config
 from sslbench.config import setting
-from sslbench.data.containers.names import split_name
+from sslbench.data.containers.members import split_name
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.format import NoOptions, Reader
 from sslbench.data.images import Files

@@ -15,7 +15,7 @@ from sslbench.data import catalog
 from sslbench.data import download as downloading
 from sslbench.data import prepare as prepared
 from sslbench.data.download import states
-from sslbench.data.export.target import check_manifest
+from sslbench.data.export import check_manifest
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 
@@ -82,7 +82,7 @@ def to_kwcoco(
     early.refuse_mistyped(data=[source])
     check_manifest(out, overwrite=overwrite)
 
-    from sslbench.data.export.kwcoco import write_kwcoco
+    from sslbench.data.export import write_kwcoco
     from sslbench.data.open import has_objects, open_data, open_objects
 
     sources: Any

@@ -5,18 +5,17 @@ from typing import Literal
 
 import numpy as np
 
-from sslbench.data.checks.duplicates import exact_copies
-from sslbench.data.checks.findings import Finding, by_level
+from sslbench.data.checks.duplicates import Finding, by_level, exact_copies
+from sslbench.data.maps.types import size_and_turn
 from sslbench.data.source import Source
 from sslbench.data.splits import absent_from_test, label_problems, untrained_remedy
 from sslbench.data.wording import some
 from sslbench.errors import DataError
+from sslbench.preprocessing import Preprocessing
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.numbers import Numbers
-from sslbench.targets.target import OfClasses
-
-__all__ = ["Finding", "check", "raise_on_errors"]
+from sslbench.targets.target import Images, OfClasses
 
 IMBALANCE = 10
 """Ratio of the largest to the smallest class that calls for a note."""
@@ -194,3 +193,34 @@ _LABEL_CHECKS = {
     MultiLabel: _multi_classes,
     Numbers: _numbers,
 }
+
+
+_LOOKED_AT = 9
+_FACTOR = 2
+
+
+def enlargement(images: Images, preprocessing: Preprocessing) -> str | None:
+    """Return a warning if a default resize more than doubles the images; None otherwise.
+
+    A network that was trained on 32 pixels scores far lower, and many times slower, on the same images of 224. Sizes
+    that weights, a preset or a flag name are wanted.
+
+    Args:
+        images: a few of them are looked at: the heads of their files.
+        preprocessing: of the backbone.
+    """
+    is_default = "default" in preprocessing.origin and "resize" not in preprocessing.origin
+    if not is_default or not isinstance(preprocessing.resize, int):
+        return None
+    indices = np.unique(np.linspace(0, max(len(images) - 1, 0), min(len(images), _LOOKED_AT)).astype(int))
+    sizes = [size for index in indices if (size := size_and_turn(images, int(index))[0])]
+    if not sizes:
+        return None
+    height, width = (int(side) for side in np.median(sizes, axis=0))
+    side = min(height, width)
+    if preprocessing.resize <= _FACTOR * side:
+        return None
+    return (
+        f"the images ({width} x {height} pixels) are enlarged to {preprocessing.resize}, a default; for a network "
+        f"trained on such images give --resize {side} --crop {side}"
+    )

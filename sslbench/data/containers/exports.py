@@ -8,8 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sslbench.data.containers.sniff import head, head_text
-from sslbench.data.containers.suffixes import is_clutter
+from sslbench.data.containers.sniff import head, head_text, is_clutter
 from sslbench.errors import UsageError
 
 NOT_READ = "which is not read"

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from sslbench.data import remote
-from sslbench.data.containers.suffixes import SUFFIXES, is_clutter
+from sslbench.data.containers.sniff import SUFFIXES, is_clutter
 from sslbench.data.images import Files
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError

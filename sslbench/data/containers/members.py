@@ -2,16 +2,15 @@
 
 import dataclasses
 import functools
+import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from pathlib import PurePosixPath
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from sslbench.data.containers.exports import NOT_READ, export_by
-from sslbench.data.containers.names import names_no_class, split_name
-from sslbench.data.containers.sniff import decoded
-from sslbench.data.containers.suffixes import ARRAYS, SUFFIXES, is_clutter
+from sslbench.data.containers.sniff import ARRAYS, SUFFIXES, decoded, is_clutter, read_text
 from sslbench.data.labels import single_labels
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
@@ -19,6 +18,70 @@ from sslbench.errors import DataError
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.target import Images, Target
 from sslbench.text import printable
+
+_SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+
+
+def split_name(name: str) -> str | None:
+    """Return 'train', 'val' or 'test' for a usual name of that split, in any case; None for any other name."""
+    return _SPLITS.get(name.strip().lower())
+
+
+IMAGE_FOLDERS = ("images", "jpegimages", "image", "imgs", "img", "photos", "pictures")
+"""Names of folders of all images, in lower case."""
+_NO_CLASS = re.compile(rf"({'|'.join(IMAGE_FOLDERS)}|data|media|frames?)[-_]?\d*|(train|val|test)[-_]?\d+")
+
+
+def names_no_class(folder: str) -> bool:
+    """Return whether the name of a folder is usual for images of any class.
+
+    >>> [names_no_class(name) for name in ("images", "image_2", "train2017", "cat")]
+    [True, True, True, False]
+    """
+    return _NO_CLASS.fullmatch(folder.lower()) is not None
+
+
+def numbered_ids(n: int) -> tuple[str, ...]:
+    """Return ids '0000', '0001', ... of equal length, which ascend as text, for images that have no names.
+
+    Examples:
+        >>> numbered_ids(11)[8:]
+        ('08', '09', '10')
+    """
+    width = len(str(n - 1))
+    return tuple(f"{i:0{width}d}" for i in range(n))
+
+
+def by_split(
+    spec: str,
+    ids: Sequence[str],
+    labels: Target,
+    images: Images,
+    splits: Sequence[str] | None,
+    notes: tuple[str, ...],
+    attributes: Mapping[str, Sequence[str]] | None = None,
+) -> dict[str, Source]:
+    """Return one source per split, each in order of ids; {"all": source} if `splits` (one per image) is None."""
+    order = np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
+    split_of = ["all"] * len(ids) if splits is None else splits
+    sources = {}
+    for split in sorted(set(split_of), key=split_rank):
+        chosen = order[[split_of[i] == split for i in order]]
+        name = spec if splits is None else f"{spec} ({split})"
+        chosen_ids = tuple(ids[i] for i in chosen)
+        kept = {key: tuple(column[i] for i in chosen) for key, column in (attributes or {}).items()}
+        sources[split] = Source(name, chosen_ids, labels.select(chosen), images.select(chosen), notes, kept)
+    return sources
+
+
+def split_rank(split: str) -> tuple[int, str]:
+    """Return the sort key of a split: all, train, val, test, then other names."""
+    known = ("all", "train", "val", "test")
+    return (known.index(split) if split in known else len(known), split)
 
 
 def safe_name(name: str) -> str | None:
@@ -187,3 +250,35 @@ def images_among(
 
 def _text(head: Callable[[str], bytes], name: str) -> str:
     return decoded(head(name))
+
+
+def class_names(file: Path, highest: int) -> tuple[str, ...]:
+    """Return the names in a text file, one line per class, from class 0 on.
+
+    Args:
+        file: text file.
+        highest: largest class number in the data.
+
+    Raises:
+        DataError: the file cannot be read, has too few lines, or a name is empty or repeated.
+    """
+    lines = [line.strip() for line in read_text(file)[0].splitlines()]
+    while lines and not lines[-1]:
+        lines.pop()
+    if len(lines) <= highest:
+        raise DataError(f"{file} names {len(lines)} classes, but there is a class number {highest}")
+    if "" in lines or len(set(lines)) < len(lines):
+        raise DataError(f"{file}: a line is empty or occurs twice", "It should name each class once, in order.")
+    return tuple(lines)
+
+
+def list_beside(folder: Path) -> Path | None:
+    """Return the file of class names in a folder; None without one."""
+    names = ("classnames.txt", "classes.txt")
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def in_order(names: Sequence[str], used: Sequence[str]) -> list[str]:
+    """Return the names that occur in `used`, in the order of `names`."""
+    there = set(used)
+    return [name for name in names if name in there]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data import remote
-from sslbench.data.cache.digests import cached_digests
+from sslbench.data.containers.index import cached_digests
 from sslbench.data.hashes import Stamp, check_unchanged
 from sslbench.text import printable
 

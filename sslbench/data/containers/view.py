@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sslbench import paths, targets
-from sslbench.data.cache.index import SETTLED_NS, container_stamp
+from sslbench.data.containers.index import SETTLED_NS, container_stamp
 from sslbench.data.containers.listed import check_some
 from sslbench.data.images import Files
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.metrics.detection.keypoints import Skeleton

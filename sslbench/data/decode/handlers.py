@@ -14,9 +14,8 @@ import torch
 from PIL import Image
 
 from sslbench import user_code
-from sslbench.data.decode.files import decode
+from sslbench.data.decode.files import decode, from_pillow
 from sslbench.data.decode.picture import RGB, Decoded, UnreadableImage, Wanted, as_wanted, from_array, from_fractions
-from sslbench.data.decode.pillow import from_pillow
 from sslbench.data.decode.reading import DEFAULT as DEFAULT
 from sslbench.data.decode.reading import WAYS, check_decoder, object_of
 from sslbench.data.decode.reading import Reading as Reading

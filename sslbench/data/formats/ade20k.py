@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import OfRows
-from sslbench.data.containers.names import split_name
+from sslbench.data.containers.members import split_name
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.format import SourceFormat
 from sslbench.data.images import Files

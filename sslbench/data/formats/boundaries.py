@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from sslbench.arrays import BoolArray, OfRows
 from sslbench.config import setting
-from sslbench.data.containers.names import split_name
+from sslbench.data.containers.members import split_name
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.format import Reader, SourceFormat
 from sslbench.data.images import Files

@@ -15,14 +15,13 @@ from typing import Any
 
 from sslbench.config import setting
 from sslbench.data.containers.listed import find_listed, folders_beside, images_folder
-from sslbench.data.containers.names import split_name
+from sslbench.data.containers.members import split_name
 from sslbench.data.containers.sniff import BOX_COLUMNS, box_column, has_box_columns
 from sslbench.data.format import Reader, SampleReader, SampleRequest, SourceFormat
 from sslbench.data.formats.table import read_cells
-from sslbench.data.objects.annotated import AnnotatedImage, as_samples, object_sources
-from sslbench.data.objects.boxes import size_in_file
+from sslbench.data.objects import ObjectOptions, ObjectSource
+from sslbench.data.objects.boxes import AnnotatedImage, as_samples, object_sources, size_in_file
 from sslbench.data.objects.crops import ElsewhereOptions
-from sslbench.data.objects.types import ObjectOptions, ObjectSource
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sslbench.data.containers.names import split_name
+from sslbench.data.containers.members import split_name
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.images import Files
@@ -21,8 +21,8 @@ from sslbench.data.maps.files import MapPixels, ValueMaps, load
 from sslbench.data.maps.foreground import map_readers
 from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, source_of, walk
 from sslbench.data.maps.types import Coding
-from sslbench.data.objects.annotated import AnnotatedImage, object_sources
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
+from sslbench.data.objects.boxes import AnnotatedImage, object_sources
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError

@@ -10,15 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sslbench.data.containers.exports import export_of
-from sslbench.data.containers.names import split_rank
-from sslbench.data.containers.sniff import head_text, is_json_table
-from sslbench.data.containers.suffixes import is_clutter
+from sslbench.data.containers.members import split_rank
+from sslbench.data.containers.sniff import head_text, is_clutter, is_json_table
 from sslbench.data.format import SampleReader, SourceFormat, plain_reader
 from sslbench.data.formats import coco
 from sslbench.data.formats._parts.layout import split_of
-from sslbench.data.objects.annotated import as_samples
+from sslbench.data.objects import ObjectSource
+from sslbench.data.objects.boxes import as_samples
 from sslbench.data.objects.crops import CropOptions
-from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.wording import some
 from sslbench.errors import DataError

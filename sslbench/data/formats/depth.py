@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from sslbench.data.containers.listed import find_listed, folders_beside
-from sslbench.data.containers.members import in_clutter, is_image
-from sslbench.data.containers.names import split_name
-from sslbench.data.containers.text import read_text
+from sslbench.data.containers.members import in_clutter, is_image, split_name
+from sslbench.data.containers.sniff import read_text
 from sslbench.data.format import Reader, SourceFormat
 from sslbench.data.images import Files
 from sslbench.data.maps.layout import FOLDER, by_key, in_order, pair

@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import TypedDict
 
 from sslbench.data.containers.exports import NOT_READ, Export, annotates, export_in, export_of
-from sslbench.data.containers.names import names_no_class, split_name
-from sslbench.data.containers.suffixes import ARRAYS, SUFFIXES, is_clutter
+from sslbench.data.containers.members import names_no_class, split_name
+from sslbench.data.containers.sniff import ARRAYS, SUFFIXES, is_clutter
 from sslbench.data.format import NoOptions, Reader, SampleReader, SourceFormat
 from sslbench.data.formats._parts.layout import find_class_places, has_voc_xml
 from sslbench.data.images import Files

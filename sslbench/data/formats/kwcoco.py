@@ -9,8 +9,7 @@ from sslbench.data.formats import coco
 from sslbench.data.formats.coco import WHOLE_IMAGES, CocoOptions
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.foreground import map_readers
-from sslbench.data.objects import toy
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource, toy
 from sslbench.data.source import Source
 from sslbench.errors import UsageError
 from sslbench.targets.objects import Boxes

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from sslbench.data.containers.exports import export_of
-from sslbench.data.containers.suffixes import SUFFIXES, is_clutter
+from sslbench.data.containers.sniff import SUFFIXES, is_clutter
 from sslbench.data.format import SampleReader, SampleRequest, SourceFormat
 from sslbench.data.formats import table
 from sslbench.data.formats.folder import split_folders

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.containers.names import numbered_ids, split_name, split_rank
+from sslbench.data.containers.members import numbered_ids, split_name, split_rank
 from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.images import Arrays
 from sslbench.data.labels import labels_of

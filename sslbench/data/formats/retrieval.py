@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sslbench.config import setting
-from sslbench.data.containers.suffixes import SUFFIXES, is_clutter
+from sslbench.data.containers.sniff import SUFFIXES, is_clutter
 from sslbench.data.format import SampleReader, SampleRequest, SourceFormat
 from sslbench.data.images import Files
 from sslbench.data.labels import single_labels

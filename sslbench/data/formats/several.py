@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from sslbench import config
 from sslbench.data import catalog, strings
-from sslbench.data.containers.names import split_rank
+from sslbench.data.containers.members import split_rank
 from sslbench.data.format import (
     Column,
     NoOptions,
@@ -20,7 +20,7 @@ from sslbench.data.format import (
 )
 from sslbench.data.formats import yolo
 from sslbench.data.joined import join
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.data.open import open_data
 from sslbench.data.open import open_objects as open_boxes
 from sslbench.data.source import ORIGIN, Source

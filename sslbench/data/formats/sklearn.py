@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sslbench.data.containers.names import numbered_ids
+from sslbench.data.containers.members import numbered_ids
 from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.images import Arrays
 from sslbench.data.labels import single_labels

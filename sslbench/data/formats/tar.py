@@ -11,18 +11,19 @@ from typing import IO
 import numpy as np
 
 from sslbench.data import remote
-from sslbench.data.cache.index import Index, indexed
-from sslbench.data.containers.class_names import class_names, list_beside
+from sslbench.data.containers.index import Index, indexed
 from sslbench.data.containers.members import (
     by_folders,
+    by_split,
+    class_names,
     images_among,
     in_clutter,
     is_image,
+    list_beside,
     refuse_twice,
     safe_name,
     without_label_arrays,
 )
-from sslbench.data.containers.names import by_split
 from sslbench.data.containers.slices import RAW, UNKNOWN, Slices, joined
 from sslbench.data.containers.sniff import HEAD
 from sslbench.data.format import NoOptions, SampleReader, SourceFormat

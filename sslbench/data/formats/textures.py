@@ -21,14 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray, OfRows
-from sslbench.data.containers.names import numbered_ids
+from sslbench.data.containers.members import numbered_ids
 from sslbench.data.format import NoOptions, Reader, SampleReader, SourceFormat, plain_reader
 from sslbench.data.formats.boundaries import with_boundaries
 from sslbench.data.formats.coco.masks import open_maps
 from sslbench.data.images import Arrays
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.foreground import map_readers
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.tracks import videos_source
 from sslbench.errors import DataError, UsageError

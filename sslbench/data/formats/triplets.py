@@ -17,7 +17,7 @@ import numpy as np
 from sslbench.arrays import IntArray
 from sslbench.config import setting
 from sslbench.data.containers.listed import find_listed, folders_beside
-from sslbench.data.containers.names import split_name
+from sslbench.data.containers.members import split_name
 from sslbench.data.format import Reader, SourceFormat
 from sslbench.data.formats.table import read_cells
 from sslbench.data.formats.table.lists import TableColumns

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sslbench.data.cache.index import Index, indexed
+from sslbench.data.containers.index import Index, indexed
 from sslbench.data.containers.listed import image_id
-from sslbench.data.containers.members import refuse_twice
-from sslbench.data.containers.names import by_split
+from sslbench.data.containers.members import by_split, refuse_twice
 from sslbench.data.containers.slices import BASE64, UNKNOWN, joined
 from sslbench.data.containers.sniff import base64_cell, has_base64_rows
 from sslbench.data.format import NoOptions, SampleReader, SourceFormat

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.containers.class_names import class_names, list_beside
 from sslbench.data.containers.listed import ListedFiles, find_listed, folders_beside, image_id
-from sslbench.data.containers.names import by_split
+from sslbench.data.containers.members import by_split, class_names, list_beside
 from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.source import Source

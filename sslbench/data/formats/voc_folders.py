@@ -21,9 +21,9 @@ from sslbench.data.formats._parts.layout import (
 from sslbench.data.formats.voc.objects import read_xml
 from sslbench.data.formats.voc.tree import MAIN_LISTS, find_years
 from sslbench.data.maps.layout import by_key, walk
-from sslbench.data.objects.annotated import AnnotatedImage, as_samples, object_sources
+from sslbench.data.objects import ObjectSource
+from sslbench.data.objects.boxes import AnnotatedImage, as_samples, object_sources
 from sslbench.data.objects.crops import CropOptions
-from sslbench.data.objects.types import ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError

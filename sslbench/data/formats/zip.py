@@ -8,7 +8,7 @@ from typing import IO
 
 import numpy as np
 
-from sslbench.data.cache.index import Index, indexed
+from sslbench.data.containers.index import Index, indexed
 from sslbench.data.containers.members import by_folders, images_among, safe_name, without_label_arrays
 from sslbench.data.containers.slices import DEFLATED, RAW, joined
 from sslbench.data.containers.sniff import HEAD

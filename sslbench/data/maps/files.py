@@ -14,8 +14,8 @@ import numpy.typing as npt
 from PIL import Image, PngImagePlugin, PpmImagePlugin, TiffImagePlugin, UnidentifiedImageError
 
 from sslbench.arrays import OfRows
+from sslbench.data.decode.files import orientation, strict_and_silent
 from sslbench.data.decode.picture import UPRIGHT, UnreadableImage, check_size, declared_too_large
-from sslbench.data.decode.pillow import orientation, strict_and_silent
 from sslbench.data.images import DIGEST_BYTES, Files, digest
 from sslbench.data.maps.types import RawMap
 from sslbench.preprocessing import MAX_PIXELS

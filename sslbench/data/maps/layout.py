@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from sslbench.data.containers.members import in_clutter, is_image
-from sslbench.data.containers.names import split_name
+from sslbench.data.containers.members import in_clutter, is_image, split_name
 from sslbench.data.images import Files
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside, coding_of_values, with_ignored
 from sslbench.data.maps.files import ValueMaps

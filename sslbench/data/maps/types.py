@@ -13,8 +13,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from sslbench.arrays import OfRows
+from sslbench.data.decode.files import orientation, stored_size, strict_and_silent, upright_size
 from sslbench.data.decode.picture import UPRIGHT
-from sslbench.data.decode.pillow import orientation, stored_size, strict_and_silent, upright_size
 from sslbench.data.images import Files
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some

@@ -13,8 +13,8 @@ from PIL import Image, UnidentifiedImageError
 
 from sslbench.arrays import OfRows
 from sslbench.config import setting
+from sslbench.data.decode.files import strict_and_silent
 from sslbench.data.decode.picture import UnreadableImage, check_size
-from sslbench.data.decode.pillow import strict_and_silent
 from sslbench.data.images import Files
 from sslbench.data.maps.files import refuse_turned, stored, white_of
 from sslbench.data.maps.types import SAME_SIZE, size_difference

@@ -13,7 +13,7 @@ from sslbench.data.decode.handlers import PictureDecoder, picture_decoder, pictu
 from sslbench.data.decode.picture import Decoded, UnreadableImage
 from sslbench.data.images import DIGEST_BYTES, UNREADABLE_DIGEST
 from sslbench.data.labels import single_labels
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.errors import DataError, UsageError

@@ -10,24 +10,23 @@ from typing import Any
 
 from sslbench import paths
 from sslbench.config import read_yaml
-from sslbench.data.prepare import dsprites, imagenet, metric_learning, places205, small_norb, ucf101, unpacked
-from sslbench.data.prepare.layout import Layout, LayoutPlan, prepare_folder, refuse_existing
-from sslbench.data.prepare.official import Official, find_archives
+from sslbench.data.prepare import sets
+from sslbench.data.prepare.layout import Layout, LayoutPlan, Official, find_archives, prepare_folder, refuse_existing
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 
 MAKERS: Mapping[str, tuple[tuple[Official, ...], Callable[[Mapping[str, Path]], LayoutPlan]]] = {
-    "cars196": (metric_learning.CARS_ARCHIVES, metric_learning.cars196),
-    "cub200": (metric_learning.CUB_ARCHIVES, metric_learning.cub200),
-    "dsprites_location": (dsprites.ARCHIVES, dsprites.location),
-    "dsprites_orientation": (dsprites.ARCHIVES, dsprites.orientation),
-    "imagenet1k": (imagenet.ARCHIVES, imagenet.plan),
-    "places205": (places205.ARCHIVES, places205.plan),
-    "small_norb_azimuth": (small_norb.ARCHIVES, small_norb.azimuth),
-    "small_norb_elevation": (small_norb.ARCHIVES, small_norb.elevation),
-    "sop": (metric_learning.SOP_ARCHIVES, metric_learning.sop),
-    "ucf101": (ucf101.ARCHIVES, ucf101.plan),
-    **{name: (kind.archives, kind.plan) for name, kind in unpacked.SETS.items()},
+    "cars196": (sets.CARS_ARCHIVES, sets.cars196),
+    "cub200": (sets.CUB_ARCHIVES, sets.cub200),
+    "dsprites_location": (sets.DSPRITES_ARCHIVES, sets.dsprites_location),
+    "dsprites_orientation": (sets.DSPRITES_ARCHIVES, sets.dsprites_orientation),
+    "imagenet1k": (sets.IMAGENET_ARCHIVES, sets.imagenet1k),
+    "places205": (sets.PLACES_ARCHIVES, sets.places205),
+    "small_norb_azimuth": (sets.NORB_ARCHIVES, sets.small_norb_azimuth),
+    "small_norb_elevation": (sets.NORB_ARCHIVES, sets.small_norb_elevation),
+    "sop": (sets.SOP_ARCHIVES, sets.sop),
+    "ucf101": (sets.UCF_ARCHIVES, sets.ucf101),
+    **{name: (kind.archives, kind.plan) for name, kind in sets.SETS.items()},
 }
 """Data set -> its archives, and the function that plans its folder from them."""
 
@@ -71,7 +70,7 @@ def prepare(name: str, archives: Sequence[Path], *, root: Path | None = None, ve
 
 def place_of(name: str, root: Path) -> Path:
     """Return the folder of a data set below the data folder."""
-    return root / (unpacked.SETS[name].folder if name in unpacked.SETS else str(_settings(name)["folder"]))
+    return root / (sets.SETS[name].folder if name in sets.SETS else str(_settings(name)["folder"]))
 
 
 def samples_of(name: str) -> dict[str, int]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.data.splits import Parts
 from sslbench.detection.detectron2 import train
 from sslbench.detection.detectron2.config import Configured, build_model, changed, configured

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.data.splits import Parts
 from sslbench.detection.batches import HALF, read
 from sslbench.detection.detectron2.config import changed

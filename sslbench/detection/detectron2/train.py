@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.detection.detectron2.config import Configured, changed, refusals
 from sslbench.detection.detectron2.data import train_loader
 from sslbench.detection.detectron2.library import load

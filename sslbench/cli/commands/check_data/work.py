@@ -12,13 +12,11 @@ import click
 from sslbench.cli import options
 from sslbench.cli.commands.check_data.flags import CheckFlags
 from sslbench.cli.echo import echo
-from sslbench.data.checks import map_sheet, page, sheets
-from sslbench.data.checks.duplicates import as_csv, near_copies, small_pictures
-from sslbench.data.checks.findings import Finding
+from sslbench.data.checks import maps as map_checks
+from sslbench.data.checks import sheets
+from sslbench.data.checks.duplicates import THRESHOLD, Finding, Pair, as_csv, near_copies, small_pictures
 from sslbench.data.checks.maps import CheckedMaps, check_maps
-from sslbench.data.checks.near import THRESHOLD, Pair
-from sslbench.data.checks.parts import CheckedParts, OpenedParts, check_parts, open_parts, open_with_boxes
-from sslbench.data.checks.pixel_values import check_values
+from sslbench.data.checks.parts import CheckedParts, OpenedParts, check_parts, check_values, open_parts, open_with_boxes
 from sslbench.data.decode.handlers import Reading, resolve
 from sslbench.data.open import kind_alone, open_as
 from sslbench.data.splits import TrainTest
@@ -295,7 +293,7 @@ def write_files(
         sheets.class_sheet(rows, counts, sheet)
         echo(f"wrote {sheet}", err=True)
     if html is not None:
-        page.write_page(
+        sheets.write_page(
             html,
             title=checked.opened.spec,
             about=_about(checked),
@@ -407,7 +405,7 @@ def write_map_files(checked: CheckedMaps, *, csv: Path | None, sheet: Path | Non
         return
 
     pictures = {
-        split: map_sheet.overlays(checked, split, classes=_MAP_CLASSES, each=_MAP_EXAMPLES) for split in checked.parts
+        split: map_checks.overlays(checked, split, classes=_MAP_CLASSES, each=_MAP_EXAMPLES) for split in checked.parts
     }
     rows = _rows(checked)
     if sheet is not None:
@@ -421,7 +419,7 @@ def write_map_files(checked: CheckedMaps, *, csv: Path | None, sheet: Path | Non
         sheets.class_sheet(shown, captions, sheet)
         echo(f"wrote {sheet}", err=True)
     if html is not None:
-        page.write_page(
+        sheets.write_page(
             html,
             title=checked.spec,
             about=_about_maps(checked),

@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from sslbench.data.containers.members import is_image
-from sslbench.data.containers.names import IMAGE_FOLDERS, split_name
-from sslbench.data.containers.suffixes import is_clutter
+from sslbench.data.containers.members import IMAGE_FOLDERS, is_image, split_name
+from sslbench.data.containers.sniff import is_clutter
 from sslbench.data.regular import open_regular
 from sslbench.errors import DataError
 

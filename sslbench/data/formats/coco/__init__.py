@@ -8,14 +8,12 @@ import numpy as np
 
 from sslbench.config import setting
 from sslbench.data.containers.listed import find_listed, folders_beside, image_id, images_folder
-from sslbench.data.containers.members import refuse_twice
-from sslbench.data.containers.names import by_split, split_name
+from sslbench.data.containers.members import by_split, refuse_twice, split_name
 from sslbench.data.containers.sniff import is_json_table
 from sslbench.data.containers.view import viewed
 from sslbench.data.format import Reader, SampleReader, SourceFormat, plain_reader
 from sslbench.data.formats.coco import masks, panoptic
-from sslbench.data.formats.coco.asset_images import AssetImages
-from sslbench.data.formats.coco.assets import images_of
+from sslbench.data.formats.coco.assets import AssetImages, images_of
 from sslbench.data.formats.coco.columns import (
     CHANNELS_KEY,
     Columns,
@@ -32,8 +30,8 @@ from sslbench.data.formats.coco.tracks import has_tracks, video_sources
 from sslbench.data.images import Files
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.foreground import map_readers
+from sslbench.data.objects import ObjectOptions, ObjectSource
 from sslbench.data.objects.crops import ElsewhereOptions, crops_of
-from sslbench.data.objects.types import ObjectOptions, ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError

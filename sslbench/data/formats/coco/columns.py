@@ -15,11 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import IntArray
-from sslbench.data.containers.json_rows import NotAMappingError, json_rows
-from sslbench.data.containers.sniff import head
-from sslbench.data.containers.text import encoding_of
+from sslbench.data.containers.sniff import encoding_of, head
 from sslbench.data.formats.coco.assets import AssetCollector, Assets
-from sslbench.data.formats.coco.sqlite_view import is_sqlite, view_entries
+from sslbench.data.formats.coco.rows import NotAMappingError, is_sqlite, json_rows, view_entries
 from sslbench.data.formats.coco.videos import VIDEO, Videos
 from sslbench.data.labels import marks
 from sslbench.data.wording import some

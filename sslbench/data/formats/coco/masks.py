@@ -12,7 +12,7 @@ from sslbench.data.decode.picture import UnreadableImage, check_size
 from sslbench.data.images import DIGEST_BYTES, digest
 from sslbench.data.maps.classes import LabelMapOptions, with_ignored
 from sslbench.data.maps.types import CodedMaps, Coding, RawMap, source_of_maps
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.detection import masks as rle

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from sslbench.arrays import OfRows
 from sslbench.data.containers.listed import find_listed, folders_beside, plain_path
-from sslbench.data.containers.members import safe_name
-from sslbench.data.containers.names import split_name
+from sslbench.data.containers.members import safe_name, split_name
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.images import DIGEST_BYTES, Files, digest
 from sslbench.data.labels import boolean

@@ -12,7 +12,7 @@ import numpy as np
 from sslbench.arrays import IntArray
 from sslbench.data.formats.coco.columns import Rows
 from sslbench.data.formats.coco.videos import FRAME, VIDEO
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.tracks import videos_source
 from sslbench.errors import DataError

@@ -11,10 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.config import setting
-from sslbench.data.cache.digests import cached_digests
-from sslbench.data.cache.index import container_stamp
-from sslbench.data.containers.members import safe_name
-from sslbench.data.containers.names import by_split, split_name
+from sslbench.data.containers.index import cached_digests, container_stamp
+from sslbench.data.containers.members import by_split, safe_name, split_name
 from sslbench.data.format import SampleReader, SampleRequest, SourceFormat
 from sslbench.data.formats._parts.layout import file_names, has_images, some_folders
 from sslbench.data.formats.hf.files import find_files

@@ -14,10 +14,9 @@ import numpy as np
 from sslbench.config import setting
 from sslbench.data import labels
 from sslbench.data.containers.listed import ListedFiles, find_listed, finds_all, folders_beside, images_folder
-from sslbench.data.containers.names import by_split, split_name
-from sslbench.data.containers.sniff import has_base64_rows, has_box_columns, is_base64_image, is_json_table
-from sslbench.data.containers.suffixes import SUFFIXES as IMAGE_SUFFIXES
-from sslbench.data.containers.text import read_text
+from sslbench.data.containers.members import by_split, split_name
+from sslbench.data.containers.sniff import SUFFIXES as IMAGE_SUFFIXES
+from sslbench.data.containers.sniff import has_base64_rows, has_box_columns, is_base64_image, is_json_table, read_text
 from sslbench.data.containers.view import viewed
 from sslbench.data.format import Column, SampleReader, SampleRequest, SourceFormat
 from sslbench.data.formats.table.lists import TableColumns, read_json, read_json_lines, read_lines

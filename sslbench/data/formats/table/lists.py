@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sslbench.data.containers.suffixes import SUFFIXES
-from sslbench.data.containers.text import read_text
+from sslbench.data.containers.sniff import SUFFIXES, read_text
 from sslbench.data.wording import some
 from sslbench.errors import DataError
 

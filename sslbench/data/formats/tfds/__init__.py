@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sslbench.data.cache.index import Index, indexed
-from sslbench.data.containers.members import safe_name
-from sslbench.data.containers.names import by_split, split_name
+from sslbench.data.containers.index import Index, indexed
+from sslbench.data.containers.members import by_split, safe_name, split_name
 from sslbench.data.containers.slices import RAW, UNKNOWN, joined
 from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.formats.tfds.array_record import ArrayRecords, build_array_record

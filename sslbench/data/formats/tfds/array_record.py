@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import OfRows
-from sslbench.data.cache.digests import cached_digests
-from sslbench.data.cache.index import Index
+from sslbench.data.containers.index import Index, cached_digests
 from sslbench.data.formats.tfds.tfrecord import AGAIN, Keys, entry, index_of
 from sslbench.data.hashes import Stamp, check_unchanged
 from sslbench.errors import DataError

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sslbench.data.containers.class_names import class_names
+from sslbench.data.containers.members import class_names
 from sslbench.data.formats.tfds.tfrecord import Keys
 from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sslbench.data.cache.index import Index
+from sslbench.data.containers.index import Index
 from sslbench.errors import DataError
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5

@@ -12,7 +12,7 @@ import numpy as np
 
 from sslbench.arrays import ByteArray
 from sslbench.data.containers.hdf5 import Hdf5Images, open_hdf5
-from sslbench.data.containers.names import numbered_ids
+from sslbench.data.containers.members import numbered_ids
 from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.formats.torchvision.files import FILE_SETS, open_files
 from sslbench.data.hashes import stamp_of

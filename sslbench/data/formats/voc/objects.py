@@ -20,9 +20,8 @@ from sslbench.data.formats.voc.tree import (
     read_stems,
 )
 from sslbench.data.labels import boolean
-from sslbench.data.objects.annotated import AnnotatedImage, object_sources
-from sslbench.data.objects.boxes import size_in_file
-from sslbench.data.objects.types import ObjectSource
+from sslbench.data.objects import ObjectSource
+from sslbench.data.objects.boxes import AnnotatedImage, object_sources, size_in_file
 from sslbench.data.regular import open_regular
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sslbench.data.containers.listed import check_some
-from sslbench.data.containers.text import read_text
+from sslbench.data.containers.sniff import read_text
 from sslbench.data.images import Files
 from sslbench.data.maps.layout import Pairs, by_key, walk
 from sslbench.data.wording import some

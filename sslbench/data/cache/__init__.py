@@ -1,1 +1,0 @@
-"""Cached facts about large containers: the index of their entries and the digests of their images."""

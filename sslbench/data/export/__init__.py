@@ -1,1 +1,0 @@
-"""Export of any source as a kwcoco manifest; images inside containers are extracted to files."""

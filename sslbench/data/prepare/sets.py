@@ -1,0 +1,471 @@
+"""Layouts of the data sets that `sslbench data prepare` makes of official archives."""
+
+import dataclasses
+import gzip
+import io
+import re
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from sslbench.data.containers.members import safe_name
+from sslbench.data.prepare.layout import BLOCK_BYTES, LayoutPlan, Official, archive_space, members
+from sslbench.errors import DataError, UsageError
+
+# ImageNet (ILSVRC2012): a tar of tars with the training images, a flat tar of validation images, the devkit.
+
+TRAIN, VAL, DEVKIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz"
+IMAGENET_ARCHIVES = (
+    Official(TRAIN, "1d675b47d978889d74fa0da5fadfb00e"),
+    Official(VAL, "29b22e2961454d5413ddabcf34fc5622"),
+    Official(DEVKIT, "fa75699e90414af021442c21a62c3abf"),
+)
+_VAL_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
+_TRAIN_IMAGE = re.compile(r"n\d{8}_\d+\.JPEG")
+_IMAGENET_CLASS = re.compile(r"(n\d{8})\.tar")
+
+
+def imagenet1k(archives: Mapping[str, Path]) -> LayoutPlan:
+    """Plan train/WNID/ and val/WNID/."""
+    return LayoutPlan(_imagenet_files(archives), archive_space(archives[TRAIN], archives[VAL]))
+
+
+def _imagenet_files(archives: Mapping[str, Path]) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    classes = _validation_classes(archives[DEVKIT])
+    for name, content in members(archives[VAL]):
+        found = _VAL_IMAGE.fullmatch(PurePosixPath(name).name)
+        if found is None or not 1 <= int(found[1]) <= len(classes):
+            raise DataError(f"{archives[VAL]}: {name!a} is not a validation image of the devkit")
+        yield f"val/{classes[int(found[1]) - 1]}/{found[0]}", content
+    for name, content in members(archives[TRAIN]):
+        wnid = _IMAGENET_CLASS.fullmatch(name)
+        if wnid is None:
+            raise DataError(f"{archives[TRAIN]}: {name!a} is not the tar of a class")
+        yield from _class_images(archives[TRAIN], wnid[1], content())
+
+
+def _class_images(archive: Path, wnid: str, content: bytes) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """Yield the images in the inner tar of one class, of about 130 MB."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as inner:
+            for member in inner:
+                if not member.isfile() or not _TRAIN_IMAGE.fullmatch(member.name):
+                    raise DataError(f"{archive}: {member.name!a} in {wnid}.tar is not a training image")
+                if member.offset_data + member.size > len(content):
+                    raise DataError(f"{archive}: {wnid}.tar ends early", "Download it again; written images are kept.")
+                yield f"train/{wnid}/{member.name}", _slice(content, member.offset_data, member.size)
+    except tarfile.TarError as error:
+        raise DataError(f"{archive}: {wnid}.tar is damaged: {error}", "Download it again.") from error
+
+
+def _slice(content: bytes, begin: int, size: int) -> Callable[[], bytes]:
+    return lambda: content[begin : begin + size]
+
+
+def _validation_classes(devkit: Path) -> list[str]:
+    """Return the WordNet id of each validation image, in order of the images' numbers."""
+    texts = {
+        PurePosixPath(name).name: content() for name, content in members(devkit) if name.endswith(_IMAGENET_NEEDED)
+    }
+    if len(texts) != len(_IMAGENET_NEEDED):
+        raise DataError(f"{devkit} does not hold {' and '.join(_IMAGENET_NEEDED)}")
+    import scipy.io
+
+    synsets: Any = scipy.io.loadmat(io.BytesIO(texts["meta.mat"]), squeeze_me=True)["synsets"]
+    wnids = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets if int(row["num_children"]) == 0}
+    try:
+        numbers = [int(line) for line in texts["ILSVRC2012_validation_ground_truth.txt"].split()]
+        classes = [wnids[number] for number in numbers]
+    except (KeyError, ValueError) as error:
+        raise DataError(f"{devkit}: the ground truth names a class that meta.mat does not know: {error}") from error
+    if wrong := [wnid for wnid in set(classes) if not re.fullmatch(r"n\d{8}", wnid)]:
+        raise DataError(f"{devkit}: {wrong[0]!a} is not a WordNet id")
+    return classes
+
+
+_IMAGENET_NEEDED = ("data/meta.mat", "data/ILSVRC2012_validation_ground_truth.txt")
+
+
+# Places205: all images in one packed tar, the parts in two lists of another.
+
+_PLACES_IMAGES, _PLACES_LISTS = "imagesPlaces205_resize.tar.gz", "trainvalsplit_places205.tar.gz"
+PLACES_ARCHIVES = (Official(_PLACES_IMAGES, others=("imagesPlaces205_resize.tar",)), Official(_PLACES_LISTS))
+_PLACES_ROOT = "data/vision/torralba/deeplearning/images256/"
+
+
+def places205(archives: Mapping[str, Path]) -> LayoutPlan:
+    """Plan train/SCENE/ and val/SCENE/; 'a/apartment_building/outdoor' is the scene apartment_building-outdoor."""
+    return LayoutPlan(_places_files(archives), archive_space(archives[_PLACES_IMAGES]))
+
+
+def _places_files(archives: Mapping[str, Path]) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    parts = _places_parts(archives[_PLACES_LISTS])
+    for name, content in members(archives[_PLACES_IMAGES]):
+        path = name.partition(_PLACES_ROOT)[2] or name
+        if part := parts.get(path):
+            _, *scene, image = path.split("/")
+            yield f"{part}/{'-'.join(scene)}/{image}", content
+
+
+def _places_parts(lists: Path) -> dict[str, str]:
+    """Return path of an image below the root -> train or val."""
+    parts: dict[str, str] = {}
+    for name, content in members(lists):
+        part = {"train_places205.csv": "train", "val_places205.csv": "val"}.get(name.rpartition("/")[2])
+        if part is None:
+            continue
+        for number, line in enumerate(content().decode("utf-8", "replace").splitlines(), 1):
+            path = line.rpartition(" ")[0]
+            if safe_name(path) != path or path.count("/") < 2:
+                raise DataError(f"{lists}: {name}, line {number}: {line!a} is not 'a/SCENE/IMAGE.jpg NUMBER'")
+            parts[path] = part
+    if not {"train", "val"} <= set(parts.values()):
+        raise DataError(f"{lists} does not hold train_places205.csv and val_places205.csv")
+    return parts
+
+
+# UCF101: one frame from the middle of each video, split 1.
+# The videos are offered as a .rar, which needs a program of its own: it has to be unpacked before.
+
+_UCF_VIDEOS, _UCF_LISTS = "UCF-101", "UCF101TrainTestSplits-RecognitionTask.zip"
+UCF_ARCHIVES = (Official(_UCF_VIDEOS, others=("UCF101.rar",)), Official(_UCF_LISTS))
+_UCF_LINE = re.compile(r"(\w+)/(v_\w+)\.avi(?: \d+)?")
+_FRAME_BYTES = 40_000
+
+
+def ucf101(archives: Mapping[str, Path]) -> LayoutPlan:
+    """Plan train/ACTION/ and test/ACTION/ of JPEGs.
+
+    Raises:
+        UsageError: the videos are still packed.
+    """
+    videos = archives[_UCF_VIDEOS]
+    if not videos.is_dir():
+        raise UsageError(
+            f"Python cannot read the compression of {videos}",
+            f"Unpack it (unrar x {videos.name}, or bsdtar -xf) and give the folder: --archive {_UCF_VIDEOS}",
+        )
+    listed = _ucf_listed(archives[_UCF_LISTS])
+
+    def files() -> Iterator[tuple[str, Callable[[], bytes]]]:
+        for part, action, video in listed:
+            yield f"{part}/{action}/{video}.jpg", _middle_frame(videos / action / f"{video}.avi")
+
+    return LayoutPlan(files(), len(listed) * _FRAME_BYTES)
+
+
+def _ucf_listed(lists: Path) -> list[tuple[str, str, str]]:
+    """Return (train or test, action, video) of split 1."""
+    found = []
+    for name, content in members(lists):
+        part = {"trainlist01.txt": "train", "testlist01.txt": "test"}.get(name.rpartition("/")[2])
+        if part is None:
+            continue
+        for number, line in enumerate(content().decode("utf-8", "replace").split("\n"), 1):
+            if not line.strip():
+                continue
+            match = _UCF_LINE.fullmatch(line.strip())
+            if match is None:
+                raise DataError(f"{lists}: {name}, line {number}: {line!a} is not 'ACTION/VIDEO.avi'")
+            found.append((part, match[1], match[2]))
+    if {part for part, _, _ in found} != {"train", "test"}:
+        raise DataError(f"{lists} does not hold trainlist01.txt and testlist01.txt")
+    return found
+
+
+def _middle_frame(video: Path) -> Callable[[], bytes]:
+    """Return a function that decodes a video up to its middle and encodes that frame as JPEG, quality 95."""
+
+    def read() -> bytes:
+        import cv2
+
+        if not video.is_file():
+            raise DataError(f"there is no {video}", "Unpack the whole archive.")
+        capture = cv2.VideoCapture(str(video))
+        try:
+            middle = int(capture.get(cv2.CAP_PROP_FRAME_COUNT)) // 2
+            frame = None
+            for _ in range(middle + 1):  # seeking to a frame is inexact in these files
+                good, picture = capture.read()
+                frame = picture if good else frame
+        finally:
+            capture.release()
+        if frame is None:
+            raise DataError(f"{video} has no frame that can be decoded", "Unpack or download it again.")
+        done, encoded = cv2.imencode(".jpg", frame, [cv2.IMWRITE_JPEG_QUALITY, 95])
+        if not done:
+            raise DataError(f"{video}: its middle frame cannot be written as JPEG")
+        return bytes(encoded)
+
+    return read
+
+
+# Splits of metric learning (Oh Song et al., CVPR 2016): classes of test are not in train.
+# Stanford Online Products by its own lists; of CUB-200-2011 and Cars-196 the first half of the classes is train.
+
+SOP_ARCHIVES = (Official("Stanford_Online_Products.zip"),)
+CUB_ARCHIVES = (Official("CUB_200_2011.tgz"),)
+_CARS_IMAGES, _CARS_LABELS = "car_ims.tgz", "cars_annos.mat"
+CARS_ARCHIVES = (Official(_CARS_IMAGES), Official(_CARS_LABELS))
+_SOP_ROOT = "Stanford_Online_Products/"
+_SOP_LISTS = {f"{_SOP_ROOT}Ebay_train.txt": "train", f"{_SOP_ROOT}Ebay_test.txt": "test"}
+_SOP_LINE = re.compile(r"\d+ (\d+) \d+ (\S+)")
+_CUB_IMAGE = re.compile(r"CUB_200_2011/images/((\d{3})\.\w[^/]*/[^/]+\.jpg)")
+_CUB_TRAIN_CLASSES, _CARS_TRAIN_CLASSES = 100, 98
+_CAR_NAME = re.compile(r"car_ims/\d+\.jpg")
+
+
+def sop(archives: Mapping[str, Path]) -> LayoutPlan:
+    """Plan train/PRODUCT/ and test/PRODUCT/ as Ebay_train.txt and Ebay_test.txt list them."""
+    path = archives[SOP_ARCHIVES[0].name]
+    return LayoutPlan(_listed(path, lambda: _sop_places(path)), archive_space(path))
+
+
+def cub200(archives: Mapping[str, Path]) -> LayoutPlan:
+    """Plan train/ of classes 1 to 100 and test/ of classes 101 to 200, with a folder per class in each."""
+    path = archives[CUB_ARCHIVES[0].name]
+
+    def files() -> Iterator[tuple[str, Callable[[], bytes]]]:
+        for name, content in members(path):
+            if found := _CUB_IMAGE.fullmatch(name):
+                part = "train" if int(found[2]) <= _CUB_TRAIN_CLASSES else "test"
+                yield f"{part}/{found[1]}", content
+
+    return LayoutPlan(files(), archive_space(path))
+
+
+def cars196(archives: Mapping[str, Path]) -> LayoutPlan:
+    """Plan train/ of classes 1 to 98 and test/ of classes 99 to 196, with a folder per class in each."""
+    path = archives[_CARS_IMAGES]
+    return LayoutPlan(_listed(path, lambda: _car_places(archives[_CARS_LABELS])), archive_space(path))
+
+
+def _listed(archive: Path, places: Callable[[], Mapping[str, str]]) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """Yield the members that have a place in the folder; `places` is asked for when the writing begins."""
+    wanted = places()
+    for name, content in members(archive):
+        if name in wanted:
+            yield wanted[name], content
+
+
+def _sop_places(archive: Path) -> dict[str, str]:
+    """Return member -> path in the folder, by the two lists in the archive."""
+    places: dict[str, str] = {}
+    parts = set()
+    for name, content in members(archive):
+        if (part := _SOP_LISTS.get(name)) is None:
+            continue
+        parts.add(part)
+        lines = content().decode("utf-8", "replace").splitlines()
+        for number, line in enumerate(lines[1:], 2):  # below the names of the columns
+            found = _SOP_LINE.fullmatch(line.strip())
+            if found is None or safe_name(found[2]) != found[2]:
+                raise DataError(f"{archive}: {name}, line {number}: {line!a} is not 'IMAGE CLASS SUPERCLASS PATH'")
+            product, image = int(found[1]), found[2].rpartition("/")[2]
+            places[_SOP_ROOT + found[2]] = f"{part}/{product:05d}/{image}"
+    if len(parts) < len(_SOP_LISTS):
+        raise DataError(f"{archive} does not hold {' and '.join(_SOP_LISTS)}")
+    return places
+
+
+def _car_places(labels: Path) -> dict[str, str]:
+    """Return member -> path in the folder, by the annotations of all images."""
+    import scipy.io
+
+    try:
+        content: Any = scipy.io.loadmat(io.BytesIO(labels.read_bytes()), squeeze_me=True, variable_names="annotations")
+        rows = [(str(row["relative_im_path"]), int(row["class"])) for row in content["annotations"].ravel()]
+    except Exception as error:  # a damaged file raises anything
+        message = " ".join(str(error).split())[:200]
+        raise DataError(
+            f"{labels} does not hold the annotations of all cars: {message}", "It belongs to car_ims.tgz."
+        ) from error
+    places = {}
+    for name, number in rows:
+        if not _CAR_NAME.fullmatch(name) or not 1 <= number <= 2 * _CARS_TRAIN_CLASSES:
+            raise DataError(f"{labels}: {name!a} of class {number} is not an image of one of the 196 classes")
+        part = "train" if number <= _CARS_TRAIN_CLASSES else "test"
+        places[name] = f"{part}/{number:03d}/{name.removeprefix('car_ims/')}"
+    return places
+
+
+def png(pixels: npt.NDArray[np.uint8]) -> Callable[[], bytes]:
+    """Return what encodes an array (h, w) of grey values, without loss."""
+
+    def encode() -> bytes:
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "PNG")
+        return buffer.getvalue()
+
+    return encode
+
+
+# dSprites: 737,280 shapes of 64 x 64 pixels in one .npz; labels are bins of a factor, as VTAB has them.
+
+_DSPRITES = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
+DSPRITES_ARCHIVES = (Official(_DSPRITES),)
+_CHUNK = 4096  # images
+_ORIENTATION, _X = 3, 4  # columns of the factors: colour, shape, scale, orientation, x, y
+
+
+def dsprites_location(archives: Mapping[str, Path]) -> LayoutPlan:
+    """Plan a folder per bin of the x position: 16 bins of two of its 32 values."""
+    return _dsprites(archives, _X, 32)
+
+
+def dsprites_orientation(archives: Mapping[str, Path]) -> LayoutPlan:
+    """Plan a folder per bin of the angle: 16 bins of its 40 values."""
+    return _dsprites(archives, _ORIENTATION, 40)
+
+
+def _dsprites(archives: Mapping[str, Path], column: int, values: int) -> LayoutPlan:
+    path = archives[_DSPRITES]
+
+    def files() -> Iterator[tuple[str, Callable[[], bytes]]]:
+        try:
+            with zipfile.ZipFile(path) as packed:
+                with packed.open("latents_classes.npy") as file:
+                    factors = np.concatenate(list(_dsprites_rows(file)))
+                with packed.open("imgs.npy") as file:
+                    number = 0
+                    for images in _dsprites_rows(file):
+                        for image in images:
+                            label = int(factors[number, column]) * 16 // values
+                            yield f"{label:02d}/{number:06d}.png", png(np.asarray(image * 255, np.uint8))
+                            number += 1
+        except (zipfile.BadZipFile, KeyError, EOFError, ValueError, IndexError) as error:
+            raise DataError(f"{path} is damaged or another file: {error}", "Download it again.") from error
+
+    return LayoutPlan(files(), 737_280 * BLOCK_BYTES)
+
+
+def _dsprites_rows(file: IO[bytes]) -> Iterator[npt.NDArray[np.generic]]:
+    """Yield an array in an .npy stream, some rows at a time: all images together take 3 GB."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, by_columns, dtype = read(file)
+    if by_columns or dtype.hasobject:
+        raise ValueError("an array in an order or of a type that dSprites does not have")
+    row = int(np.prod(shape[1:])) * dtype.itemsize
+    for begin in range(0, shape[0], _CHUNK):
+        count = min(_CHUNK, shape[0] - begin)
+        content = file.read(row * count)
+        if len(content) != row * count:
+            raise EOFError("it ends early")
+        yield np.frombuffer(content, dtype).reshape(count, *shape[1:])
+
+
+# Small NORB: images and their angles in six arrays of LeCun's own format.
+
+_NORB = {"train": "smallnorb-5x46789x9x18x6x2x96x96-training", "test": "smallnorb-5x01235x9x18x6x2x96x96-testing"}
+NORB_ARCHIVES = tuple(
+    Official(f"{name}-{kind}.mat.gz", others=(f"{name}-{kind}.mat",))
+    for name in _NORB.values()
+    for kind in ("dat", "info")
+)
+_NORB_DTYPES = {0x1E3D4C54: "<i4", 0x1E3D4C55: "<u1"}
+
+
+def small_norb_azimuth(archives: Mapping[str, Path]) -> LayoutPlan:
+    """Plan a folder per azimuth, 000 to 340 degrees in steps of 20."""
+    return _small_norb(archives, lambda info: f"{10 * int(info[2]):03d}")
+
+
+def small_norb_elevation(archives: Mapping[str, Path]) -> LayoutPlan:
+    """Plan a folder per elevation, 30 to 70 degrees in steps of 5."""
+    return _small_norb(archives, lambda info: str(30 + 5 * int(info[1])))
+
+
+def _small_norb(archives: Mapping[str, Path], label: Callable[[npt.NDArray[np.int32]], str]) -> LayoutPlan:
+    def files() -> Iterator[tuple[str, Callable[[], bytes]]]:
+        for part, name in _NORB.items():
+            images = _norb_array(archives[f"{name}-dat.mat.gz"])
+            infos = _norb_array(archives[f"{name}-info.mat.gz"])
+            if images.ndim != 4 or infos.shape != (len(images), 4):
+                raise DataError(f"{archives[f'{name}-dat.mat.gz']}: {images.shape} images and {infos.shape} angles")
+            for number, (pair, info) in enumerate(zip(images, infos, strict=True)):
+                yield f"{part}/{label(info)}/{number:05d}.png", png(pair[0])  # the first camera's
+
+    return LayoutPlan(files(), 2 * 24_300 * 2 * BLOCK_BYTES)
+
+
+def _norb_array(path: Path) -> npt.NDArray[np.generic]:
+    """Read an array: magic number of its type, number of dimensions, at least three sizes, values; little-endian."""
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        magic, n = (int(value) for value in np.frombuffer(content, "<i4", 2))
+        shape = tuple(int(value) for value in np.frombuffer(content, "<i4", n, offset=8))
+        values = np.frombuffer(content, _NORB_DTYPES[magic], offset=4 * (2 + max(n, 3)))
+        return values.reshape(shape)
+    except (EOFError, gzip.BadGzipFile, KeyError, ValueError) as error:
+        raise DataError(f"{path} is not an array of small NORB: {error}", "Download it again.") from error
+
+
+# Data sets that are only unpacked: archives with the layout of the benchmarks, up to a folder's name.
+
+
+@dataclasses.dataclass(frozen=True)
+class UnpackedSet:
+    """Data set that is only unpacked.
+
+    Attributes:
+        folder: below the user's data folder.
+        archives: all of them.
+        roots: folder at the beginning of the members' names -> folder in place of it; '' is the data set's own.
+    """
+
+    folder: str
+    archives: tuple[Official, ...]
+    roots: Mapping[str, str]
+
+    def plan(self, archives: Mapping[str, Path]) -> LayoutPlan:
+        """Plan all members below one of the roots."""
+        return LayoutPlan(self._files(archives), archive_space(*archives.values()))
+
+    def _files(self, archives: Mapping[str, Path]) -> Iterator[tuple[str, Callable[[], bytes]]]:
+        for path in archives.values():
+            found = False
+            for name, content in members(path):
+                root = next((root for root in self.roots if name.startswith(root)), None)
+                if root is not None:
+                    found = True
+                    yield self.roots[root] + name.removeprefix(root), content
+            if not found:
+                raise DataError(f"{path} holds nothing below {' or '.join(self.roots)}")
+
+
+SETS: Mapping[str, UnpackedSet] = {
+    "coco14": UnpackedSet(
+        "coco",
+        tuple(map(Official, ("annotations_trainval2014.zip", "train2014.zip", "val2014.zip"))),
+        {"annotations/": "annotations/", "train2014/": "train2014/", "val2014/": "val2014/"},
+    ),
+    "imagenet_a": UnpackedSet("imagenet-a", (Official("imagenet-a.tar"),), {"imagenet-a/": ""}),
+    "imagenet_r": UnpackedSet("imagenet-r", (Official("imagenet-r.tar"),), {"imagenet-r/": ""}),
+    "imagenet_sketch": UnpackedSet("imagenet-sketch", (Official("ImageNet-Sketch.zip"),), {"sketch/": ""}),
+    "imagenet_v2": UnpackedSet(
+        "imagenetv2-matched-frequency-format-val",
+        (Official("imagenetv2-matched-frequency.tar.gz"),),
+        {"imagenetv2-matched-frequency-format-val/": ""},
+    ),
+    "inaturalist18": UnpackedSet(
+        "inaturalist18",
+        tuple(map(Official, ("train_val2018.tar.gz", "train2018.json.tar.gz", "val2018.json.tar.gz"))),
+        {"train_val2018/": "train_val2018/", "train2018.json": "train2018.json", "val2018.json": "val2018.json"},
+    ),
+    "voc07": UnpackedSet(
+        "VOCdevkit/VOC2007",
+        (
+            Official("VOCtrainval_06-Nov-2007.tar", "c52e279531787c972589f7e41ab4ae64"),
+            Official("VOCtest_06-Nov-2007.tar", "b6e924de25625d8de591ea690078ad9f"),
+        ),
+        {"VOCdevkit/VOC2007/": ""},
+    ),
+}
+"""Data set -> its archives and folders."""
