@@ -24,8 +24,8 @@ from sslbench.text import without_secrets
 log = logging.getLogger("sslbench")
 
 _STATES = ".remote.json"
+# Schemes whose first name is a bucket, which has to exist: s3fs would make one of a mistyped name.
 _BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs")
-"""Schemes whose first name is a bucket, which has to exist: s3fs would make one of a mistyped name."""
 
 
 def local_folder(place: str | Path) -> Path:

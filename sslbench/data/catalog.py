@@ -67,11 +67,7 @@ def files() -> list[Path]:
 
 
 def entries() -> dict[str, Named]:
-    """Return name -> entry over all catalogs, by precedence.
-
-    Raises:
-        UsageError: a catalog cannot be read or has an unknown key.
-    """
+    """Return name -> entry over all catalogs, by precedence."""
     found: dict[str, Named] = {}
     for file in files():
         for name, entry in _read(file).items():
@@ -80,12 +76,7 @@ def entries() -> dict[str, Named]:
 
 
 def find(name: str) -> Named | None:
-    """Return the entry of that name; None if there is none, or if a path of that name exists (with a warning).
-
-    Raises:
-        UsageError: a catalog cannot be read or has an unknown key, or one that is not the user's own names a Python
-            module as the source.
-    """
+    """Return the entry of that name; None if there is none, or if a path of that name exists (with a warning)."""
     if not _NAME.fullmatch(name):
         return None
     named = entries().get(name)
@@ -95,21 +86,12 @@ def find(name: str) -> Named | None:
         return named
     if Path(named.entry.data).exists() and Path(name).samefile(named.entry.data):
         return named
-    _log.warning(
-        "'%s' is a path here, and in %s a name for %s: the path is used",
-        name,
-        named.file,
-        named.entry.data,
-    )
+    _log.warning("'%s' is a path here, and in %s a name for %s: the path is used", name, named.file, named.entry.data)
     return None
 
 
 def check_name(name: str) -> None:
-    """Refuse a word that cannot be a name.
-
-    Raises:
-        UsageError: the word cannot be a name.
-    """
+    """Refuse a word that cannot be a name."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"'{name}' cannot be a name", "Letters, digits, '-', '_' and '.', with a letter or digit in front."
@@ -117,12 +99,7 @@ def check_name(name: str) -> None:
 
 
 def add(name: str, entry: CatalogEntry, file: Path, *, overwrite: bool = False) -> None:
-    """Add an entry to a catalog, creating the file if needed.
-
-    Raises:
-        UsageError: the name is none or is taken, the location is a URL with secrets, or the file cannot be read or
-            written.
-    """
+    """Add an entry to a catalog, creating the file if needed."""
     check_name(name)
     known = _read(file) if file.exists() else {}
     if name in known and not overwrite:
@@ -138,11 +115,7 @@ def add(name: str, entry: CatalogEntry, file: Path, *, overwrite: bool = False) 
 
 
 def remove(name: str, file: Path) -> None:
-    """Remove an entry from a catalog.
-
-    Raises:
-        UsageError: there is no such name in it, or it cannot be read or written.
-    """
+    """Remove an entry from a catalog."""
     known = _read(file) if file.exists() else {}
     if name not in known:
         raise UsageError(f"{file} has no name '{name}'", did_you_mean(name, known))
@@ -184,11 +157,7 @@ def _plain(entry: CatalogEntry) -> str | dict[str, str]:
 
 
 def beside(data: str, file: Path) -> str:
-    """Resolve a location read from a file: paths are relative to the file, everything else is unchanged.
-
-    Raises:
-        UsageError: it lists several sources, and the list is wrong.
-    """
+    """Resolve a location read from a file: paths are relative to the file, everything else is unchanged."""
     if strings.is_several(data):
         return strings.with_locations(data, lambda location: beside(location, file))
     if data.startswith("~"):

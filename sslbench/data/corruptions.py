@@ -296,11 +296,7 @@ def plasma_fractal(side: int, fall: float, rng: np.random.Generator) -> npt.NDAr
 
 
 def frost(x: Image, severity: int, rng: np.random.Generator) -> Image:
-    """Overlay a random crop of a picture of frost from the folder named by $SSLBENCH_FROST.
-
-    Raises:
-        UsageError: the folder is not set, or has no picture.
-    """
+    """Overlay a random crop of a picture of frost from the folder named by $SSLBENCH_FROST."""
     pictures = _frost_pictures(os.environ.get(FROST_FOLDER, ""))
     picture = pictures[int(rng.integers(len(pictures)))]
     height, width = x.shape[:2]
@@ -314,11 +310,7 @@ def frost(x: Image, severity: int, rng: np.random.Generator) -> Image:
 
 
 def frost_digest() -> str:
-    """Return a digest of the pictures of frost, 16 hex digits.
-
-    Raises:
-        UsageError: the folder is not set, or has no picture.
-    """
+    """Return a digest of the pictures of frost, 16 hex digits."""
     digest = hashlib.sha256()
     for picture in _frost_pictures(os.environ.get(FROST_FOLDER, "")):
         digest.update(repr(picture.shape).encode() + picture.tobytes())
@@ -415,9 +407,6 @@ def corrupt(image: npt.NDArray[np.uint8], name: str, severity: int, rng: np.rand
         severity: 1 (weak) to 5 (strong).
         rng: source of all randomness.
 
-    Raises:
-        UsageError: no such corruption or severity, or an image that is too small.
-
     >>> grey = np.full((40, 40, 3), 128, np.uint8)
     >>> corrupt(grey, "brightness", 1, np.random.default_rng(0))[0, 0].tolist()
     [153, 153, 153]
@@ -439,10 +428,6 @@ def corrupt(image: npt.NDArray[np.uint8], name: str, severity: int, rng: np.rand
 
 
 def code_of(name: str) -> str:
-    """Return the version of a corruption, with a digest of the pictures that frost reads, for keys of what is stored.
-
-    Raises:
-        UsageError: frost without its pictures.
-    """
+    """Return the version of a corruption, with a digest of the pictures that frost reads, for keys."""
     pictures = f", pictures {frost_digest()}" if name == "frost" else ""
     return f"corruptions {CORRUPTIONS_VERSION}{pictures}"

@@ -52,11 +52,7 @@ class Download:
 
 
 def downloads() -> dict[str, Download]:
-    """Return name -> download; files of the user's below $SSLBENCH_PATH have precedence.
-
-    Raises:
-        UsageError: a file is wrong.
-    """
+    """Return name -> download; files of the user's below $SSLBENCH_PATH have precedence."""
     found: dict[str, Download] = {}
     for root in reversed(paths.search_path("benchmarks")):
         file = root / _FILE
@@ -72,12 +68,7 @@ def _with_page(each: Download) -> Download:
 
 
 def find_download(name: str) -> Download:
-    """Return the download of a name, of `torchvision:NAME`, `hf:OWNER/NAME` or `tfds:NAME`.
-
-    Raises:
-        UsageError: no download has the name.
-        DataError: the Hub cannot be reached.
-    """
+    """Return the download of a name, of `torchvision:NAME`, `hf:OWNER/NAME` or `tfds:NAME`."""
     known = downloads()
     scheme, _, rest = name.partition(":")
     if scheme == "hf" and rest:
@@ -116,10 +107,6 @@ def download(wanted: Download, root: Path) -> str:
     Args:
         wanted: from `find_download`.
         root: the data folder; data sets of the Hub and of TFDS lie in their own caches.
-
-    Raises:
-        DataError: it cannot be reached, is damaged or does not fit; it names the place to put the files.
-        UsageError: a package is missing.
     """
     if wanted.archives:
         return _archives(wanted, root)

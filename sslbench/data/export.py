@@ -40,11 +40,7 @@ SUFFIXES = (".json", ".kwcoco.zip")
 
 
 def check_manifest(out: Path, *, overwrite: bool) -> None:
-    """Refuse a manifest that cannot be written.
-
-    Raises:
-        UsageError: it has another suffix or exists, or its folder does not.
-    """
+    """Refuse a manifest that cannot be written."""
     if not out.name.lower().endswith(SUFFIXES):
         raise UsageError(f"{out} should end in .kwcoco.json, .json or .kwcoco.zip")
     if out.exists() and not overwrite:
@@ -74,11 +70,7 @@ class Extractor:
         self.written = 0
 
     def check(self, name: str, split: str, images: Images) -> None:
-        """Raise if images have to be extracted and cannot be.
-
-        Raises:
-            UsageError: no folder is given, or it already holds the split.
-        """
+        """Raise if images have to be extracted and cannot be."""
         if isinstance(images, AssetImages) or all(isinstance(part, Files) for part in sources_of(images)):
             return
         if self._folder is None:
@@ -182,10 +174,6 @@ def write_kwcoco(
         extract: folder for images inside containers: `SPLIT/ID`, byte for byte, arrays as PNG.
         absolute: write absolute paths instead of paths relative to the manifest.
         overwrite: replace an existing manifest.
-
-    Raises:
-        UsageError: the manifest has another suffix or exists, or images have to be extracted and no folder is given.
-        DataError: an image to extract cannot be read.
     """
     check_manifest(out, overwrite=overwrite)
     places = Extractor(extract, start=None if absolute else out.parent)

@@ -72,9 +72,6 @@ def tiles_of(source: Source, options: TileOptions) -> Source:
     """Return the tiles of all images. The id of a tile is its image's and its number, row by row from the top left.
 
     An image that is smaller than a tile on a side is not enlarged: its tiles are as short as it is.
-
-    Raises:
-        UsageError: the source has queries, which are whole images; or the tiles are too many.
     """
     if isinstance(source.target, Classes) and source.target.queries is not None:
         raise UsageError(f"{source.name}: queries of a retrieval data set are whole images", "Leave out unit=tile.")

@@ -41,10 +41,6 @@ def run(
         prefetch: items that each worker loads ahead.
         start: called in every new worker with the worker's number.
         start_method: of the workers; 'auto' forks where it is safe.
-
-    Raises:
-        SslbenchError: an item is one.
-        DataError: a worker was killed, or shared memory is full.
     """
     workers = min(workers, len(dataset if sampler is None else sampler))  # type: ignore[arg-type]
     context = _context(start_method) if workers else None

@@ -201,10 +201,7 @@ def test_several_columns_of_classes_are_chosen_by_their_names(tmp_path):
     assert source.target.classes == ("Pneumonia", "Edema")
     assert source.target.values.tolist() == [[0, 1], [1, 0], [0, 0]]
     assert open_data(spec, label_column="Effusion,")["all"].target.values.tolist() == [[-1], [0], [1]]
-    for column, message in (
-        ("Edema,Efusion", "no column 'Efusion'.*\n.*'Effusion'"),
-        ("Edema,Sex", "'Sex' has Male"),
-    ):
+    for column, message in (("Edema,Efusion", "no column 'Efusion'.*\n.*'Effusion'"), ("Edema,Sex", "'Sex' has Male")):
         with pytest.raises(UsageError, match=message):
             open_data(spec, label_column=column)
     with pytest.raises(UsageError, match=r"\?blank=absent is for columns of 0 and 1, and 'Sex' is another"):

@@ -510,10 +510,7 @@ def test_pascal_context(context, tmp_path):
     source = found["val"]
     assert len(source.target.classes) == 59 and [
         source.target.classes[c] for c in source.target.maps.read_map(0).semantic[0, :2]
-    ] == [
-        "bicycle",
-        "bag",
-    ]
+    ] == ["bicycle", "bag"]
     assert columns(found["train"].target.maps.read_map(0).semantic) == [X, 0, 58, 58, 58, 58, 58, 58]
     assert kind_alone(str(context))
     with_background = open_as(f"{context}?ignore=none", LabelMaps)["train"]

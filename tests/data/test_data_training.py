@@ -401,10 +401,7 @@ def test_paths_of_many_files_are_in_a_file_that_workers_share(tmp_path, monkeypa
         Image.new("RGB", (9, 9), (i, i, i)).save(tmp_path / f"a rather long name of an image {i:03d} \xe9.png")
         written.append(f"a rather long name of an image {i:03d} \xe9.png")
     files = Source(
-        "photos/",
-        tuple(written),
-        Classes(("a",), np.zeros(60, np.int64)),
-        Files(tuple(written), str(tmp_path)),
+        "photos/", tuple(written), Classes(("a",), np.zeros(60, np.int64)), Files(tuple(written), str(tmp_path))
     )
     whole = TrainingData(files, STILL, batch_size=12, workers=2)
     monkeypatch.setattr(pretraining, "_MANY", 10)

@@ -281,10 +281,7 @@ def _nearest(
 
 
 def _copies(
-    cosines: npt.NDArray[np.float32],
-    places: npt.NDArray[np.int64],
-    other: npt.NDArray[np.float32],
-    threshold: float,
+    cosines: npt.NDArray[np.float32], places: npt.NDArray[np.int64], other: npt.NDArray[np.float32], threshold: float
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Return the masks of the rows with a duplicate and of the crowded rows."""
     hits, crowded = np.zeros((2, len(cosines)), dtype=np.bool_)

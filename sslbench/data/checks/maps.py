@@ -187,13 +187,7 @@ class CheckedMaps:
 
 
 def check_maps(
-    spec: str,
-    sources: Mapping[str, Source],
-    *,
-    copies: bool,
-    read: int | None,
-    workers: int,
-    reading: Reading,
+    spec: str, sources: Mapping[str, Source], *, copies: bool, read: int | None, workers: int, reading: Reading
 ) -> CheckedMaps:
     """Check all splits of a data location.
 

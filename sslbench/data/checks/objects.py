@@ -29,12 +29,7 @@ _CHUNK = 16
 
 
 def picture_of(source: ObjectSource, index: int) -> Tensor:
-    """Decode one upright picture, uint8 (3, height, width), by the source's `reading`.
-
-    Raises:
-        UnreadableImage: the file holds no complete picture.
-        UsageError: there is no decoder of that name.
-    """
+    """Decode one upright picture, uint8 (3, height, width), by the source's `reading`."""
     reading = source.reading
     decoder = make_decoder(reading.decoder, Wanted(max_pixels=reading.max_pixels), source.images)
     return loader.read(source.images, index, decoder).image
@@ -50,9 +45,6 @@ def unusable(
         rows: (n,), positions of those to decode.
         workers: number of decoding processes; 0: this one.
         progress: called with the number of images that are done.
-
-    Raises:
-        UsageError: a decoder is not known, or returns no image.
     """
     chunks = [rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK)]
     found: list[Problem] = []
@@ -115,8 +107,8 @@ class _Read(Dataset[list[Problem] | UsageError]):
 
 
 _SHOWN = 20
+# Usual largest longer side of images in training, in pixels.
 _USUAL = 1333
-"""Usual largest longer side of images in training, in pixels."""
 TINY = 2.0
 """Side in pixels below which a box is hardly detectable."""
 

@@ -101,12 +101,7 @@ def open_parts(
 ) -> OpenedParts:
     """Open both parts with `splits.train_test`."""
     parts = train_test(
-        data,
-        test_data,
-        seed=seed,
-        test_fraction=test_fraction,
-        image_column=image_column,
-        label_column=label_column,
+        data, test_data, seed=seed, test_fraction=test_fraction, image_column=image_column, label_column=label_column
     )
     return OpenedParts(data, parts)
 

@@ -63,11 +63,7 @@ def _grouped(notes: Sequence[str]) -> list[str]:
 
 
 def raise_on_errors(findings: Sequence[Finding]) -> None:
-    """Raise if there are errors among the findings.
-
-    Raises:
-        DataError: lists all errors, one per line.
-    """
+    """Raise if there are errors among the findings."""
     errors = [finding.message for finding in findings if finding.level == "error"]
     if errors:
         raise DataError("\n".join(errors))
@@ -188,11 +184,7 @@ def _nothing(train: Source, test: Source) -> list[Finding]:
     return []
 
 
-_LABEL_CHECKS = {
-    Classes: _single_classes,
-    MultiLabel: _multi_classes,
-    Numbers: _numbers,
-}
+_LABEL_CHECKS = {Classes: _single_classes, MultiLabel: _multi_classes, Numbers: _numbers}
 
 
 _LOOKED_AT = 9

@@ -71,12 +71,7 @@ def _some(rows: npt.NDArray[np.int64], n: int, rng: np.random.Generator) -> list
 
 
 def thumbnails(
-    source: Source,
-    chosen: Mapping[str, Sequence[int]],
-    *,
-    reading: Reading,
-    side: int = 96,
-    boxes: Boxes | None = None,
+    source: Source, chosen: Mapping[str, Sequence[int]], *, reading: Reading, side: int = 96, boxes: Boxes | None = None
 ) -> dict[str, list[Thumbnail]]:
     """Return the thumbnails of the chosen images, without unreadable ones.
 

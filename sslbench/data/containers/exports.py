@@ -165,12 +165,7 @@ _EXPORTS = (
     Export("a list of WIDER FACE", _DATUMARO, (".txt",), r"\A\S+\.(jpe?g|png)\s*\n\d+\s*\n(\d+ ){9}\d+"),
     Export("an annotation of ICDAR (text)", _DATUMARO, (".txt",), r"\A\ufeff?(-?\d+, ?){8}[^\d\s,-]"),
     Export("an annotation of VisDrone", _BOXES, (".txt",), r"\A(-?\d+,){7}-?\d+,?\s*(\n|\Z)"),
-    Export(
-        "a table of Open Images",
-        _DATUMARO,
-        (".csv",),
-        r"\AImageID,Source,LabelName,Confidence",
-    ),
+    Export("a table of Open Images", _DATUMARO, (".csv",), r"\AImageID,Source,LabelName,Confidence"),
     Export(
         "a table of masks as run lengths",
         "Write the masks as PNG of the images' names, in masks/ beside images/.",
@@ -289,8 +284,8 @@ _EXPORTS = (
 )
 
 
+# First bytes of pickles.
 _PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
-"""First bytes of pickles."""
 _SUFFIXES = tuple({suffix for export in _EXPORTS if export.pattern for suffix in export.suffixes})
 
 
@@ -363,9 +358,6 @@ def refuse_export(spec: str, *, unknown: bool = False) -> None:
     Args:
         spec: the location.
         unknown: no format recognises it, so that its suffix suffices.
-
-    Raises:
-        UsageError: it is one; the message says how its content can be used.
     """
     export = export_of(Path(spec))
     if export is not None and (unknown or export.pattern):

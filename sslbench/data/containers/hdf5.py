@@ -16,12 +16,7 @@ _CHUNK = 256
 
 
 def open_hdf5(file: Path) -> Any:
-    """Open an HDF5 file for reading.
-
-    Raises:
-        DataError: h5py is not installed, or the file is damaged.
-        FileNotFoundError: the file does not exist.
-    """
+    """Open an HDF5 file for reading."""
     if not file.is_file():
         raise FileNotFoundError(2, "No such file", str(file))
     try:
@@ -56,11 +51,7 @@ class Hdf5Images:
         return len(self.rows)
 
     def read(self, index: int) -> npt.NDArray[np.uint8]:
-        """Return one image: uint8 (H, W, C).
-
-        Raises:
-            OSError: the file has changed since it was opened.
-        """
+        """Return one image: uint8 (H, W, C)."""
         with self._opened() as opened:
             image: npt.NDArray[np.uint8] = opened[self.key][int(self.rows[index])]
         return image

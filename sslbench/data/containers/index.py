@@ -51,11 +51,7 @@ class Index:
 
 
 def container_stamp(path: Path) -> Stamp:
-    """Return the stamp of a container.
-
-    Raises:
-        DataError: the file cannot be accessed.
-    """
+    """Return the stamp of a container."""
     try:
         return stamp_of(path.stat())
     except OSError as error:
@@ -72,9 +68,6 @@ def indexed(
         kind: kind of container and version of its index, a part of the cache key.
         build: reads the container; called when no valid index is cached.
         origin: of a remote or compressed container, whose copy is fetched if it is missing.
-
-    Raises:
-        DataError: the container cannot be read or changes meanwhile; or `build` raises it.
     """
     stamp = container_stamp(path) if origin is None else origin.stamp
     name = f"{kind}\0{os.path.abspath(path) if origin is None else origin.name}"  # noqa: PTH100 - links stay as they are

@@ -29,12 +29,12 @@ from sslbench.text import printable
 
 MOST_CHECKED = 20_000
 """Maximum number of listed files whose existence is checked."""
+# Names of a list by which its reading is chosen.
 _PROBES = 16
-"""Names of a list by which its reading is chosen."""
+# A folder with more folders in it holds classes or persons, and these are not searched.
 _MOST_FOLDERS = 40
-"""A folder with more folders in it holds classes or persons, and these are not searched."""
+# Entries of folders that are looked through for a name that would match.
 _MOST_SEEN = 20_000
-"""Entries of folders that are looked through for a name that would match."""
 _DEEPEST = 3
 _ALL = 1_000
 _ADDRESS = re.compile(r"[A-Za-z][\w+.-]+://")
@@ -94,11 +94,7 @@ def folders_beside(file: Path) -> list[Path]:
 
 
 def images_folder(spec: str, images: str) -> Path | None:
-    """Return the folder that `?images=` names behind a list of images; None for ''.
-
-    Raises:
-        UsageError: there is no such folder.
-    """
+    """Return the folder that `?images=` names behind a list of images; None for ''."""
     if not images:
         return None
     path = Path(spec)
@@ -147,9 +143,6 @@ def find_listed(spec: str, names: Sequence[str], folders: Sequence[Path], option
         names: as they are written, one per image.
         folders: bases of relative paths, in order; then the folders inside of the first.
         option: way to name another folder, for messages: '?images=FOLDER'.
-
-    Raises:
-        DataError: an image is listed twice, files are missing (the message lists the folders), or several fit a name.
     """
     known = _Folders(list(dict.fromkeys(folders)))
     reading = _choose(spec, names, known, option)
@@ -196,9 +189,6 @@ def check_some(spec: str, files: Sequence[str | Path], folder: Path, remedy: str
     """Check that files exist; of more than `MOST_CHECKED`, as many as that, evenly spaced.
 
     Checking each of a million files takes minutes on a network drive; decoding reports any other missing file.
-
-    Raises:
-        DataError: files are missing.
     """
     absent = _absent(files, folder)
     if absent:

@@ -101,11 +101,7 @@ def in_clutter(name: str) -> bool:
 
 
 def refuse_twice(spec: str, ids: Sequence[str]) -> None:
-    """Raise if a name occurs twice.
-
-    Raises:
-        DataError: an image occurs twice.
-    """
+    """Raise if a name occurs twice."""
     if len(set(ids)) < len(ids):
         twice = sorted(name for name, n in Counter(ids).items() if n > 1)
         raise DataError(f"{spec} holds {counted(len(twice), 'image')} more than once: {some(twice)}")
@@ -129,9 +125,6 @@ def by_folders(spec: str, names: Sequence[str], images: Images, notes: Sequence[
         names: safe names of images, one per image.
         images: the images, in the order of `names`.
         notes: notes added to every source.
-
-    Raises:
-        DataError: the archive has no image, or a name occurs twice.
     """
     if not names:
         others = "".join(f"; {note.removeprefix(f'{spec}: ')}" for note in notes)
@@ -258,9 +251,6 @@ def class_names(file: Path, highest: int) -> tuple[str, ...]:
     Args:
         file: text file.
         highest: largest class number in the data.
-
-    Raises:
-        DataError: the file cannot be read, has too few lines, or a name is empty or repeated.
     """
     lines = [line.strip() for line in read_text(file)[0].splitlines()]
     while lines and not lines[-1]:

@@ -84,12 +84,7 @@ class Slices:
         return len(self.names)
 
     def read(self, index: int) -> bytes:
-        """Return the unpacked bytes of one image.
-
-        Raises:
-            OSError: they cannot be read, their check sum is wrong, or the container has changed.
-            DataError: the container cannot be fetched.
-        """
+        """Return the unpacked bytes of one image."""
         container, offset, stored, size, checksum, packing = self.places[index].tolist()
         path = self._container_name(container)
         with self._opened(container) as fd:

@@ -14,8 +14,8 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+# Bytes that are not in the text of any table.
 _CONTROL = frozenset(range(32)) - frozenset(b"\t\n\r\f")
-"""Bytes that are not in the text of any table."""
 
 
 def encoding_of(head: bytes) -> str:
@@ -28,11 +28,7 @@ def encoding_of(head: bytes) -> str:
 
 
 def read_text(path: Path) -> tuple[str, tuple[str, ...]]:
-    """Return the text of a file, and a note if it is not in UTF-8.
-
-    Raises:
-        DataError: it cannot be read, or is no text.
-    """
+    """Return the text of a file, and a note if it is not in UTF-8."""
     try:
         with open_regular(str(path)) as file:
             content = read_all(file)

@@ -50,9 +50,6 @@ def viewed(spec: str, kind: str, arguments: Any, build: Callable[[], dict[str, S
         kind: name of the reader.
         arguments: of the reader, a part of the cache key.
         build: parses the manifest.
-
-    Raises:
-        DataError: the manifest cannot be read or changes meanwhile, or images are missing; or `build` raises it.
     """
     path = Path(spec)
     stamp = container_stamp(path)

@@ -147,11 +147,7 @@ def is_tiff(data: bytes) -> bool:
 
 
 def decode_numpy(data: bytes, path: str, wanted: Wanted) -> Decoded:
-    """Decode the array (H, W) or (H, W, channels) of a .npy, or the only one of an .npz.
-
-    Raises:
-        UnreadableImage: damaged, of another shape or dtype, too large, or with other channels than wanted.
-    """
+    """Decode the array (H, W) or (H, W, channels) of a .npy, or the only one of an .npz."""
     try:
         member = _only_member(data, path, wanted) if data.startswith(b"PK") else io.BytesIO(data)
         _check_header(member, path, wanted)
@@ -197,11 +193,7 @@ def _check_channels(channels: int, path: str, wanted: Wanted) -> None:
 
 
 def decode_tiff(data: bytes, path: str, wanted: Wanted) -> Decoded:
-    """Decode all bands of a TIFF: samples of one page (interleaved or planar), or pages of one band.
-
-    Raises:
-        UnreadableImage: damaged, in an unknown compression, too large, or with other channels than wanted.
-    """
+    """Decode all bands of a TIFF: samples of one page (interleaved or planar), or pages of one band."""
     import tifffile
 
     try:
@@ -318,9 +310,6 @@ def decode_with_pillow(data: bytes, path: str, wanted: Wanted, scale: int = 1) -
         path: name of the image in messages.
         wanted: form of the picture.
         scale: 2, 4 or 8: decode a JPEG at 1 / scale of its size, without its high frequencies (libjpeg).
-
-    Raises:
-        UnreadableImage: the file holds no complete picture.
     """
     kind = _signature(data) or "image"
     try:
@@ -360,9 +349,6 @@ def from_pillow(image: Image.Image, path: str, wanted: Wanted, codec: str = "") 
         path: name of the image in messages.
         wanted: form of the picture; colour spaces and palettes become RGB in any case.
         codec: Pillow's description of the file's layout, which tells 16 bits.
-
-    Raises:
-        UnreadableImage: its samples have 32 bits, or it has other channels than wanted.
     """
     mode, conversions = image.mode, []
     alpha = mode in _ALPHA_MODES or "transparency" in image.info

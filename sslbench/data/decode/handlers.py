@@ -67,9 +67,6 @@ class Decoder:
         Returns:
             A handler's dictionary unchanged; any other value under the prefix, or 'data' without one; an undecoded
             content under 'buffer' ('mask_buffer'); and the path under 'path' ('mask_path').
-
-        Raises:
-            UnreadableImage: no handler takes the file, and `must_decode` is set; or a handler failed.
         """
         before = f"{prefix}_" if prefix else ""
         handler, value = self.route(path, buffer)
@@ -80,11 +77,7 @@ class Decoder:
         return {**sample, f"{before}path": path} if include_path else sample
 
     def route(self, path: str, buffer: bytes | BinaryIO) -> tuple[Handler | None, Any]:
-        """Return the first handler that takes a file, and its result; (None, None) without one if not `must_decode`.
-
-        Raises:
-            UnreadableImage: no handler takes the file, and `must_decode` is set; or a handler failed.
-        """
+        """Return the first handler that takes a file, and its result; (None, None) without one if not `must_decode`."""
         for handler in self.handlers:
             try:
                 value = handler(path, _from_its_start(buffer))
@@ -125,12 +118,7 @@ class PictureDecoder:
         self.decoder, self.wanted, self.parts = decoder, wanted, parts
 
     def __call__(self, path: str, data: bytes | npt.NDArray[np.uint8]) -> Decoded:
-        """Decode one image; a handler other than the default one is listed among the conversions.
-
-        Raises:
-            UnreadableImage: the data hold no picture as wanted.
-            UsageError: a handler returned something other than a picture.
-        """
+        """Decode one image; a handler other than the default one is listed among the conversions."""
         if isinstance(data, np.ndarray):  # decoded already
             return decode(data, path, self.wanted)
         handler, value = self.decoder.route(path, data)
@@ -178,9 +166,6 @@ def picture_decoder(preprocessing: Preprocessing | None, images: Images) -> Pict
     Args:
         preprocessing: its `decoder` names the user's handlers; None: 8-bit RGB without any.
         images: of the source.
-
-    Raises:
-        UsageError: there is no handler of that name.
     """
     if preprocessing is None:
         return make_decoder((), RGB, images)
@@ -194,9 +179,6 @@ def make_decoder(names: Iterable[str], wanted: Wanted, images: Images) -> Pictur
         names: of the user's handlers; 'reference' and 'fast' are ignored.
         wanted: channels, depth and maximum size of the pictures.
         images: of the source.
-
-    Raises:
-        UsageError: there is no handler of that name.
     """
     names = tuple(names)
     parts = (
@@ -211,12 +193,7 @@ def handlers_of(images: Images) -> tuple[Handler, ...]:
 
 
 def as_picture(value: Any, path: str, wanted: Wanted, handler: str) -> Decoded:
-    """Convert a handler's result to a picture.
-
-    Raises:
-        UnreadableImage: its size or channels are not as wanted.
-        UsageError: the result is no picture.
-    """
+    """Convert a handler's result to a picture."""
     if isinstance(value, Decoded):
         return as_wanted(value, path, wanted)
     if isinstance(value, Image.Image):
@@ -236,12 +213,7 @@ def as_picture(value: Any, path: str, wanted: Wanted, handler: str) -> Decoded:
 
 
 def resolve(decoder: Iterable[str]) -> tuple[Handler, ...]:
-    """Import the user's handlers among the names in `Preprocessing.decoder`.
-
-    Raises:
-        UsageError: a name is neither a mode nor a function, both modes are named, or a file names a function that
-            the user does not.
-    """
+    """Import the user's handlers among the names in `Preprocessing.decoder`."""
     names = tuple(decoder)
     check_decoder(names)
     return tuple(_find(name) for name in names if name not in WAYS)
@@ -252,9 +224,6 @@ def identified(decoder: Iterable[str]) -> tuple[str, ...]:
 
     'my_pkg.read.dicom' becomes 'my_pkg.read.dicom@3f2a9c01'; `resolve` takes either. The result always names one of
     the two modes.
-
-    Raises:
-        UsageError: as for `resolve`.
     """
     names = tuple(decoder)
     resolve(names)
@@ -299,10 +268,6 @@ def picture_of(images: Images, index: int, decoder: PictureDecoder) -> Decoded:
     """Decode one image of a source; composite ones (`Composite`: crops, several files) decode themselves.
 
     An image of joined sources is decoded as its own source does it.
-
-    Raises:
-        UnreadableImage: the image cannot be decoded.
-        OSError: its file cannot be read.
     """
     if isinstance(images, JoinedImages):
         part, row = images.located(index)

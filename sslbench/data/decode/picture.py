@@ -111,11 +111,7 @@ class Decoded:
 
 
 def check_size(width: int, height: int, path: str, max_pixels: int) -> None:
-    """Raise for a picture without pixels, or with more than `max_pixels`.
-
-    Raises:
-        UnreadableImage: names the size.
-    """
+    """Raise for a picture without pixels, or with more than `max_pixels`."""
     if width < 1 or height < 1:
         raise UnreadableImage(path, f"a picture of {width} x {height} pixels")
     if width * height > max_pixels:
@@ -130,11 +126,7 @@ def declared_too_large(error: Exception, path: str, max_pixels: int) -> Unreadab
 
 
 def as_wanted(decoded: Decoded, path: str, wanted: Wanted) -> Decoded:
-    """Check a handler's picture, and convert it to 8 bits unless `wanted.deep`.
-
-    Raises:
-        UnreadableImage: it is too large, or has other channels.
-    """
+    """Check a handler's picture, and convert it to 8 bits unless `wanted.deep`."""
     channels, height, width = decoded.image.shape
     check_size(width, height, path, wanted.max_pixels)
     if channels != wanted.channels:
@@ -146,10 +138,7 @@ def as_wanted(decoded: Decoded, path: str, wanted: Wanted) -> Decoded:
 
 
 def from_array(
-    array: npt.NDArray[np.generic],
-    path: str,
-    wanted: Wanted = RGB,
-    conversions: tuple[str, ...] = (),
+    array: npt.NDArray[np.generic], path: str, wanted: Wanted = RGB, conversions: tuple[str, ...] = ()
 ) -> Decoded:
     """Make a picture from an array of pixels, copied.
 
@@ -158,10 +147,6 @@ def from_array(
         path: name of the image in messages.
         wanted: form of the picture; grey becomes RGB, no other channel is added or dropped.
         conversions: made before.
-
-    Raises:
-        UnreadableImage: another shape, dtype or number of channels, too large, or samples of 16 bits of which 8 would
-            leave almost nothing.
     """
     if array.dtype not in (np.uint8, np.uint16):
         raise UnreadableImage(path, f"an array of {array.dtype}, whose range is not known; should be uint8 or uint16")
@@ -188,11 +173,7 @@ def from_array(
 
 
 def from_fractions(tensor: torch.Tensor, path: str, wanted: Wanted) -> Decoded:
-    """Make a picture from floats in [0, 1], (H, W) or (C, H, W), as torchvision's transforms return them.
-
-    Raises:
-        UnreadableImage: another shape or number of channels, too large, or values outside [0, 1].
-    """
+    """Make a picture from floats in [0, 1], (H, W) or (C, H, W), as torchvision's transforms return them."""
     pixels = tensor[None] if tensor.ndim == 2 else tensor
     if pixels.ndim != 3 or 0 in pixels.shape:
         raise UnreadableImage(path, f"a tensor of shape {tuple(tensor.shape)}, should be (H, W) or (channels, H, W)")

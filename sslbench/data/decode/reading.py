@@ -35,9 +35,6 @@ def check_decoder(decoder: Iterable[str]) -> None:
 
     Args:
         decoder: as in `Preprocessing.decoder`.
-
-    Raises:
-        UsageError: a name is none of them, or both modes are named.
     """
     names = tuple(decoder)
     if len([name for name in names if name in WAYS]) > 1:
@@ -53,9 +50,6 @@ def object_of(name: str) -> str:
 
     >>> object_of("my_pkg.read.dicom@3f2a9c01")
     'my_pkg.read:dicom'
-
-    Raises:
-        UsageError: it names no module.
     """
     plain = name.partition("@")[0]
     module, colon, attribute = plain.partition(":") if ":" in plain else plain.rpartition(".")

@@ -31,9 +31,6 @@ def resize_and_crop(
 
     Returns:
         (C, h, w) of the same dtype, a copy with interleaved channels in memory.
-
-    Raises:
-        ValueError: as in `check_resized`.
     """
     if preprocessing.resize is not None:
         height, width = full or (image.shape[1], image.shape[2])
@@ -47,11 +44,7 @@ def resize_and_crop(
 
 
 def check_resized(height: int, width: int, preprocessing: Preprocessing) -> tuple[int, int]:
-    """Return (height, width) after the resize.
-
-    Raises:
-        ValueError: the result would exceed the limit of decoded pictures (a very long, thin picture).
-    """
+    """Return (height, width) after the resize."""
     if preprocessing.resize is None:
         return height, width
     to_height, to_width = resized(height, width, preprocessing.resize, preprocessing.resized_side)
@@ -116,9 +109,6 @@ def normalise(
         preprocessing: mean and std are used.
         dtype: of the result.
         memory_format: of the result.
-
-    Raises:
-        UsageError: the preprocessing is for another number of channels, or a std is not positive.
     """
     mean, std = preprocessing.mean, preprocessing.std
     check_channels(preprocessing, images.shape[1])
@@ -141,11 +131,7 @@ def normalise(
 
 
 def check_channels(preprocessing: Preprocessing, channels: int = 3) -> None:
-    """Raise if a backbone with this preprocessing does not take pictures of that many channels.
-
-    Raises:
-        UsageError: it takes another number of channels (one channel can be computed from three).
-    """
+    """Raise if a backbone with this preprocessing does not take pictures of that many channels."""
     if preprocessing.channels != channels and (preprocessing.channels, channels) != (1, 3):
         raise UsageError(
             f"the backbone takes images of {preprocessing.channels} channels (preprocessing from "

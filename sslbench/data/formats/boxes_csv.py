@@ -28,8 +28,8 @@ from sslbench.names import did_you_mean
 from sslbench.targets.objects import Boxes
 
 _FILE = ("filename", "file_name", "image", "image_path", "path", "file", "img", "image_name", "image_id", "imageid")
+# Names of the columns of files and classes, in order of precedence.
 _CLASS = ("class", "label", "cell_type", "category", "class_name", "category_name", "name", "label_name", "labelname")
-"""Names of the columns of files and classes, in order of precedence."""
 _ROBOFLOW = "_annotations.csv"
 _TENSORFLOW = "_labels.csv"
 _SIDES = ("height", "width")
@@ -71,10 +71,6 @@ def open_objects(
     Returns:
         Split name -> source, or {"all": source}; a column called `split` is honoured. Ids are the paths below the
         folder of the images.
-
-    Raises:
-        DataError: a column is missing, a cell is no number, or an image is missing or has rows of different sizes.
-        UsageError: there is no column of a name that was given.
     """
     path = Path(spec)
     tables = {"all": path} if path.is_file() else _tables(path)

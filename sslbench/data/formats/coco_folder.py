@@ -23,10 +23,10 @@ from sslbench.data.wording import some
 from sslbench.errors import DataError
 from sslbench.targets.objects import Boxes
 
+# Names of the manifest of a folder, or of each of its splits.
 _NAMES = ("_annotations.coco.json", "annotations.json", "labels.json", "result.json", "coco.json")
-"""Names of the manifest of a folder, or of each of its splits."""
+# Beginnings of COCO's files without boxes.
 _OTHERS = ("captions", "panoptic", "stuff", "image_info")
-"""Beginnings of COCO's files without boxes."""
 _MANIFEST = re.compile(r'"(images|annotations|categories|licenses|info)"\s*:')
 _SPLIT_FOLDERS = ("train", "training", "valid", "val", "validation", "test", "testing")
 
@@ -47,9 +47,6 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
 
     Args:
         spec: the folder.
-
-    Raises:
-        DataError: there are several kinds of manifests, or as for a manifest.
     """
     found: dict[str, ObjectSource] = {}
     for split, file in _manifests(Path(spec)).items():

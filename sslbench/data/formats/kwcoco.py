@@ -37,21 +37,13 @@ def open(spec: str, *, attribute_columns: Sequence[str] = (), options: CocoOptio
 
 
 def open_objects(spec: str) -> Mapping[str, ObjectSource]:
-    """Return the images with the boxes and masks of their shapes.
-
-    Raises:
-        UsageError: the name is unknown, or the cache folder cannot be written.
-    """
+    """Return the images with the boxes and masks of their shapes."""
     (source,) = coco.open_objects(str(toy.manifest(spec))).values()
     return {"all": dataclasses.replace(source, name=spec, notes=())}
 
 
 def open_videos(spec: str) -> dict[str, Source]:
-    """Return the videos with the masks of their shapes.
-
-    Raises:
-        UsageError: the name is unknown, or the cache folder cannot be written.
-    """
+    """Return the videos with the masks of their shapes."""
     (source,) = coco.open_videos(str(toy.manifest(spec))).values()
     return {"all": dataclasses.replace(source, name=spec, notes=())}
 

@@ -64,9 +64,6 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
 
     Returns:
         Split name -> source, or {"all": source}. Ids are the paths of the images below their folder.
-
-    Raises:
-        DataError: an XML file is damaged or has no image, no image has one, or there are several folders of images.
     """
     splits: dict[str, list[AnnotatedImage]] = {}
     notes: list[str] = []

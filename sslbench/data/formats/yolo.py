@@ -34,8 +34,8 @@ from sslbench.targets.objects import Boxes
 from sslbench.text import printable
 
 _MOST = 10_000
+# `flip_idx` of COCO's persons: the nose, then pairs of left and right.
 _COCO_FLIP = [0, *itertools.chain.from_iterable((i + 1, i) for i in range(1, 17, 2))]
-"""`flip_idx` of COCO's persons: the nose, then pairs of left and right."""
 
 Point = tuple[float, float, float]
 
@@ -69,9 +69,6 @@ class Keypoints:
             values: behind the box; none for an object without keypoints.
             label: number of the class.
             size: height and width of the image.
-
-        Raises:
-            DataError: a labelled keypoint is no share of the image, or a visibility is not 0, 1 or 2.
         """
         found: list[Point] = [(0.0, 0.0, 0.0)] * len(self.skeleton)
         height, width = size
@@ -103,9 +100,6 @@ def read_keypoints(file: Path, content: Mapping[str, Any], classes: Sequence[str
 
     Keypoints without `kpt_names` are called 'keypoint 0', 'keypoint 1', ...; 17 of them with COCO's `flip_idx` are
     taken for COCO's persons, with a note.
-
-    Raises:
-        DataError: one of the three keys is not what it should be.
     """
     shape = content.get("kpt_shape")
     if not shape:
@@ -180,13 +174,13 @@ def _mirrors(file: Path, names: Sequence[Sequence[str]], flip: Sequence[int]) ->
 
 
 _LISTS = ("classes.txt", "obj.names", "labels.txt", "_darknet.labels")
+# Text files beside those of the boxes.
 _NO_BOXES = frozenset((*_LISTS, "train.txt", "val.txt", "test.txt", "README.txt", "README.roboflow.txt"))
-"""Text files beside those of the boxes."""
+# First line with a box, or an empty file.
 _LINE = re.compile(rb"\s*(\d+([ \t]+[-+.\deE]+){4,}\s*(\n|$)|$)")
-"""First line with a box, or an empty file."""
 _HEAD = 1 << 16
+# Key of data.yaml -> split.
 _SPLITS = {"train": "train", "val": "val", "valid": "val", "test": "test"}
-"""Key of data.yaml -> split."""
 _SLACK = 0.01  # as Ultralytics allows
 _BOX, _POLYGON = 5, 7
 _MOST_CLASSES = 100_000
@@ -274,10 +268,6 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
 
     Returns:
         Split name -> source, or {"all": source}. Ids are the paths of the images below their folder.
-
-    Raises:
-        DataError: no list of the classes, a class beyond it, a line that is no box, numbers that are no shares, or an
-            image whose size cannot be read.
     """
     try:
         return _open(spec, Path(spec))

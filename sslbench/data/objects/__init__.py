@@ -40,11 +40,7 @@ class ObjectSource(Source):
 
     @classmethod
     def of(cls, source: Source) -> "ObjectSource":
-        """Return a source that is known to have boxes.
-
-        Raises:
-            TypeError: it has other targets.
-        """
+        """Return a source that is known to have boxes."""
         if not isinstance(source, cls):
             raise TypeError(f"{source.name} has {source.target.title}, not boxes")
         return source
@@ -54,11 +50,7 @@ class ObjectSource(Source):
         return dataclasses.replace(self, target=self.target.with_classes(classes, class_numbers))
 
     def bitmaps_of(self, index: int, height: int, width: int) -> npt.NDArray[np.bool_] | None:
-        """Return the masks of the same objects, (n, height, width); None if one of them has no mask.
-
-        Raises:
-            DataError: the image has another size than its objects were annotated in, or a mask is damaged.
-        """
+        """Return the masks of the same objects, (n, height, width); None if one of them has no mask."""
         self.check_size(index, height, width)
         found = self.target.objects[index]
         counted = np.flatnonzero(~found.crowd).tolist()
@@ -71,11 +63,7 @@ class ObjectSource(Source):
             raise DataError(f"{self.name}: {self.images.path(index)}: {error}") from error
 
     def check_size(self, index: int, height: int, width: int) -> None:
-        """Check that an upright, decoded image has the size given in the manifest, in whose pixels its boxes are.
-
-        Raises:
-            DataError: the sizes differ.
-        """
+        """Check that an upright, decoded image has the size given in the manifest, in whose pixels its boxes are."""
         said = tuple(int(side) for side in self.target.sizes[index])
         if said in ((0, 0), (height, width)):
             return
@@ -99,11 +87,7 @@ class ObjectSource(Source):
         raise DataError(message, "If the image was resized after annotation, scale boxes and size likewise.")
 
     def masks_of(self, index: int) -> tuple[rle.Rle, ...]:
-        """Return the masks of one image as run lengths.
-
-        Raises:
-            DataError: an object has no segmentation, one that is of another size, or the size is not known.
-        """
+        """Return the masks of one image as run lengths."""
         objects, (height, width) = self.target.objects[index], (int(side) for side in self.target.sizes[index])
         parts = objects.masks or (None,) * len(objects)
         if any(part is None for part in parts) or not height:
@@ -120,9 +104,6 @@ class ObjectSource(Source):
         Args:
             masks: with the masks as run lengths.
             skeleton: with the keypoints: that of the source, with sigmas.
-
-        Raises:
-            DataError: masks are asked for and one is missing or damaged.
         """
         target = self.target
         points = None

@@ -28,8 +28,8 @@ from sslbench.targets.objects import Boxes, Objects
 from sslbench.targets.target import Target
 
 _ENOUGH = 8  # files that must agree before those of all images are read
+# Pixels by which a box may leave its image and stay as it is: annotations round, and pycocotools scores them so.
 _SLACK = 1.0
-"""Pixels by which a box may leave its image and stay as it is: annotations round, and pycocotools scores them so."""
 
 
 @dataclasses.dataclass
@@ -46,11 +46,7 @@ class BoxIssues:
     total: int = 0
 
     def refuse_shares(self, spec: str) -> None:
-        """Refuse data whose boxes all lie between 0 and 1, with fractions: shares of the image, not pixels.
-
-        Raises:
-            DataError: the boxes are such shares.
-        """
+        """Refuse data whose boxes all lie between 0 and 1, with fractions: shares of the image, not pixels."""
         if self.shares and len(self.shares) == self.total:
             raise DataError(
                 f"{spec}: all {counted(self.total, 'box')} lie between 0 and 1 ({some(self.shares, 2)}): they seem to "
@@ -204,11 +200,7 @@ def _by_image(
 
 
 def _check_points(
-    raw: RawObjects,
-    points: npt.NDArray[np.float64],
-    size: IntArray,
-    kept: npt.NDArray[np.bool_],
-    issues: BoxIssues,
+    raw: RawObjects, points: npt.NDArray[np.float64], size: IntArray, kept: npt.NDArray[np.bool_], issues: BoxIssues
 ) -> None:
     """Note what is odd about the keypoints (n, K, 3) of the kept objects in images of a height and width each."""
     there = labelled(points)
@@ -316,9 +308,6 @@ def object_sources(
         issues: problems with boxes that the caller found.
         grouped_by: name of the attribute that the groups of the images are; '' without groups.
         skeleton: the keypoints that every row has, as 'keypoints'; None: they have none.
-
-    Raises:
-        DataError: all boxes are shares of the image, from 0 to 1.
     """
     used = {row["class"] for part in splits.values() for image in part for row in image.rows}
     ordered = sorted(used) if classes is None else [name for name in classes if name in used]
@@ -416,10 +405,6 @@ def as_samples(spec: str, found: Mapping[str, ObjectSource], options: CropOption
         spec: the location, for messages.
         found: its images with objects.
         options: crops in place of images.
-
-    Raises:
-        UsageError: supercategories are asked for; only manifests have them.
-        DataError: no box can be a crop.
     """
     if options.classes == "supercategory":
         raise UsageError(f"{spec}: classes=supercategory is an option of COCO manifests; here are none")

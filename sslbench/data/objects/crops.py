@@ -93,13 +93,7 @@ class Crops:
         return bool(self.sizes.all()) and not self.from_files if self.annotated else None
 
     def decoded(self, index: int, decoder: PictureDecoder) -> Decoded:
-        """Decode the whole image and cut out the box with its margin, clipped to the image.
-
-        Raises:
-            UnreadableImage: the image cannot be decoded, is of another size than its boxes are for, or has no pixel
-                in the box.
-            OSError: its file cannot be read.
-        """
+        """Decode the whole image and cut out the box with its margin, clipped to the image."""
         whole = self._whole(int(self.rows[index]), decoder)
         height, width = whole.image.shape[1:]
         said = tuple(self.sizes[index].tolist())
@@ -125,12 +119,7 @@ class Crops:
         return known[2]
 
     def read(self, index: int) -> npt.NDArray[np.uint8]:
-        """Return the crop as 8-bit RGB, uint8 (h, w, 3).
-
-        Raises:
-            UnreadableImage: as for `decoded`.
-            OSError: as there.
-        """
+        """Return the crop as 8-bit RGB, uint8 (h, w, 3)."""
         crop = self.decoded(index, picture_decoder(None, self.images)).image
         return np.ascontiguousarray(crop.permute(1, 2, 0).numpy(), dtype=np.uint8)
 
@@ -192,9 +181,6 @@ def crops_of(
         group: class -> the class it counts as.
         columns: further attributes: name -> id of the annotation -> text.
         grouped_by: the attribute whose equal values belong together, in place of these.
-
-    Raises:
-        DataError: a split has no object that is kept.
     """
     further = columns or {}
     return {split: _crops(spec, source, options, group or {}, further, grouped_by) for split, source in sources.items()}

@@ -22,8 +22,8 @@ _PREFIXES = ("kwcoco:", "special:")
 _NAME = re.compile(r"shapes(?P<n>[1-9]\d{0,4})(-(?P<side>[1-9]\d{1,3}))?")
 _VIDEOS = re.compile(r"vidshapes(?P<n>[1-9]\d{0,3})(?P<parts>(-[a-z0-9.]+)*)")
 _PART = re.compile(r"(?P<name>frames|tracks|speed|gsize)?(?P<value>\d+(\.\d+)?)|multispectral|msi|multisensor")
+# Pixels of a toy image, kwcoco's own default.
 _SIDE = 600
-"""Pixels of a toy image, kwcoco's own default."""
 _MANIFEST = "data.kwcoco.json"
 _KNOWN = (
     "kwcoco:shapes8 is 8 images of 600 x 600 pixels, kwcoco:shapes64-128 is 64 of 128 x 128, kwcoco:vidshapes2 is 2 "
@@ -69,9 +69,6 @@ def manifest(spec: str) -> Path:
         spec: `kwcoco:shapesN` or `kwcoco:shapesN-SIDE`: N images of SIDE x SIDE pixels (600 unless given); or
             `kwcoco:vidshapesN` with -framesF, -tracksT, -speedS, -SIDE, -multispectral (-msi), -multisensor behind it:
             N videos.
-
-    Raises:
-        UsageError: another name, or the cache folder cannot be written.
     """
     toy = _named(spec)
     folder = paths.cache_dir() / "toy" / toy.folder

@@ -32,11 +32,7 @@ MAKERS: Mapping[str, tuple[tuple[Official, ...], Callable[[Mapping[str, Path]], 
 
 
 def archives_of(name: str) -> tuple[Official, ...]:
-    """Return the archives that a data set is made of.
-
-    Raises:
-        UsageError: there is no such data set here.
-    """
+    """Return the archives that a data set is made of."""
     if name not in MAKERS:
         raise UsageError(f"there is no layout for a data set called '{name}'", did_you_mean(name, MAKERS))
     return MAKERS[name][0]
@@ -50,10 +46,6 @@ def prepare(name: str, archives: Sequence[Path], *, root: Path | None = None, ve
         archives: files, or folders that hold them, under their official names.
         root: parent of the folder; None: the benchmarks' data folder, $SSLBENCH_DATA or ./data.
         verify: compare checksums, where they are published, and the number of images; off for a part of a data set.
-
-    Raises:
-        UsageError: no such data set, an archive is missing, or the folder is there already.
-        DataError: an archive is damaged or another than the official one, or the disk is too small.
     """
     official = archives_of(name)
     settings = _settings(name)

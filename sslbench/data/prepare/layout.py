@@ -54,12 +54,7 @@ class LayoutPlan:
 
 
 def prepare_folder(layout: Layout, plan: LayoutPlan) -> Path:
-    """Write all files and return the folder, which then has its name; a run that was interrupted continues.
-
-    Raises:
-        UsageError: the folder is there already, or another run is making it.
-        DataError: the disk is too small, an archive is damaged, or the number of images is not the expected one.
-    """
+    """Write all files and return the folder, which then has its name; a run that was interrupted continues."""
     target = layout.folder
     refuse_existing(target)
     partial = target.with_name(f".{target.name}.partial")
@@ -80,11 +75,7 @@ def prepare_folder(layout: Layout, plan: LayoutPlan) -> Path:
 
 
 def refuse_existing(target: Path) -> None:
-    """Refuse to write over a folder.
-
-    Raises:
-        UsageError: it is there already.
-    """
+    """Refuse to write over a folder."""
     if target.exists():
         raise UsageError(f"{target} exists already", "Remove it, or give another --out.")
 
@@ -153,9 +144,6 @@ def members(archive: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """Yield the files of a tar (packed or not) or zip, in its order; folders are passed over.
 
     A member's content has to be asked for before the next member is.
-
-    Raises:
-        DataError: the archive is damaged, or a member is a link or lies outside of the archive.
     """
     if zipfile.is_zipfile(archive):
         with _damage(archive), zipfile.ZipFile(archive) as packed:
@@ -247,10 +235,6 @@ def find_archives(
         wanted: the archives of the data set.
         given: files and folders of the user's; folders are looked into.
         verify: compare checksums.
-
-    Raises:
-        UsageError: an archive is not there, or one was given that does not belong to the data set.
-        DataError: a checksum differs.
     """
     known = {name: archive for archive in wanted for name in (archive.name, *archive.others)}
     found: dict[str, Path] = {}

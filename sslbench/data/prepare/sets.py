@@ -140,11 +140,7 @@ _FRAME_BYTES = 40_000
 
 
 def ucf101(archives: Mapping[str, Path]) -> LayoutPlan:
-    """Plan train/ACTION/ and test/ACTION/ of JPEGs.
-
-    Raises:
-        UsageError: the videos are still packed.
-    """
+    """Plan train/ACTION/ and test/ACTION/ of JPEGs."""
     videos = archives[_UCF_VIDEOS]
     if not videos.is_dir():
         raise UsageError(

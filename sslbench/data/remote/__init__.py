@@ -111,11 +111,7 @@ def folder() -> Path:
 
 
 def limit() -> int:
-    """Return $SSLBENCH_REMOTE_CACHE in bytes; 0: the cache is emptied after use.
-
-    Raises:
-        UsageError: its value is no size.
-    """
+    """Return $SSLBENCH_REMOTE_CACHE in bytes; 0: the cache is emptied after use."""
     return _size(os.environ.get("SSLBENCH_REMOTE_CACHE", _DEFAULT_LIMIT))
 
 
@@ -136,10 +132,6 @@ def local_copies(urls: Sequence[str]) -> list[Path]:
 
     They must fit into the cache together, and stay there while this process runs. File names are kept, and files of one
     remote folder share a local folder.
-
-    Raises:
-        UsageError: the URL scheme is unknown or its package is missing, or the file does not exist.
-        DataError: the file cannot be reached, the transfer fails, or the cache is too small.
     """
     origins = _origins(urls)
     total = sum(origin.size or 0 for origin in origins)
@@ -160,12 +152,7 @@ def local_copies(urls: Sequence[str]) -> list[Path]:
 
 
 def shards(urls: Sequence[str]) -> list[Path]:
-    """Return the future paths of the local copies of shards; nothing is downloaded yet (see `origin_of`).
-
-    Raises:
-        UsageError: the URL scheme is unknown or its package is missing, or the file does not exist.
-        DataError: a shard cannot be reached, or is larger than the cache.
-    """
+    """Return the future paths of the local copies of shards; nothing is downloaded yet (see `origin_of`)."""
     origins = _origins(urls)
     largest = max(origins, key=lambda origin: origin.size or 0)
     if (largest.size or 0) > bound():
@@ -183,11 +170,7 @@ def shards(urls: Sequence[str]) -> list[Path]:
 
 
 def origin_of(path: Path) -> Origin | None:
-    """Return the origin of a copy, or of the unpacked copy of a compressed local file; None for a plain local file.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """Return the origin of a copy, or of the unpacked copy of a compressed local file; None for a plain local file."""
     if is_copy(path):
         return _ORIGINS[str(path)]
     try:
@@ -209,22 +192,14 @@ def was_fetched(url: str) -> bool:
 
 @contextlib.contextmanager
 def opened(origin: Origin) -> Iterator[int]:
-    """Open the copy as a file descriptor, downloaded if it is missing; it can be read to the end though it is evicted.
-
-    Raises:
-        DataError: the download fails, does not fit, or the remote file has changed since it was opened.
-    """
+    """Open the copy as a file descriptor, downloaded if it is missing; once open it is readable though evicted."""
     with _copy(origin) as copy:
         yield copy.fileno()
 
 
 @contextlib.contextmanager
 def exclusive(file: Path) -> Iterator[None]:
-    """Hold the lock of a file that several processes may build; one process at a time has it.
-
-    Raises:
-        UsageError: the cache folder cannot be written.
-    """
+    """Hold the lock of a file that several processes may build; one process at a time has it."""
     with _locked(file.with_name(f".{file.name}.lock")):
         yield
 
@@ -428,13 +403,13 @@ def _open_zstd(packed: Any) -> IO[bytes]:
     return cast(IO[bytes], zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True))
 
 
+# First bytes of a compressed file -> function that unpacks it.
 _UNPACKERS: dict[bytes, Callable[[Any], Any]] = {
     b"\x1f\x8b": gzip.open,
     b"BZh": bz2.open,
     b"\xfd7zXZ": lzma.open,
     b"\x28\xb5\x2f\xfd": _open_zstd,
 }
-"""First bytes of a compressed file -> function that unpacks it."""
 
 
 def _unpacker(head: bytes) -> Callable[[Any], Any] | None:

@@ -19,8 +19,8 @@ from sslbench.names import did_you_mean
 from sslbench.text import without_secrets
 
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
+# Timeout of a socket that receives nothing, in seconds.
 _TIMEOUT_S = 60
-"""Timeout of a socket that receives nothing, in seconds."""
 
 _HEAD_REFUSED = (400, 401, 403, 405, 501)
 
@@ -43,13 +43,7 @@ class RemoteFile:
 
 
 def described(url: str) -> RemoteFile:
-    """Return the size and state of a remote file, as its server gives them; the content is not read.
-
-    Raises:
-        UsageError: the URL scheme is unknown, its package is missing, or the URL is a folder.
-        FileNotFoundError: the file does not exist.
-        OSError: the server cannot be reached, or gives no access.
-    """
+    """Return the size and state of a remote file, as its server gives them; the content is not read."""
     if re.search(r"[\s\x00-\x1f]|%00", url):
         raise UsageError(f"{url!r} is not a URL: it has a space or a control character", "Write a space as %20.")
     try:
@@ -61,11 +55,7 @@ def described(url: str) -> RemoteFile:
 
 
 def refuse_unreachable(address: str, seconds: float = 10) -> None:
-    """Refuse an http address whose server, or the proxy that the environment names, does not accept connections.
-
-    Raises:
-        DataError: no connection within the time.
-    """
+    """Refuse an http address whose server, or the proxy that the environment names, does not accept connections."""
     parts = urllib.parse.urlsplit(address)
     proxies = urllib.request.getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
@@ -121,11 +111,7 @@ def _headers(request: urllib.request.Request) -> Message:
 
 
 def file_system(address: str) -> tuple[Any, str]:
-    """Return fsspec's file system of an address, and the path in it.
-
-    Raises:
-        UsageError: the URL scheme is unknown, its package is missing, or the address is incomplete.
-    """
+    """Return fsspec's file system of an address, and the path in it."""
     import fsspec
 
     scheme, schemes = address.partition("://")[0], sorted(fsspec.available_protocols())

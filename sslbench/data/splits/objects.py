@@ -29,10 +29,6 @@ def split_objects(
 
     Returns:
         The two parts with the same classes in the same order; `how` says how they came about.
-
-    Raises:
-        UsageError: a location does not exist or has no part that could serve, or the fraction is not in (0, 1).
-        DataError: a part has fewer than two images or no objects, or test has a class that train does not know.
     """
     return _matched(
         parts_of(
@@ -97,10 +93,7 @@ def _matched(parts: Parts[ObjectSource]) -> Parts[ObjectSource]:
     numbers_of_test = dict(zip(test.target.classes, test.target.class_numbers, strict=True))
     own = tuple(numbers_of_test.get(name, number) for name, number in zip(names, numbers, strict=True))
     return dataclasses.replace(
-        parts,
-        train=_kept(train, names, numbers),
-        test=test.with_classes(names, own),
-        notes=notes,
+        parts, train=_kept(train, names, numbers), test=test.with_classes(names, own), notes=notes
     )
 
 

@@ -181,10 +181,6 @@ def open_objects(spec: str, below: Path | None = None, group: str = "") -> dict[
 
     Returns:
         Split name -> source, or {"all": source}.
-
-    Raises:
-        DataError: as for `open`; or an annotation has no box, or one that is not finite, or a damaged segmentation.
-        UsageError: no image has the key.
     """
     arguments = ["" if below is None else str(below.resolve()), group] if below is not None or group else []
     return viewed(spec, "coco objects", arguments, lambda: _grouped_objects(spec, below, group))
@@ -207,12 +203,7 @@ def _objects(
 
 
 def open_videos(spec: str) -> dict[str, Source]:
-    """Return the videos of a manifest with the masks of their objects, followed by their `track_id`.
-
-    Raises:
-        DataError: as for `open_objects`; or a frame has no video, an annotation no track id, or a video fewer than
-            three frames or no object in the first one.
-    """
+    """Return the videos of a manifest with the masks of their objects, followed by their `track_id`."""
     columns, rows = read_rows(spec)
     return video_sources(_objects(spec, columns, rows), rows)
 
@@ -246,12 +237,7 @@ def _open_boxes(spec: str, options: ObjectOptions) -> dict[str, ObjectSource]:
 
 
 def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
-    """Return the maps of a panoptic file or folder, else the masks of a manifest as label maps.
-
-    Raises:
-        DataError: it is damaged, or a manifest has boxes without masks.
-        UsageError: the options name what a manifest names itself.
-    """
+    """Return the maps of a panoptic file or folder, else the masks of a manifest as label maps."""
     if panoptic.recognises(spec):
         return panoptic.open_maps(spec, options)
     below = images_folder(spec, options.images or "")

@@ -62,13 +62,7 @@ class AssetImages:
         return len(self.sizes)
 
     def decoded(self, index: int, decoder: PictureDecoder) -> Decoded:
-        """Decode all channels of an image; files of other sizes are resampled linearly, uncovered pixels are zero.
-
-        Raises:
-            UnreadableImage: a file cannot be decoded or has other bands than it should, or the image has not as many
-                channels as are wanted.
-            OSError: a file cannot be read.
-        """
+        """Decode all channels of an image; files of other sizes are resampled linearly, uncovered pixels are zero."""
         import torch
 
         height, width = self.sizes[index].tolist()
@@ -100,12 +94,7 @@ class AssetImages:
             raise UnreadableImage(path, reason) from error
 
     def read(self, index: int) -> npt.NDArray[np.uint8]:
-        """Return the stored image: uint8 (H, W, channels), or uint16 if a file has samples of 16 bits.
-
-        Raises:
-            UnreadableImage: as for `decoded`.
-            OSError: a file cannot be read.
-        """
+        """Return the stored image: uint8 (H, W, channels), or uint16 if a file has samples of 16 bits."""
         decoder = make_decoder((), Wanted(len(self.channels), deep=True), self.files)
         image = self.decoded(index, decoder).image.permute(1, 2, 0).numpy()
         if image.dtype == np.uint8:
@@ -240,11 +229,7 @@ class AssetCollector:
         self._texts: dict[str, str] = {}
 
     def add(self, row: dict[str, Any]) -> None:
-        """Take an image.
-
-        Raises:
-            DataError: its assets are not a list of mappings with a file_name.
-        """
+        """Take an image."""
         place = len(self._own)
         file = str(row.get("file_name") or "") or _place_in_coco(row.get("coco_url"))
         self._numbers.append(row["id"])
@@ -265,11 +250,7 @@ class AssetCollector:
             self._kinds.append(self._about.setdefault(key, len(self._about)))
 
     def collected(self) -> Assets:
-        """Return the files of all images.
-
-        Raises:
-            DataError: images have neither a file nor assets.
-        """
+        """Return the files of all images."""
         found = Assets(
             numbers=self._numbers,
             names=self._names,
@@ -297,11 +278,6 @@ def images_of(spec: str, assets: Assets, channels: str) -> tuple[list[str] | Ass
         assets: of its images.
         channels: names joined by '|' or ',', in the order in which they are wanted; empty: the images' own files if all
             of them have one, else all channels of the assets, as long as they are the same for all images.
-
-    Raises:
-        DataError: an image lacks a channel or has one twice, images have different channels and none are named, or the
-            place of an asset is invalid.
-        UsageError: no image has such a channel.
     """
     if not channels and not assets.without_file:
         many = len(np.unique(assets.images))
@@ -330,8 +306,8 @@ def images_of(spec: str, assets: Assets, channels: str) -> tuple[list[str] | Ass
     return AssetImages(Files(files), at, of_kind, tuple(kinds), assets.sizes, wanted), names, ()
 
 
+# File, channel specification, affine map to the image.
 _Part = tuple[str, str, str]
-"""File, channel specification, affine map to the image."""
 
 
 def _parts(assets: Assets) -> list[list[_Part]]:

@@ -32,15 +32,15 @@ INFO_TYPE = "sslbench"
 """Type of the entry in 'info' of such manifests."""
 GROUPED_KEY, CHANNELS_KEY = "grouped_by", "channels"
 """Keys of that entry: the attribute whose images belong together, and the channels that were chosen."""
+# Text of a number, which is not another one's: '007' is a name.
 _WHOLE = re.compile(r"0|-?[1-9]\d{0,17}")
-"""Text of a number, which is not another one's: '007' is a name."""
+# Remedies.
 _TWICE = {
     ("images", "id"): "Keep one entry per image, and give every image an id of its own, which its annotations name.",
     ("annotations", "id"): "Keep one entry per annotation, and give every annotation an id of its own.",
     ("categories", "id"): "Keep one entry per category, and give every category an id of its own.",
     ("categories", "name"): "Keep one of them, and give the annotations of the others its id.",
 }
-"""Remedies."""
 Rows = dict[str, list[dict[str, Any]]]
 """Table -> its rows, as they stand in the manifest."""
 
@@ -96,10 +96,6 @@ def read_columns(spec: str, attributes: Sequence[str] = ()) -> Columns:
     Args:
         spec: a .json, a .zip with one, or kwcoco's view of one (.sqlite).
         attributes: keys of the images to keep as text; 'video' is the name of the video that a frame is from.
-
-    Raises:
-        DataError: it cannot be read, is no COCO manifest, an id is missing, of another kind or there twice, or an
-            annotation refers to an unknown image or category.
     """
     return _read(spec, _Collector(spec, attributes))
 
@@ -110,20 +106,13 @@ def read_rows(spec: str, attributes: Sequence[str] = ()) -> tuple[Columns, Rows]
     Args:
         spec: as for `read_columns`.
         attributes: as for `read_columns`.
-
-    Raises:
-        DataError: as for `read_columns`.
     """
     rows: Rows = {table: [] for table in TABLES}
     return _read(spec, _Collector(spec, attributes, rows)), rows
 
 
 def refuse_unknown_keys(spec: str, columns: Columns, attributes: Sequence[str]) -> None:
-    """Refuse attributes that no image has.
-
-    Raises:
-        UsageError: there is one; the message names the nearest key.
-    """
+    """Refuse attributes that no image has."""
     unknown = next((name for name in attributes if name not in columns.attributes), None)
     if unknown is not None:
         raise UsageError(f"no image of {spec} has a key '{unknown}' (to group by)", did_you_mean(unknown, columns.keys))

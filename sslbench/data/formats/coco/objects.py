@@ -27,10 +27,10 @@ Row = dict[str, Any]
 NEGATIVE, PARTLY = "neg_category_ids", "not_exhaustive_category_ids"
 """Keys of LVIS's images: categories that are absent, and those of which not all objects are labelled."""
 _XY = 2
+# Largest coordinate, in pixels.
 _FARTHEST = 1e9
-"""Largest coordinate, in pixels."""
+# Visibility of kwcoco's keypoints that have none.
 _VISIBLE = 2
-"""Visibility of kwcoco's keypoints that have none."""
 
 
 def read_skeleton(spec: str, categories: Sequence[Row], kinds: object) -> Skeleton | None:
@@ -40,9 +40,6 @@ def read_skeleton(spec: str, categories: Sequence[Row], kinds: object) -> Skelet
         spec: the manifest, for messages.
         categories: rows of the manifest.
         kinds: its table `keypoint_categories`, None if there is none.
-
-    Raises:
-        DataError: names, edges or sigmas of a category are not what they should be.
     """
     having = sorted((row for row in categories if row.get("keypoints")), key=lambda row: int(row["id"]))
     if not having:
@@ -96,11 +93,7 @@ def _sigmas(spec: str, row: Row, number: int) -> list[float]:
 
 
 def keypoint_kinds(spec: str, kinds: object) -> dict[Any, str]:
-    """Return the names of kwcoco's table of keypoints by their ids.
-
-    Raises:
-        DataError: it is no list of mappings with id and name.
-    """
+    """Return the names of kwcoco's table of keypoints by their ids."""
     rows = kinds or []
     if not isinstance(rows, list) or not all(
         isinstance(row, dict)
@@ -135,9 +128,6 @@ def read_points(
         own: names of its category's keypoints.
         skeleton: keypoints of the manifest.
         kinds: kwcoco's names of keypoints by id.
-
-    Raises:
-        DataError: it has another number of them than its category, or one is no keypoint.
     """
     where = f"{spec}, annotation {annotation['id']}"
     points = np.zeros((len(skeleton), 3))
@@ -200,10 +190,6 @@ def object_sources(
         files: the images.
         splits: the split of each image; None if there are none.
         notes: of the caller.
-
-    Raises:
-        DataError: an annotation has no box, one with a coordinate that is no number, a damaged segmentation, or other
-            keypoints than its category.
     """
     images, annotations = content["images"], content["annotations"]
     categories, left_out = _categories(content)

@@ -11,8 +11,8 @@ from typing import Any, TextIO
 from sslbench.data.containers.sniff import head
 
 _SIGNATURE = b"SQLite format 3\0"
+# Column with the keys that have no column.
 _REST = "_unstructured"
-"""Column with the keys that have no column."""
 
 
 def is_sqlite(spec: str) -> bool:
@@ -26,10 +26,6 @@ def view_entries(spec: str, tables: Sequence[str]) -> Iterator[tuple[str, Any, b
     Args:
         spec: the file.
         tables: that are read row by row; others are yielded whole.
-
-    Raises:
-        ValueError: the file is damaged.
-        OSError: the file cannot be read.
     """
     with Path(spec).open("rb"):  # raises OSError with the reason, which sqlite does not know
         pass
@@ -68,8 +64,8 @@ _CHUNK = 1 << 22
 _PIECE = 1 << 15  # characters that are parsed at once
 _BORDER = re.compile(r"\}[ \t\r\n]*,[ \t\r\n]*\{")
 _SPACE = re.compile(r"[ \t\r\n]*")
+# Characters before the end of the buffer within which a syntax error may be due to text that is not read yet.
 _NEAR_END = 64
-"""Characters before the end of the buffer within which a syntax error may be due to text that is not read yet."""
 
 
 class NotAMappingError(ValueError):
@@ -90,10 +86,6 @@ def json_rows(file: TextIO, tables: tuple[str, ...]) -> Iterator[tuple[str, Any,
     Yields:
         (key, value, False) for each key; for a table (key, [], False), followed by (key, row, True) for each of its
         rows.
-
-    Raises:
-        ValueError: the text is no JSON, or a key occurs twice.
-        NotAMappingError: the text is JSON, but no mapping.
     """
     text = _Text(file)
     if text.peek() != "{":

@@ -45,10 +45,6 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
         {"train": trainval, "test": test} if any of them has an annotated test split: then train is the trainval of all,
         as VOC is scored. Else those of train and val that there are. Ids are `000001.jpg`, of several trees
         `VOC2007/000001.jpg`.
-
-    Raises:
-        UsageError: one of several folders is no Pascal VOC tree.
-        DataError: a list, an image or an annotation is missing or broken, or a folder holds several years.
     """
     folders = _folders(spec)
     if len(folders) > 1 and (other := [folder for folder in folders if not _years(folder)]):
@@ -137,10 +133,6 @@ def read_xml(path: Path, file: Path, sample: str) -> AnnotatedImage:
         path: the XML.
         file: the image.
         sample: its id.
-
-    Raises:
-        DataError: the XML is damaged, or an object has no name or no finite box.
-        OSError: the file cannot be read.
     """
     try:
         with open_regular(str(path)) as content:

@@ -38,9 +38,6 @@ def one_year(spec: str, years: list[Path], *, joinable: bool = False) -> Path:
         spec: the tree, for messages.
         years: as `find_years` returns them.
         joinable: several years can be named with '+'.
-
-    Raises:
-        DataError: there is none, or there are several.
     """
     if not years:
         raise DataError(
@@ -56,11 +53,7 @@ def one_year(spec: str, years: list[Path], *, joinable: bool = False) -> Path:
 
 
 def image_files(year: Path) -> dict[str, str]:
-    """Return stem -> file name of the images of a year.
-
-    Raises:
-        DataError: the folder is missing, or two images have the same stem.
-    """
+    """Return stem -> file name of the images of a year."""
     folder = year / IMAGES
     if not folder.is_dir():
         raise DataError(f"{folder} is missing", "It should hold the images that the lists in ImageSets name.")
@@ -68,20 +61,12 @@ def image_files(year: Path) -> dict[str, str]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a list, with empty ones.
-
-    Raises:
-        DataError: it cannot be read, or is no text.
-    """
+    """Return the lines of a list, with empty ones."""
     return read_text(path)[0].splitlines()
 
 
 def read_stems(path: Path) -> list[str]:
-    """Return the sorted stems of a list with one image per line.
-
-    Raises:
-        DataError: it is no text, cannot be read, or lists an image twice or outside of the tree.
-    """
+    """Return the sorted stems of a list with one image per line."""
     stems = [line.strip() for line in read_lines(path) if line.strip()]
     if twice := sorted(stem for stem, n in Counter(stems).items() if n > 1):
         raise DataError(f"{path} lists an image twice: {some(twice)}")
@@ -91,11 +76,7 @@ def read_stems(path: Path) -> list[str]:
 
 
 def map_lists(root: Path, folder: Path) -> dict[str, tuple[Path, list[str]]]:
-    """Return split -> list and its stems: train, val and test where there are such lists, else one list as all.
-
-    Raises:
-        DataError: there is no list, or all are empty.
-    """
+    """Return split -> list and its stems: train, val and test where there are such lists, else one list as all."""
     files = {path.stem: path for path in sorted((root / folder).glob("*.txt"))}
     chosen: dict[str, Path] = {name: files[name] for name in ("train", "val", "test") if name in files}
     if not chosen:
@@ -121,9 +102,6 @@ def listed_pairs(
         images: stem -> file name, as `image_files` returns them.
         folder: the folder of the maps, relative to the root.
         maps: stem -> path of the map, relative to that folder.
-
-    Raises:
-        DataError: an image is missing, or none has a map.
     """
     files = [images.get(stem, f"{stem}.jpg") for stem in stems]
     check_some(str(file), files, root / IMAGES, f"Looked for them in {root / IMAGES}.")
