@@ -165,7 +165,7 @@ def norb(values, code):
 @pytest.fixture
 def small_norb(tmp_path):
     random = np.random.default_rng(0)
-    for number, name in enumerate(module.small_norb._NAME.values()):
+    for number, name in enumerate(module.sets._NORB.values()):
         images = random.integers(0, 255, (4, 2, 96, 96), dtype=np.uint8)
         infos = np.array([[4, 0, 0, 1], [4, 8, 34, 2], [6, 3, 2, 0], [7, number, 20, 5]], "<i4")
         (tmp_path / f"{name}-dat.mat.gz").write_bytes(gzip.compress(norb(images, 0x1E3D4C55)))
@@ -178,7 +178,7 @@ def test_small_norb(small_norb):
     assert tree(folder / "train") == ["000/00000.png", "020/00002.png", "200/00003.png", "340/00001.png"]
     folder = prepare("small_norb_elevation", [small_norb], root=small_norb / "data", verify=False)
     assert tree(folder / "test") == ["30/00000.png", "35/00003.png", "45/00002.png", "70/00001.png"]
-    name = module.small_norb._NAME["train"]
+    name = module.sets._NORB["train"]
     pixels = np.frombuffer(gzip.decompress((small_norb / f"{name}-dat.mat.gz").read_bytes()), np.uint8, offset=24)
     ours = np.asarray(Image.open(folder / "train" / "70" / "00001.png"))
     np.testing.assert_array_equal(ours, pixels.reshape(4, 2, 96, 96)[1, 0])
@@ -191,11 +191,11 @@ def test_the_number_of_images_is_compared(small_norb):
 
 
 def test_dsprites(tmp_path, monkeypatch):
-    monkeypatch.setattr(module.dsprites, "_CHUNK", 3)
+    monkeypatch.setattr(module.sets, "_CHUNK", 3)
     images = np.random.default_rng(0).integers(0, 2, (10, 64, 64), dtype=np.uint8)
     factors = np.zeros((10, 6), np.int64)
     factors[:, 3], factors[:, 4] = [0, 2, 3, 4, 5, 7, 8, 39, 38, 37], [0, 1, 2, 3, 4, 29, 30, 31, 16, 15]
-    path = tmp_path / module.dsprites.NAME
+    path = tmp_path / module.sets._DSPRITES
     np.savez_compressed(path, imgs=images, latents_classes=factors, metadata=np.array({"a": 1}, dtype=object))
     folder = prepare("dsprites_location", [path], root=tmp_path, verify=False)
     assert [int(name[:2]) for name in sorted(tree(folder), key=lambda name: name[3:])] == [
@@ -323,6 +323,6 @@ class TestCommand:
     def test_every_set_is_a_data_set_of_the_benchmarks(self):
         for name in module.MAKERS:
             settings = module._settings(name)
-            folder = module.unpacked.SETS[name].folder if name in module.unpacked.SETS else settings["folder"]
+            folder = module.sets.SETS[name].folder if name in module.sets.SETS else settings["folder"]
             looked_for = (str(settings["folder"]), str(settings.get("test_folder", "")))
             assert any(place == folder or place.startswith(f"{folder}/") for place in looked_for), name

@@ -224,7 +224,7 @@ def test_the_sqlite_view_is_read_as_the_manifest(manifest):
     assert (found["train"].target.values == expected["train"].target.values).all()
     boxes, others = (open_objects(str(place)) for place in (view, plain))
     same(boxes, others)
-    assert all((boxes["train"].boxes_of(i) == others["train"].boxes_of(i)).all() for i in range(6))
+    assert all((boxes["train"].target.boxes_of(i) == others["train"].target.boxes_of(i)).all() for i in range(6))
 
 
 def test_a_damaged_view_is_named(tmp_path):
