@@ -9,8 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
+from sslbench.cli.commands.eval.show_plan import _print_estimate
 from sslbench.detection import VERSION
 from sslbench.evaluation.detections import finished
+from sslbench.evaluation.estimate import Estimate, Stage
 
 NET = ("--weights", "random", "--backbone", "resnet18w0.125", "--device", "cpu")
 QUICK = (
@@ -226,3 +228,18 @@ def test_an_image_that_is_too_narrow_to_resize_is_named_before_training(world, s
     code, _, err = sslbench("eval", "detection", *NET, *QUICK)
     assert code == 1 and "squares_4.png, 3000 x 3 pixels" in err and "max_size_t" in err
     assert not list((world / "results").rglob("*.*"))
+
+
+def test_the_bundled_shapes_are_named_where_no_data_are_given(sslbench):
+    words = ("eval", "detection", "--benchmark", "detection/toy", "--weights", "random", "--backbone", "resnet18w0.125")
+    code, _, err = sslbench(*words, "--dry-run")
+    assert code == 0 and "no --data: using kwcoco's toy shapes (kwcoco:shapes64-128)" in err
+    assert "the same detector is also trained" not in err, "only where the benchmark is not named either"
+
+
+@pytest.mark.parametrize(("seconds", "line"), [((3.0, None), "in all  3 s  [without b]"), ((None, None), "")])
+def test_a_sum_of_estimates_tells_what_it_leaves_out(seconds, line, capsys):
+    stages = tuple(Stage(name, time) for name, time in zip("ab", seconds, strict=True))
+    _print_estimate(Estimate(stages, None, 1e9, 1e9))
+    out = capsys.readouterr().out
+    assert line in out and ("in all" in out) == bool(line)

@@ -255,6 +255,7 @@ CASES = {
     "eval linear-online -w weights.pth strategy=fsdp": "It is a setting of finetune.",
     "eval detection -w weights.pth strategy=fsdp": "It is a setting of finetune.",
     "eval finetune -w weights.pth --precision int8": "precision int8 is for protocols on features",
+    "eval detection -w weights.pth --limit-iters 6 limit_iters=6": "limit_iters is given twice, as a flag",
     "eval detection -w weights.pth iterations=0": "iterations should be 1 or more, not 0",
     "eval knn -w weights.pth --crop big": "--crop big: should be a number of pixels",
     "eval knn -w weights.pth --interpolation cubic": "interpolation: 'cubic' is not possible",
