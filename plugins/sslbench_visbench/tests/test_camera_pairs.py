@@ -131,7 +131,7 @@ def test_a_table_without_rows_is_one_message(tmp_path):
 
 def test_locations_without_pairs_are_one_message(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
-    with pytest.raises(UsageError, match="has no pairs of images with a relative pose"):
+    with pytest.raises(UsageError, match="no pairs of images with a relative pose were found"):
         open_as(str(tmp_path), CameraPairs)
     navi(tmp_path)
     with pytest.raises(UsageError, match="partners should be at least 1"):
