@@ -5,6 +5,8 @@ import json
 import os
 import pickle
 import struct
+import subprocess
+import sys
 import warnings
 import zipfile
 
@@ -642,3 +644,35 @@ def test_a_folder_whose_name_has_a_colon_is_a_folder(tmp_path, class_folders, mo
     class_folders(tmp_path / "sklearn:digits", cat=1, dog=1)
     monkeypatch.chdir(tmp_path)
     assert len(open_data("sklearn:digits")["all"]) == 2
+
+
+OWN_KIND = '''
+"""Heights of a user's."""
+import dataclasses
+from sslbench.data.format import SourceFormat, plain_reader
+from sslbench.data.open import open_as
+from sslbench.targets.pixel_values import Depth, ReadValues
+
+class Heights(ReadValues):
+    name = "heights"
+    title = "a height for every pixel"
+
+def read(place):
+    sources = open_as(f"skimage:{place}", Depth)
+    return {split: dataclasses.replace(s, target=Heights(s.target.pixels)) for split, s in sources.items()}
+
+FORMAT = SourceFormat(__doc__, readers={Heights: plain_reader(lambda place: True, read)})
+'''
+
+
+def test_a_kind_of_target_and_its_format_may_be_the_users(tmp_path):
+    (tmp_path / "own_pkg").mkdir()
+    (tmp_path / "own_pkg" / "heights.py").write_text(OWN_KIND)
+    script = (
+        "from own_pkg.heights import Heights, open_as\nfrom sslbench.targets import kinds\n"
+        "source = open_as('own_pkg.heights:motorcycle', Heights)['test']\n"
+        "assert kinds()['heights'] is Heights is type(source.target) and len(source) == len(source.select([0, 2])) + 18"
+    )
+    # In a process of its own: a kind that was imported stays one for all tests.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
