@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -26,6 +26,7 @@ from sslbench.preprocessing import MAX_PIXELS
 from sslbench.runtime.resources import default_workers
 from sslbench.targets.label_maps import LabelMaps
 from sslbench.targets.pixel_values import Depth, Normals
+from sslbench.targets.target import Target
 from sslbench.text import csv_text
 from sslbench.weights.save import new_file
 
@@ -36,10 +37,10 @@ _OF_MAPS = (*("label_maps", "decode", "copies", "csv", "sheet", "html", "as_json
 def check(ctx: click.Context, given: CheckFlags) -> int:
     """Check the data, print the report and return the exit code."""
     kind = _kind_of_pixels(given)
-    if kind in ("depth", "normals"):
-        options.refuse(ctx, used=("pixel_values", "decode"), what=f"values of pixels ({kind})")
-        return _check_values(given, "depth" if kind == "depth" else "normals")
-    if kind == "map":
+    if kind in (Depth, Normals):
+        options.refuse(ctx, used=("pixel_values", "decode"), what=f"values of pixels ({kind.name})")
+        return _check_values(given, kind)
+    if kind is LabelMaps:
         used = (*_OF_MAPS, "near_copies") if given.near_copies == "none" else _OF_MAPS
         options.refuse(ctx, used=used, what="label maps")
         return _check_maps(given)
@@ -67,24 +68,24 @@ def check(ctx: click.Context, given: CheckFlags) -> int:
     return exit_code(checked.findings)
 
 
-def _kind_of_pixels(given: CheckFlags) -> str:
-    """Return the targets of pixels to check: asked for, or the only ones that fit the layout; '' without any."""
-    if given.pixel_values or given.label_maps:
-        return given.pixel_values or "map"
+def _kind_of_pixels(given: CheckFlags) -> type[Target] | None:
+    """Return the targets of pixels to check: asked for, or the only ones that fit the layout."""
+    if given.pixel_values:
+        return Depth if given.pixel_values == Depth.name else Normals
+    if given.label_maps:
+        return LabelMaps
     columns = given.label_column or given.image_column
     if given.boxes or columns or given.store:
-        return ""
+        return None
     kind = kind_alone(given.data)
-    name = "" if kind is None else kind.name
     near = given.near_copies not in (None, "none")
     of_images = given.label_maps is False or given.test_data or given.pairs or near
-    return "" if name == "map" and of_images else name
+    return None if kind is LabelMaps and of_images else kind
 
 
-def _check_values(given: CheckFlags, quantity: Literal["depth", "normals"]) -> int:
+def _check_values(given: CheckFlags, kind: type[Target]) -> int:
     """Check depth or normals, print the report and return the exit code."""
-    parts = open_as(given.data, Depth if quantity == "depth" else Normals)
-    found = check_values(parts, quantity, given.decode)
+    found = check_values(open_as(given.data, kind), "depth" if kind is Depth else "normals", given.decode)
     for line in found.lines:
         echo(line)
     show_findings(found.findings)

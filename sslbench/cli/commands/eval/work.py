@@ -46,7 +46,7 @@ from sslbench.weights.reading.folders import is_distributed, is_sharded, is_unfi
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a command evaluates.
+    """Evaluations of a command.
 
     Attributes:
         requests: of one weights file, or of embeddings; () where `cells` are evaluated.
