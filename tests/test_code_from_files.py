@@ -37,7 +37,7 @@ PLACES = {
     "pretraining/__init__.py": {"import_module"},
     "targets/__init__.py": {"import_module"},
     "cli/main.py": {"import_module"},
-    "backbones/family.py": {"import_module"},
+    "backbones/build.py": {"import_module"},
     "data/remote/__init__.py": {"import_module"},
     "data/containers/hdf5.py": {"import_module"},
     "detection/detectron2/library.py": {"import_module"},
