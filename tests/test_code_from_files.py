@@ -40,6 +40,7 @@ PLACES = {
     "backbones/build.py": {"import_module"},
     "data/remote/__init__.py": {"import_module"},
     "data/containers/hdf5.py": {"import_module"},
+    "metrics/catalog.py": {"import_module"},  # of installed packages, by their entry points
     "detection/detectron2/library.py": {"import_module"},
     "evaluation/estimators.py": {"find_module"},
     # a backbone: the user's word; files go through build.check_recorded, recipes through recipes._mark_code
@@ -47,11 +48,11 @@ PLACES = {
     # the same one, built already, for the digest of its code
     "pretraining/preparation.py": {"find_object"},
     # functions in the order of a view: the user's word; recipes go through recipes._mark_code
-    "data/views/own.py": {"find_object"},
+    "data/views/ops.py": {"find_object"},
     # schedules, of pretraining only: likewise
     "train/schedules.py": {"find_object"},
     # a function of batches: likewise
-    "pretraining/batch_transform.py": {"find_object"},
+    "pretraining/networks.py": {"find_object"},
     # decoders: files' names are NamedByFile
     "data/decode/handlers.py": {"find_object"},
     # a source: the user's word; catalogs, lists and benchmarks go through names.refuse_location
@@ -72,7 +73,7 @@ UNPICKLERS = {
     ("weights/reading/files.py", "torch.load"),
     ("train/checkpoints.py", "torch.load"),
     ("features/external_files.py", "torch.load"),  # embeddings
-    ("distributed/structure.py", "pickle.loads"),  # from the first process of the same run, by its process group
+    ("distributed/parallel.py", "pickle.loads"),  # from the first process of the same run, by its process group
 }
 
 
@@ -125,7 +126,7 @@ def bomb(tmp_path, monkeypatch):
         "from sslbench.backbones.build import build\n"
         "from sslbench.data.formats.sklearn import open as _open\n"
         "from sslbench.protocols.geometry import *\n"
-        "from sslbench.protocols.geometry import PROTOCOL, Settings, check, run\n"
+        "from sslbench.protocols.geometry import PROTOCOL, Settings, run\n"
         "def net(): return build('resnet18w0.25').module\n"
         "def decode(path, file): return None\n"
         "def open(rest, **columns): return _open('sklearn:digits')\n"
