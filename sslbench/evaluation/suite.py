@@ -97,7 +97,8 @@ def run_cells(
                 raise cell.problem
             for position, request in enumerate(cell.requests):
                 if _file_of(request) not in loaded:
-                    loaded, prepared, others = {}, None, []  # the last weights are released before the next are read
+                    # The last weights are released before the next are read.
+                    loaded, prepared, others, own = {}, None, [], _Loaded()
                     loaded, ahead = _load_together(cells[number - 1 :], run), set()
                 own = loaded[_file_of(request)]
                 if own.problem is not None:

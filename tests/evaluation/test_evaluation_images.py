@@ -201,11 +201,11 @@ def test_finished_seeds_are_not_trained_again(photos, monkeypatch):
     kind = protocols.find("linear-online").kind
     seeds = []
 
-    def counting(*args, seed, **given):
-        seeds.append(seed)
+    def counting(inputs):
+        seeds.append(inputs.seed)
         if seeds == [0, 1]:
             raise KeyboardInterrupt
-        return original(*args, seed=seed, **given)
+        return original(inputs)
 
     original = kind.run
     definition = dataclasses.replace(protocols.find("linear-online"), kind=dataclasses.replace(kind, run=counting))
@@ -313,7 +313,7 @@ def test_seeds_and_draws_exclude_each_other(tmp_path, photos):
     from sslbench.evaluation.trainings import check_seeds
 
     with pytest.raises(UsageError, match="exclude each other"):
-        check_seeds(THREE, [make_task("finetune", {"draws": 5})])
+        check_seeds(THREE, [make_task("finetune", {"draws": 5, "per_class": (1,)})])
     check_seeds(THREE, [make_task("finetune", {}), make_task("knn", {})])
 
 
