@@ -125,16 +125,30 @@ def load_backbone(  # noqa: PLR0913  the options of the command
 ) -> Backbone:
     """Return a backbone with the weights of a file, or with random weights.
 
-    weights: path of a file, or its name or address (see `named.fetch`); 'random' for an untrained backbone; 'pixels' or
-        'pixels:SIZE' for the image itself.
-    format: format of the file; None recognises it.
-    stem: rule that maps a stem for another number of channels to the backbone's: 'repeat', 'average', 'sum',
-        'bands=3,2,1' or 'random' (see `stems.StemRule`); None refuses it.
+    Args:
+        weights: path of a file, or its name or address (see `named.fetch`); 'random' for an untrained backbone;
+            'pixels' or 'pixels:SIZE' for the image itself.
+        backbone: its name (see `build`); not needed for ResNets and ViTs, whose architecture shows in the shapes.
+        format: format of the file; None recognises it.
+        allow_partial: load what fits of a file that does not fit entirely; the report says so.
+        trust_pickle: run what a pickle in the file asks for; see `files.read`.
+        stem: rule that maps a stem for another number of channels to the backbone's: 'repeat', 'average', 'sum',
+            'bands=3,2,1' or 'random' (see `stems.StemRule`); None refuses it.
+        seed: of the random weights, and of those that a partial file leaves as they were.
+        as_stored: accept a file that does not determine colour order or strides; the caller (a detector's recipe) does.
+        heads: load the file's projection and prediction heads too, for layers such as 'head.0'.
 
-    >>> import torch
-    >>> backbone = load_backbone("random", backbone="resnet18w0.25")
-    >>> backbone.name, backbone.default_layer, list(backbone.module(torch.zeros(1, 3, 64, 64)).shape)
-    ('resnet18w0.25', 'res5avg', [1, 128])
+    Raises:
+        WeightsError: the file cannot be read, is not recognised, does not fit the backbone, or does not tell which
+            images or strides its network has.
+        BackboneError: the architecture is not recognised, or a user's module cannot be built.
+        UsageError: no such backbone, or the arguments contradict each other.
+
+    Example:
+        >>> import torch
+        >>> backbone = load_backbone("random", backbone="resnet18w0.25")
+        >>> backbone.name, backbone.default_layer, list(backbone.module(torch.zeros(1, 3, 64, 64)).shape)
+        ('resnet18w0.25', 'res5avg', [1, 128])
     """
     rule = parse_rule(stem) if stem is not None else None
     pixels = named.is_pixels(weights)
