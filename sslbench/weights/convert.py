@@ -140,23 +140,7 @@ def rewrite(
     # An error inside leaves an old file at `dst` as it was.
     with save.new_file(dst) as temporary:
         tables.write(temporary, table, plan.keys, heads_beside=plan.beside, backbone=backbone, note=note)
-        # Read back and compared bit for bit before anybody sees it.
-        wanted = dict(plan.canonical)
-        back = recognise(
-            files.read(temporary),
-            expected=expected or {name: tuple(tensor.shape) for name, tensor in wanted.items()},
-            format=to,
-        )
-        different = [
-            k for k in wanted.keys() | back.canonical.keys() if not _same(wanted.get(k), back.canonical.get(k))
-        ]
-        if different:
-            listed = ", ".join(f"'{name}'" for name in sorted(different)[:3])
-            raise WeightsError(
-                f"format {to} changes {len(different)} of the {len(wanted)} tensors in a round trip: "
-                f"{listed}; nothing was written",
-                "Correct the rules of its table.",
-            )
+        _check_back(temporary, to, dict(plan.canonical), expected)
     source = tensors_at(file.content, found.where)
     return ConversionReport(
         source=file.path,
@@ -267,6 +251,21 @@ def _output_file(table: FormatTable, found: Recognised, *, keep_heads: bool) -> 
     restored = {name: torch.tensor(0) for name in lacking if _holds(table, name)}
     canonical |= restored
     return _OutputFile(canonical, table.from_canonical({**canonical, **inside}), beside, dropped, len(restored))
+
+
+def _check_back(path: Path, to: str, wanted: Mapping[str, Tensor], expected: Shapes | None) -> None:
+    """Read the written file back and compare it bit for bit, before anybody sees it."""
+    # The tensors that are read map the file, which Windows cannot rename while they live: they end with this function.
+    shapes = expected or {name: tuple(tensor.shape) for name, tensor in wanted.items()}
+    back = recognise(files.read(path), expected=shapes, format=to)
+    different = [k for k in wanted.keys() | back.canonical.keys() if not _same(wanted.get(k), back.canonical.get(k))]
+    if different:
+        listed = ", ".join(f"'{name}'" for name in sorted(different)[:3])
+        raise WeightsError(
+            f"format {to} changes {len(different)} of the {len(wanted)} tensors in a round trip: "
+            f"{listed}; nothing was written",
+            "Correct the rules of its table.",
+        )
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
