@@ -113,6 +113,7 @@ def confusion(labels: IntArray, predicted: IntArray, classes: int) -> IntArray:
     >>> confusion(np.array([0, 0, 1]), np.array([0, 1, 1]), 2).tolist()
     [[1, 1], [0, 1]]
     """
+    # A number for each pair of label and prediction. -1 would count for the last class in the row above.
     counts = np.bincount((labels * classes + predicted)[predicted >= 0], minlength=classes * classes)
     return counts.reshape(classes, classes).astype(np.int64)
 
@@ -121,6 +122,7 @@ def picture(counts: IntArray, classes: tuple[str, ...], draws: int = 1) -> bytes
     """Return the matrix as a PNG: the share of each row, white 0 and dark blue 1; names and counts where they fit."""
     n = len(counts)
     cell = max(1, min(_LARGEST_CELL, _SIDE // n))
+    # A class without test samples has an empty row: 0 / 1 in place of 0 / 0.
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     colours = 255 + shares[:, :, None] * (np.array(_BLUE) - 255)
     matrix = np.rint(colours).astype(np.uint8).repeat(cell, axis=0).repeat(cell, axis=1)
@@ -138,6 +140,7 @@ def picture(counts: IntArray, classes: tuple[str, ...], draws: int = 1) -> bytes
     for i, name in enumerate(classes):
         text = _shortened(name, font)
         draw.text((left - 6, top + (i + 0.5) * cell), text, fill="black", font=font, anchor="rm")
+        # Pillow draws no text at an angle, so the name is drawn on a strip of its own, which is turned.
         upright = Image.new("RGB", (_MARGIN - 24, 14), "white")
         ImageDraw.Draw(upright).text((2, 7), text, fill="black", font=font, anchor="lm")
         image.paste(
@@ -212,6 +215,7 @@ def write_curves(result: Result, out: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
+    # Without pyplot, which asks for a display and keeps every figure until it is closed.
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     severities: set[int] = set()

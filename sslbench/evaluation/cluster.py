@@ -62,8 +62,10 @@ def cluster(
         parts[fitted].shape[1],
         k,
         niter=iterations,
+        # faiss takes a C int, and seeds of a run reach 2**32 - 1.
         seed=seed % 2**31,
         gpu=faiss.get_num_gpus() > 0,
+        # By default faiss draws 256 images per cluster, and warns of fewer than 39.
         max_points_per_centroid=rows,
         min_points_per_centroid=1,
     )

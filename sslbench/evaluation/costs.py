@@ -49,6 +49,7 @@ def measured(device: torch.device) -> Iterator[Meter]:
 def _forget_peak() -> None:
     # Some containers mount /proc read-only; the peak then counts from the start of the process.
     with contextlib.suppress(OSError):
+        # proc(5): writing 5 sets the peak (VmHWM) back to the present size.
         _RESET.write_text("5")
 
 
@@ -58,6 +59,7 @@ def _peak() -> float:
         line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
         return _peak_of_process()
+    # The kernel writes kB and means 1,024 bytes.
     return int(line.split()[1]) / 2**10
 
 
@@ -69,6 +71,7 @@ def _peak_of_process() -> float:
         import psutil  # type: ignore[import-untyped]
 
         return int(getattr(psutil.Process().memory_info(), "peak_wset")) / 2**20  # noqa: B009 - Windows has it
+    # ru_maxrss: bytes on macOS, KiB elsewhere.
     unit = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 

@@ -90,6 +90,7 @@ def scored(
 def _keep_objects(test: ObjectSource, truth: Truth, folder: Path) -> str:
     """Write the objects of a test part, once for all records on it, and return the name of the file."""
     numbers: list[object] = [test.target.numbers, test.target.class_numbers, truth.masks is not None]
+    # OKS depends on the sigmas.
     numbers += [] if truth.skeleton is None else [truth.skeleton.sigmas]
     name = f"test-{digest([test.objects_fingerprint(), numbers])}{records.OBJECTS}"
     if not (folder / name).is_file():
@@ -132,6 +133,7 @@ def compared(
 ) -> Result:
     """Return the record with baselines and floors beside it: differences of AP, their intervals, and ties."""
     result, variants, notes = own.result, dict(own.result.variants), list(own.result.notes)
+    # Only boxes and keypoints are compared.
     recipe = dataclasses.replace(recipe, masks=False)
     truth, definition, floors = truth_of(test, recipe), DEFINITIONS[recipe.metric], dict(result.floors)
     if run.floors:
@@ -188,6 +190,7 @@ def _at_mean_pose(
 def without_comparisons(result: Result) -> Result:
     """Return a record as it is before `compared`, to be compared with others."""
     name = result.weights.name
+    # Comparisons are known by the first words of the notes that `verdict` and the warnings write.
     verdicts = (f"{name}: {prefix}AP " for prefix in ("", "keypoint_", "uniform_keypoint_"))
     said = (*verdicts, f"{name} is not clearly above", f"{name} and ", "no comparison with ")
     return dataclasses.replace(

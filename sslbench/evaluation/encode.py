@@ -215,6 +215,7 @@ def rows_of(features: Features, part: Source) -> Features:
     stored = np.array(features.ids)
     ids = np.array(part.ids)
     position = np.searchsorted(stored, ids)
+    # For an id behind all others searchsorted returns the length, which is no index.
     present = (position < len(stored)) & (stored[np.minimum(position, len(stored) - 1)] == ids)
     labelled = part.select(np.flatnonzero(present))
     rows = position[present]

@@ -63,6 +63,7 @@ def machine_rates() -> tuple[float, float]:
     product, values = np.empty_like(matrix), np.ones(_BYTES // 8)
     doubled = np.empty_like(values)
     return (
+        # A multiply-add is two operations; in a pass each number is read and written.
         2 * _SIDE**3 / _fastest(lambda: np.matmul(matrix, matrix, out=product)),
         2 * _BYTES / _fastest(lambda: np.multiply(values, 2.0, out=doubled)),
     )
@@ -75,6 +76,7 @@ def _fastest(function: Callable[[], object]) -> float:
         started = time.perf_counter()
         function()
         seconds.append(time.perf_counter() - started)
+    # A clock of coarse ticks may tell 0, and rates divide by this.
     return max(min(seconds), 1e-9)
 
 
@@ -102,9 +104,11 @@ def measure_rate(backbone: Backbone, source: Source, layers: Sequence[Layer], ru
     decoding = encoding = math.inf
     widths: dict[str, int] = {}
     try:
+        # The measurement must not move the random numbers of the run.
         with preserved_random_states(settings.device):
             encode = prepare(backbone, layers, device=settings.device, precision=settings.precision)
             began = time.perf_counter()
+            # Growing chunks, so that a slow network is measured on the first four images only.
             for chunk in (rows[:4], rows[4:16], rows[16:]):
                 if not len(chunk) or (widths and time.perf_counter() - began > _SECONDS):
                     break
@@ -127,6 +131,7 @@ def measure_rate(backbone: Backbone, source: Source, layers: Sequence[Layer], ru
         return None
     if not widths:
         return None
+    # Workers decode while the network encodes: the slower of both decides.
     return Rate(max(decoding / settings.workers, encoding) if settings.workers else decoding + encoding, widths)
 
 
@@ -270,6 +275,7 @@ def _tell(estimate: Estimate) -> None:
 def _evidently_short(prepared: Prepared, store: Path) -> bool:
     """Return True for work of some seconds even on a slow machine, which is not worth a measurement."""
     if prepared.object_tasks or prepared.image_tasks:
+        # Trainings of detectors are not estimated, so for them there is nothing to measure.
         return bool(prepared.object_tasks) or len(prepared.data.train) + len(prepared.data.test) <= _FEW_IMAGES
     tasks, images, width = prepared.request.tasks, 0, 0
     for source in _sources(prepared, tasks):
@@ -338,6 +344,7 @@ def _pending(
         for layer in missing
     }
     unfinished = [file for file in opened.values() if file is not None]
+    # A layer without a file needs every image, and an image is encoded for all layers at once.
     pending = np.full(len(source), len(unfinished) < len(missing))
     for file in unfinished:
         pending |= file.states() == partial.PENDING
@@ -446,6 +453,7 @@ def _image_stage(prepared: Prepared, task: Task, rate: Rate | None) -> Stage:
     cost = task.kind.cost(task.settings, _task_shapes(prepared, task, 0, prepared.layers[0]))
     if isinstance(cost, str) or rate is None:
         return Stage(task.protocol, None, remark=cost if isinstance(cost, str) else "a first image cannot be encoded")
+    # A floor that needs a training of its own is run only on request.
     twice = (prepared.run.floors and not task.kind.trains) or prepared.run.baseline
     passes = (cost.images + _TRAINED * cost.trained) * (2 if twice else 1) * (1 + len(prepared.request.noise))
     remark = f"passes of images only, at least; without {cost.rest}" if cost.rest else ""

@@ -71,6 +71,7 @@ class KNNProbe(_Probe):
         vote: Literal["softmax", "uniform", "inverse"] = _KNN.vote,
         seed: int = 0,
     ) -> None:
+        # scikit-learn clones an estimator from these attributes, so they are the arguments as given; `fit` checks them.
         self.k = k
         self.temperature = temperature
         self.metric = metric
@@ -131,6 +132,7 @@ class LinearProbe(_Probe):
         max_iter: int = _LINEAR.max_iter,
         seed: int = 0,
     ) -> None:
+        # As given, see KNNProbe.
         self.c = c
         self.holdout = holdout
         self.scale = scale
@@ -152,17 +154,20 @@ class LinearProbe(_Probe):
         self._labels = train.target
         self._probe = linear.train_probe(train, settings, seed=self.seed)
         self.c_, self.converged_ = self._probe.selected["c"], self._probe.model.converged
+        # scikit-learn's checks of estimators demand at least one iteration.
         self.n_iter_ = max(1, self._probe.model.iterations)
         return self
 
     def decision_function(self, x: Any) -> npt.NDArray[np.floating]:
         """Return decision values: (M, C), or (M,) of the second of two classes."""
         values = self._probe_scores(x)
+        # Of two classes scikit-learn expects one column, positive for the second class.
         return values[:, 1] - values[:, 0] if values.shape[1] == 2 else values
 
     def predict_proba(self, x: Any) -> npt.NDArray[np.floating]:
         """Return the softmax of the decision values, (M, C)."""
         values = self._probe_scores(x)
+        # Less the maximum, as exp overflows from 710 on; the shares are the same.
         exponents = np.exp(values - values.max(axis=1, keepdims=True))
         shares: npt.NDArray[np.floating] = exponents / exponents.sum(axis=1, keepdims=True)
         return shares

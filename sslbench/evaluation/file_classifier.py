@@ -30,6 +30,7 @@ def read_class_names(path: Path) -> list[str]:
     """Return the names of classes in a text file, one per line; empty lines at the end do not count."""
     # A name may occur twice: ImageNet has two classes called crane.
     try:
+        # utf-8-sig: a byte order mark, which Windows' editors write, is no part of the first name.
         names = [line.strip() for line in path.read_text(encoding="utf-8-sig").rstrip().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the class names in {path}: {error}") from error
@@ -116,6 +117,7 @@ def _sha256(classifier: Classifier) -> str:
     found = hashlib.sha256(f"{classifier.layer.text}\n{classifier.head}".encode())
     for name, tensor in sorted(classifier.head.state_dict().items()):
         found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        # numpy has no bfloat16; float64 holds the values of every type, and the type is hashed above.
         found.update(np.ascontiguousarray(tensor.cpu().double().numpy()).tobytes())
     return found.hexdigest()[:32]
 
@@ -126,6 +128,7 @@ def _logits(head: nn.Module) -> Callable[[Matrix], FloatArray]:
     def logits(x: Matrix) -> FloatArray:
         blocks = []
         for start in range(0, len(x), _ROWS):
+            # A copy: rows of a mapped file are read-only, and torch warns of such arrays.
             block = torch.from_numpy(np.array(x[start : start + _ROWS], dtype=np.float32))
             with torch.inference_mode():
                 blocks.append(head(block).double().numpy())

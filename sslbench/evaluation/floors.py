@@ -69,6 +69,7 @@ def _majority(train: Target, test: Target) -> dict[str, float | None]:
     ordered = np.sort(counts)
     first, last = (np.searchsorted(ordered, counts, side=side) for side in ("left", "right"))
     ahead, equal = len(counts) - last, last - first
+    # The chance that a class is among the k predicted ones: of equally frequent classes at the end, some are drawn.
     drawn = {k: np.clip((k - ahead) / equal, 0.0, 1.0) for k in (1, 5) if len(counts) >= k}
     found: dict[str, float | None] = {f"top{k}": 100.0 * float(drawn[k][test.values].mean()) for k in drawn}
     return found | {"balanced_accuracy": 100.0 * float(drawn[1][np.unique(test.values)].mean())}
@@ -161,6 +162,7 @@ def cached(key: str, data: DataUsed, folder: Path | None = None) -> tuple[Result
         except ResultError as error:
             log.warning(f"a stored result is computed again: {error.message}")
             continue
+        # Computed anew: an edited record still names the id of what it held before.
         if not result.id == record_id(result) == key:
             log.warning(f"a stored result is computed again: {path} holds a measurement other than its name says")
         elif {row.id for row in result.data.unreadable} != {row.id for row in data.unreadable}:
@@ -246,6 +248,7 @@ def warn_if_at_floor(result: Result, untrained: tuple[Result, records.Scores], s
         return None
     known = find(metric)
     sign = known.sign
+    # Where lower is better, the ends change places.
     low = min(sign * found.low, sign * found.high)
     if low > 0:
         return None

@@ -53,6 +53,7 @@ def with_details(result: Result, scores: records.Scores, groups: Mapping[str, tu
     if not issubclass(kind, OfClasses | Numbers) or scores.scores.shape[1] != len(scores.classes) or not scores.classes:
         return _without_groups(result, groups)
     if not result.per_class_metrics and issubclass(kind, OfClasses) and (draws := scores.draws_of(result)):
+        # Logits turn positive where the probability passes a half.
         threshold = 0.5 if result.probabilities == "scores" else 0.0
         found = [per_class(kind, scores.classes, scores.labels, one, threshold=threshold) for one in draws]
         result = dataclasses.replace(result, per_class_metrics=mean_tables([_in_percent(one) for one in found]))

@@ -61,6 +61,7 @@ def evaluate_on_images(
     with process_group(prepared.run.torch_device()):
         for task, share in itertools.product(prepared.image_tasks, (0.0, *prepared.request.noise)):
             part = task.part
+            # Once for all tasks on a part, since every image is read to find those that cannot be.
             if (part, share) not in images:
                 used = with_noise(prepared, share)
                 used = dataclasses.replace(used, data=one_part(used.data, part))
@@ -107,6 +108,7 @@ class _ImageEvaluation:
             results.append(finish(result, scores, found, missing, self.out))
             records.write_picture(results[-1], self._pictures.get(row, b""))
         if rank() == 0:
+            # Only now, with the record written: until then the checkpoints continue an interrupted training.
             shutil.rmtree(self._folder(task, self.prepared.backbone), ignore_errors=True)
         return results
 
@@ -282,6 +284,7 @@ class _ImageEvaluation:
             self._known[id(backbone)] = dataclasses.replace(subject, data=data, timings={})
         known = self._known[id(backbone)]
         if run is not None:
+            # All trainings share the division of the data that the first seed makes.
             own = run.seed == self.prepared.run.seed
             data = dataclasses.replace(known.data, split_seed=None if own else self.prepared.run.seed)
             known = dataclasses.replace(known, run=run, data=data)

@@ -91,6 +91,7 @@ class _ObjectEvaluation:
         requested = self._requested()
         if (found := from_first(lambda: self._finished_run(requested))) is not None:
             return found if rank() == 0 else []
+        # A training would stop at an unreadable image only when it comes to it, perhaps after hours.
         check_readable((self.train, self.test), workers=self.workers, progress=self.progress)
         # The weights come first: what happens to a baseline does not cost them their result.
         own = self._trainings(self.prepared.backbone, self.prepared.request.weights)

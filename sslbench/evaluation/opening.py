@@ -108,6 +108,7 @@ def _of_kinds(kinds: tuple[type[Target], ...], request: Request, run: RunSetting
         raise UsageError(f"{request.data} has {kind.title} and no columns, so {named[0]} has no effect")
     parts = {task.part for task in request.tasks}
     if len(parts) == 1 and (part := parts.pop()) is not None:
+        # The usual location stands in `data` where the user gave none.
         if part == "test" and request.test_data and request.data not in (request.test_data, kind.default[0]):
             name = request.tasks[0].protocol
             raise UsageError(f"--data has no effect beside --test-data: {name} trains nothing", "Leave it out.")

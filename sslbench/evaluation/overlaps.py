@@ -97,11 +97,13 @@ def with_overlaps(
         if found is None or task.part:
             file.unlink(missing_ok=True)
             return result
+        # Files that cannot be decoded are compared by their bytes as well, but have no score.
         scored = set(scores.ids)
         pairs = [one for one in found.suspects if one.test in scored]
         if pairs:
             records.replace_file(file, as_csv(pairs).encode())
         else:
+            # The list of an earlier run would stand beside a record that has no pairs.
             file.unlink(missing_ok=True)
     except OSError as error:
         raise ResultError(not_written(file, error)) from error

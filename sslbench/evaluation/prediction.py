@@ -108,6 +108,7 @@ def predictions(
     """Yield the classifier's outputs for every image of a source, batch by batch."""
     engine = run.extract_settings()
     encode = prepare(backbone, (classifier.layer,), device=engine.device, precision=engine.precision)
+    # `to` moves a module in place; the caller's stays where it is.
     head = copy.deepcopy(classifier.head).to(engine.device)
     report, done = stage_progress(progress, f"{backbone.title} on {source.name}"), 0
     for batch in loader.batches(
@@ -175,6 +176,7 @@ def predict(
         raise UsageError(f"--top-k {top_k}: the classifier has {len(names)} classes")
     counts = PredictionCounts(0, 0)
     with new_file(out) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        # The csv module's own line end is CR LF.
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["split", "id", *map(spreadsheet_cell, _header(names, labels, top_k)), "error"])
         for split, part in parts.items():
@@ -186,6 +188,7 @@ def predict(
                     empty = [""] * len(_header(names, labels, top_k))
                     writer.writerow([split, spreadsheet_cell(id_), *empty, spreadsheet_cell(reason)])
                 counts = PredictionCounts(counts.predicted + len(batch.ids), counts.unreadable + len(batch.unreadable))
+        # Within the block, so that no file appears.
         if counts.unreadable and not counts.predicted:
             raise DataError(f"none of the {counts.unreadable} images of {request.data} can be read")
     return counts
@@ -208,6 +211,7 @@ def _cells(row: FloatArray, names: Sequence[str], labels: str, top_k: int, thres
     if labels == MultiLabel.name:
         found = [name for name, value in zip(names, row, strict=True) if value >= threshold]
         return ["; ".join(found), *(_number(value) for value in row)]
+    # Equal probabilities: the earlier class first, on every machine.
     best = np.argsort(-row, kind="stable")[:top_k]
     return [cell for index in best.tolist() for cell in (names[index], _number(row[index]))]
 

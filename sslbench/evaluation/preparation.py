@@ -153,6 +153,7 @@ def prepare(
     request: Request, run: RunSettings, *, backbone: Backbone | None = None, in_memory: InMemoryData | None = None
 ) -> Prepared:
     """Open the weights and the data and check them against each other and against the protocols' needs."""
+    # Refuses impossible settings before weights or data are read.
     run.extract_settings()
     records.working_folder()  # as it is before the run, for the record
     _check_on_the_fly(request, run)
@@ -216,6 +217,7 @@ def _notes_of_record(request: Request, data: TrainTest) -> tuple[str, ...]:
     parts = {"train": data.train, "test": data.test}
     chosen = parts.values() if None in used else [parts[part] for part in used if part is not None]
     notes = list(data.notes)
+    # Train and test may be the same object.
     for part in {id(part): part for part in chosen}.values():
         notes += part.notes
         images = part.every_image().images

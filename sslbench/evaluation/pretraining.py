@@ -78,6 +78,7 @@ class KnnEvaluator:
             metrics |= _spectrum(features, self.run.seed)
             if head is not None:
                 metrics["online_top1"] = 100 * online_accuracy(head, features)
+        # The others may still be reading the features that the first process removes.
         barrier()
         if rank() == 0:  # features of intermediate weights are never reused
             shutil.rmtree(store, ignore_errors=True)
@@ -119,6 +120,7 @@ def knn_evaluator(request: PretrainRequest) -> KnnEvaluator | None:
         start_method=settings.start_method,
     )
     evaluation = Request(
+        # Needs no file; `scores` puts the backbone to evaluate in its place.
         weights="pixels",
         data=request.eval_data,
         test_data=request.eval_test_data,

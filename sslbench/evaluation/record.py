@@ -71,6 +71,7 @@ def compare_references(
         return ()
     found = []
     for each in benchmark.reference:
+        # Without a digest startswith would be true of all weights; a given one may be shortened.
         if weights.name not in each.files and not (each.sha256 and weights.sha256.startswith(each.sha256)):
             continue
         value = metrics[each.metric].value if each.metric in metrics else None
@@ -302,6 +303,7 @@ def _without_differences(outcome: Outcome, train: Features, test: Features) -> s
 
 def _is_constant(x: Matrix) -> bool:
     """Return True if all of several rows are equal; of others, a few rows are read."""
+    # Two rows first: as a rule they differ, and nothing else is read.
     steps = [2, *range(_ROWS, len(x) + _ROWS, _ROWS)]
     return len(x) > 1 and all((x[a:b] == x[:1]).all() for a, b in itertools.pairwise((0, *steps)))
 

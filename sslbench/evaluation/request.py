@@ -74,6 +74,7 @@ class RunSettings:
             raise UsageError(f"workers should not be negative, not {self.workers}", "0 decodes in the main process.")
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"seed should be from 0 to {2**32 - 1}, not {self.seed}")
+        # The last one, seed + seeds - 1, has to be a seed, too.
         if not 1 <= self.seeds <= 2**32 - self.seed:
             raise UsageError(f"seeds should be at least 1, the number of trainings, not {self.seeds}")
         if self.only_seed is not None and not self.seed <= self.only_seed < self.seed + self.seeds:
@@ -89,6 +90,7 @@ class RunSettings:
 
     def torch_device(self) -> "torch.device":
         """Return the device of this process; see `choose_device`."""
+        # Here, since it imports torch, without which requests are checked.
         from sslbench.runtime.device import choose_device
 
         return choose_device(self.device)
@@ -181,6 +183,7 @@ class Request:
     def view(self) -> WholeImages:
         """View of the images that all tasks take."""
         refuse_different_labels(task.protocol for task in self.tasks)
+        # Reversed, so that of several tasks with one view the first is named in the error.
         views = {task.kind.view: task.protocol for task in reversed(self.tasks)}
         if len(views) > 1:
             first, second = list(views.values())[:-3:-1]
@@ -266,6 +269,7 @@ def _differs(published: Preset | Benchmark, layers: tuple[str, ...], preprocessi
     """Return True for other layers or preprocessing than the published ones; what is not fixed may be any."""
     other_layers = bool(published.layers) and layers != published.layers
     fixed = published.preprocessing
+    # A preset fixes the values that it names; a benchmark leaves all others at their defaults.
     if isinstance(published, Preset):
         return other_layers or any(preprocessing.get(key) != value for key, value in fixed.items())
     return other_layers or dict(preprocessing) != fixed

@@ -117,6 +117,7 @@ def evaluate_features(
             f"{pair.data} has no ids: other features with these labels in this order count as those of the same samples"
         )
     if (
+        # A matrix with a single 1 in each row is probably meant as one class per sample.
         isinstance(labels, MultiLabel)
         and (labels.values > 0).sum(axis=1).max(initial=0) == 1
         and (labels.values >= 0).all()

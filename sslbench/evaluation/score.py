@@ -146,6 +146,7 @@ def restricted(outcome: Outcome, protocol: str, train: Target, test: Features, *
     """
     whole = widened(train, test).target
     value = outcome.metrics[outcome.headline][0]
+    # A protocol whose headline does not follow from these scores alone has nothing that can be restricted.
     if outcome.scores.shape != (len(test), len(train.classes)) or not np.isclose(
         value, whole.headline(whole.values, outcome.scores), atol=1e-6, equal_nan=True
     ):

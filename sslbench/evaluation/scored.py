@@ -131,6 +131,7 @@ def _used(request: ScoreRequest, files: Sequence[Path]) -> WeightsUsed:
     """Return the detections in the place of weights; their digest is that of the files."""
     digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
     sha256 = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    # Detectors write their results as NAME.bbox.json and NAME.segm.json.
     name = request.name or request.files[0].stem.removesuffix(".bbox").removesuffix(".segm")
     path = str(files[0].resolve())
     return WeightsUsed(

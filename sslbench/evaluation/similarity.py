@@ -95,6 +95,7 @@ def encode(
 
 def _named_layers(backbone: Backbone) -> tuple[str, ...]:
     """Return the named layers of a backbone; one name where several lead to the same module."""
+    # From the last to the first, so that the first of several names stays.
     by_module = {path: name for name, path in list(backbone.aliases.items())[::-1]}
     return tuple(name for name in backbone.aliases if name in by_module.values()) or (backbone.default_layer,)
 
@@ -143,11 +144,13 @@ def similarity(a: LayerFeatures, b: LayerFeatures, *, debiased: bool = False) ->
             f"{a.name} and {b.name} have features of different images with the same names",
             "CKA compares features of the same images: extract both from one folder.",
         )
+    # The unbiased estimate of HSIC divides by n (n - 3) (Song et al., JMLR 2012).
     fewest = 4 if debiased else 2
     if counts[0] < fewest:
         raise DataError(f"{counts[0]} samples are too few for CKA, which needs at least {fewest}")
     for side in (a, b):
         for layer, x in side.layers.items():
+            # By blocks, as the features may be mapped from files larger than memory.
             if not all(np.isfinite(x[i : i + 4096]).all() for i in range(0, len(x), 4096)):
                 raise DataError(f"the features of {side.name} at layer '{layer}' are not all finite numbers")
     values = cka_matrix(list(a.layers.values()), list(b.layers.values()), debiased=debiased)
@@ -171,6 +174,7 @@ def write_heatmap(found: LayerSimilarity, path: Path) -> None:
 
     size = (2.5 + 0.6 * len(found.columns), 2 + 0.5 * len(found.rows))
     figure = Figure(figsize=size, layout="constrained")
+    # Without pyplot, which asks for a display and keeps every figure until it is closed.
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     image = axes.imshow(found.values, origin="lower", vmin=0, vmax=1, cmap="magma")

@@ -217,6 +217,7 @@ def _read(path: Path) -> Result | None:
 def _hole(cell: SuiteCell, error: Exception) -> Hole:
     if isinstance(error, SslbenchError):
         return Hole(cell.weights, cell.benchmark, _one_line(error.message), _one_line(error.remedy or ""))
+    # Some errors, such as MemoryError, have no text.
     return Hole(cell.weights, cell.benchmark, f"{type(error).__name__}: {_one_line(str(error))}".rstrip(": "))
 
 
@@ -232,6 +233,7 @@ def _write(out: Path, cells: Sequence[SuiteCell], holes: Sequence[Hole]) -> None
 def likewise(prepared: Prepared, request: Request, loaded: Backbone) -> Prepared:
     """Return the evaluation of other weights on the data of an evaluation that is prepared."""
     backbone, _ = for_request(loaded, request, prepared.run)
+    # `prepare` has compared their benchmarks with these data.
     request = dataclasses.replace(request, tasks=prepared.request.tasks)
     layers = layers_of(backbone, request)
     return dataclasses.replace(prepared, request=request, loaded=loaded, backbone=backbone, layers=layers)

@@ -77,6 +77,7 @@ def together(results: Sequence[Result], *, seeds: int) -> Result:
         timings={key: round(sum(r.timings.get(key, 0.0) for r in results), 3) for key in first.timings},
         costs=_costs([result.costs for result in results]),
         notes=(*_notes(results), _mean_note(first.headline, results)),
+        # The files of the first training are not those of the mean.
         scores_file=None,
         weights_file=None,
         file=None,
@@ -98,6 +99,7 @@ def _mean_note(metric: str, results: Sequence[Result]) -> str:
 
 def _notes(results: Sequence[Result]) -> list[str]:
     notes = dict.fromkeys(note for result in results for note in result.notes)
+    # It holds for each training, not for their mean.
     return [note for note in notes if note != ONE_TRAINING]
 
 

@@ -50,8 +50,10 @@ class Queries:
     def digest(self) -> str:
         """Return a hash of all of it, 32 hex digits."""
         state = hashlib.sha256("\n".join(sorted(self.apart)).encode())
+        # The order of tasks counts, as the first leads; that of queries and of answers does not.
         for name, answers in self.tasks.items():
             for query, each in sorted(answers.items()):
+                # The empty text ends the positives: an id that moves to the ignored ones changes the hash.
                 parts = (name, query, *sorted(each.positives), "", *sorted(each.ignored))
                 state.update("\0".join(parts).encode() + b"\n")
         return state.hexdigest()[:32]
@@ -83,6 +85,7 @@ class Classes(OfClasses):
 
     def counts(self) -> IntArray:
         """Return the number of samples of each class, (C,)."""
+        # By itself bincount ends at the largest number that occurs: the last classes would be missing.
         return np.bincount(self.values, minlength=len(self.classes)).astype(np.int64)
 
     def by_first_sample(self) -> IntArray:

@@ -73,6 +73,7 @@ class ClassAreas(WithoutValues):
     @classmethod
     def headline(cls, values: Rows, scores: Rows) -> float:
         """Return the mean IoU."""
+        # The areas of all images are summed before they are divided: mIoU is no mean over images.
         return float(segmentation.segmentation_values(counts_of_rows(scores).sum(axis=0))[0])
 
     @classmethod

@@ -40,6 +40,8 @@ class MultiLabel(OfClasses):
 
     def by_first_sample(self) -> IntArray:
         """Return the class numbers in the order of the first samples that have them, (C,)."""
+        # Bytes sort like the columns: 0, the class is there, comes before 1. Between classes of the same samples the
+        # ignored marks decide.
         keys = [(column != 1).tobytes() + column.tobytes() for column in self.values.T]
         return np.asarray(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
 

@@ -95,6 +95,7 @@ class ObjectRows(Sequence[Objects]):
     moved: IntArray | None = None
 
     def __getstate__(self) -> dict[str, object]:
+        # Without the cached columns: numpy pickles a memory map as the whole array.
         return {"folder": self.folder, "rows": self.rows, "moved": self.moved}
 
     @functools.cached_property
@@ -118,6 +119,7 @@ class ObjectRows(Sequence[Objects]):
             return tuple(self[i] for i in range(len(self))[index])
         row = range(len(self))[index] if self.rows is None else int(self.rows[index])
         start, stop = self._columns["starts"][row : row + 2].tolist()
+        # Copies: slices of the memory map are read-only.
         parts: dict[str, Any] = {name: np.array(self._columns[name][start:stop]) for name in _OF_OBJECTS}
         masked = bool(parts.pop("masked").any())
         if not parts["keypoints"].shape[1]:
@@ -140,6 +142,7 @@ class ObjectRows(Sequence[Objects]):
         if self.rows is not None:
             starts, counts = self._columns["starts"], self.counts()
             ends = np.cumsum(counts)
+            # For each object of the chosen images: its place among them, moved by as much as its image is in the file.
             found = found[np.repeat(starts[:-1][self.rows] - (ends - counts), counts) + np.arange(counts.sum())]
         return self.moved[found] if name == "classes" and self.moved is not None else np.array(found)
 
@@ -158,6 +161,7 @@ class _Viewed(Objects):
     def of(cls, texts: tuple[TextRows, int, int], parts: dict[str, Any]) -> "_Viewed":
         """Return objects with their segmentations in some rows of a file."""
         viewed = cls(**parts)
+        # `__init__` has stored None there, which would hide the cached property; a frozen dataclass refuses setattr.
         del viewed.__dict__["masks"]
         viewed.__dict__["_texts"] = texts
         return viewed
@@ -176,6 +180,7 @@ def write_objects(objects: Sequence[Objects], folder: Path) -> None:
         OSError: the files cannot be written.
     """
     counts = np.array([len(one) for one in objects], dtype=np.int64)
+    # np.concatenate refuses an empty list; NOTHING has the columns' types.
     whole = (*objects, NOTHING)
     columns: dict[str, npt.NDArray[Any]] = {
         "boxes": np.concatenate([one.boxes for one in whole]),
@@ -197,6 +202,7 @@ def write_objects(objects: Sequence[Objects], folder: Path) -> None:
 
 def _json(mask: rle.Segmentation) -> str:
     """Return a segmentation as JSON; of polygons Python's own text is the same, and faster."""
+    # By exact type: a bool is an int, too, and Python writes it differently from JSON.
     if type(mask) is list and set(map(type, itertools.chain.from_iterable(mask))) <= {int, float}:
         return repr(mask)
     return json.dumps(mask)
@@ -340,6 +346,7 @@ class Boxes(WithoutValues):
         """Add all that a score can depend on to a hash."""
         for one in self.objects:
             digest.update(len(one).to_bytes(8, "little"))
+            # Not `numbers`: no score depends on them.
             for column in (one.boxes, one.classes, one.crowd, one.difficult, one.areas):
                 digest.update(np.ascontiguousarray(column).tobytes())
             digest.update(json.dumps(one.masks, default=repr).encode())

@@ -92,6 +92,7 @@ class ImagePairs(SeveralImages):
         digest = hashlib.sha256(self.images.digests().tobytes())
         for pair in self.pairs:
             for value in dataclasses.astuple(pair):
+                # The bytes alone do not tell where a field ends, nor its type.
                 array = np.ascontiguousarray(value)
                 digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
         return ("tuples" + digest.hexdigest()[:32]).encode()

@@ -146,6 +146,7 @@ class Target(OfRows):
         found = next(
             each for each in cls.measures(values, scores, Units.of(len(scores), None)) if cls.metric in each.names
         )
+        # Every sample with weight 1: the metric itself, as a resample in which each sample occurs once.
         return float(found.statistic(np.ones((1, len(scores))))[0, found.names.index(cls.metric)])
 
     @classmethod

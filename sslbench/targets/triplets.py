@@ -30,6 +30,7 @@ class Placed(SeveralImages):
     def select(self, indices: IntArray) -> Self:
         """Return the samples at `indices`, in that order, with their images only."""
         used, places = np.unique(self.places[indices], return_inverse=True)
+        # By the version of numpy, the inverse of a matrix is flat or has its shape.
         images, places = self.images.select(used), places.reshape(-1, self.places.shape[1])
         return self.changed(values=self.values[indices], images=images, places=places)
 
