@@ -40,7 +40,7 @@ SEPARATES = {
 IN_THE_ROW = {"weights", "layer", "preprocessing", "precision", "feature_dtype", "calibration"}
 AVERAGED = {"seed", "seeds", "trainings", "ranges"}
 MEASURED = {
-    *("metrics", "per_class", "per_class_metrics", "groups", "overlaps", "rounding", "train", "probabilities"),
+    *("metrics", "per_class", "per_class_metrics", "groups", "overlaps", "train", "probabilities"),
     *("selected", "variants", "converged", "references", "floors", "missing_floors", "timings", "costs", "notes"),
 }
 AROUND = {
