@@ -93,6 +93,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     check_features(train, test)
     check(settings, train.target)
     ks = settings.k or (min(len(train.target.classes), len(train)),)
+    # Runs with different seeds share no start.
     seeds = [seed * settings.restarts + i for i in range(settings.restarts)]
     rows = train.order[drawn_rows(len(train), settings.samples, seed)]
     clusters = _cluster(train.x, test.x, list(itertools.product(ks, seeds)), rows, settings)
@@ -141,6 +142,7 @@ def _cluster(
         for k, seed in runs:
             centres.append(_fit(x, k, settings.iterations, seed))
             advance(1)
+    # The largest array of the protocol; assigning reads the features again, in blocks.
     del x
     found = zip(centres, _assign(train, centres, settings), _assign(test, centres, settings), strict=True)
     return [_Clusters(own, nearest, total, one.settled) for one, (own, total), (nearest, _) in found]
@@ -148,6 +150,7 @@ def _cluster(
 
 def _prepared(x: Matrix, settings: Settings) -> npt.NDArray[np.float32]:
     """Return a copy of features (n, D) in single precision, of length 1 if asked for."""
+    # Copied even where the type is right: the division is in place, and other protocols read the same features.
     prepared = np.array(x, dtype=np.float32, order="C")
     if settings.normalise:
         length = np.linalg.norm(prepared, axis=1, keepdims=True)
@@ -162,6 +165,7 @@ def _fit(x: npt.NDArray[np.float32], k: int, iterations: int, seed: int) -> _Cen
         x.shape[1],
         k,
         niter=iterations,
+        # faiss holds the seed in a C int.
         seed=seed % 2**31,
         # By default faiss subsamples to 256 samples per cluster, and warns about fewer than 39.
         max_points_per_centroid=len(x),
@@ -242,6 +246,7 @@ def _per_class(
     labels: Target, clusters: IntArray, matching: dict[int, int], classes: tuple[str, ...]
 ) -> dict[str, float]:
     """Return the share of each class's samples that lie in its cluster."""
+    # With more clusters than classes some have no class; -1 equals none.
     named = np.array([matching.get(cluster, -1) for cluster in clusters.tolist()])
     own = [named[labels.values == i] == i for i in range(len(classes))]
     return {name: float(right.mean()) if len(right) else float("nan") for name, right in zip(classes, own, strict=True)}

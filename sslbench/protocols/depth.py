@@ -183,6 +183,7 @@ def limits_of(settings: Settings, known: Range | None) -> Limits:
             "Give other limits, or another DATA?depth_scale=.",
         )
     bins = (low if settings.min_depth else known.low, high if settings.max_depth else known.high)
+    # Where all known depths are equal there is no range to divide into bins.
     return Limits(bins if bins[0] < bins[1] else (0.5 * bins[0], 2 * bins[1]), (low, high))
 
 
@@ -242,6 +243,7 @@ class Depth(DenseProtocol[Settings]):
         target = super().read(source, index, size)
         low, high = self.limits.scored
         try:
+            # Called for its error: a crop that does not fit the map is found in the survey, before the training.
             scored_region(target[0], (low, high), self.settings.scored)
         except ValueError as error:
             raise DataError(f"{source.name}: {source.images.path(index)}: {error}") from error
@@ -264,6 +266,7 @@ class Depth(DenseProtocol[Settings]):
         from sslbench.solvers.dense.losses import gradient_loss, sig_loss
 
         valid, weight = ~targets.isnan(), self.settings.gradient
+        # A number with a finite logarithm, for the loss; `valid` leaves these pixels out.
         target = targets.nan_to_num(nan=1.0)
         loss = sig_loss(outputs, target, valid, mean_only=update < self.settings.mean_steps)
         return loss + weight * gradient_loss(outputs, target, valid) if weight else loss

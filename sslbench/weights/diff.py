@@ -113,6 +113,7 @@ def compare(a: Side, b: Side) -> Diff:
 
 
 def _everything(content: Mapping[str, Any], where: str, seen: set[int]) -> dict[str, Tensor]:
+    # A pickle may hold one dict at several keys, or inside itself.
     seen.add(id(content))
     found = {where + name: tensor for name, tensor in tensors_at(content, "").items()}
     for key, value in content.items():
@@ -130,10 +131,12 @@ def _change(name: str, a: Tensor, b: Tensor) -> Change | None:
     if a.dtype == b.dtype and torch.equal(a, b):
         return None
     kind = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
+    # Differences in float16 overflow, and those of unsigned integers wrap around.
     left, right = a.to(kind), b.to(kind)
     other = ~((left == right) | (left.isnan() & right.isnan()))
     if a.dtype == b.dtype and not other.any():
         return None  # NaN in the same places
+    # Without the equal values: inf - inf would be NaN.
     gaps = (left[other] - right[other]).abs()
     largest = gaps.nan_to_num(nan=float("inf")).max().item() if gaps.numel() else 0.0
     size = left.abs().nan_to_num(nan=0.0).max().item() if left.numel() else 0.0

@@ -130,6 +130,7 @@ def _folded(backbone: Shapes, missing: Sequence[str]) -> str:
 def _closest_rename(file: Shapes, backbone: Shapes, missing: Sequence[str], unexpected: Sequence[str]) -> str:
     """Describe the missing and the unexpected name of equal shape that share most trailing segments."""
     best: tuple[int, str, str] = (0, "", "")
+    # Bounded, as all pairs are compared and a file may have 10,000 tensors.
     for wanted in missing[:20]:
         for name in unexpected[:2000]:
             if file[name] == backbone[wanted]:
@@ -234,12 +235,15 @@ def fill(
     matching = [name for name in targets if name in tensors and name not in set(mismatched)]
     partial = bool(missing or unexpected or mismatched)
     parameters = {name for name, _ in module.named_parameters()}
+    # Where buffers alone fit, nothing that was trained would be loaded.
     if partial and not (allow_partial and parameters & set(matching)):
         raise _refusal(targets, tensors, (missing, unexpected, mismatched), what)
+    # The last check before the first copy: an error leaves the module as it was.
     _refuse_not_finite({name: tensors[name] for name in matching}, what)
     with torch.no_grad():
         for name in matching:
             targets[name].copy_(tensors[name].reshape(targets[name].shape))  # (1,) into ()
+    # A parameter that two modules share has two names in the state dict.
     sizes = {name: parameter.numel() for name, parameter in module.named_parameters(remove_duplicate=False)}
     filled, total = sum(sizes.get(name, 0) for name in matching), sum(sizes.values())
     pairs = [(tensors[name].dtype, targets[name].dtype) for name in matching]
@@ -275,6 +279,7 @@ def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
             continue
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name}\0{str(tensor.dtype).removeprefix('torch.')}\0{tuple(tensor.shape)}\0".encode())
+        # As bytes, since numpy has no bfloat16.
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
@@ -375,6 +380,7 @@ def without_class_position(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if positions is None or token is None or "reg_token" not in tensors or positions.ndim != 3:
         return dict(tensors)
     rows = positions.shape[1] - 1
+    # One more than a square number of patches: the first position is that of the class token.
     if rows < 1 or math.isqrt(rows) ** 2 != rows or token.shape[-1] != positions.shape[-1]:
         return dict(tensors)
     return {**tensors, "cls_token": token + positions[:, :1], "pos_embed": positions[:, 1:]}
@@ -394,6 +400,7 @@ def with_masked_biases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             masked[name] = mask
             continue
         thirds = zip(names, mask.flatten().chunk(3), strict=True)
+        # Not the product alone: 0 * NaN is NaN, and a masked bias may hold anything.
         masked |= {key: torch.where(third == 0, 0, tensors[key] * third) for key, third in thirds}
     return masked
 

@@ -76,6 +76,7 @@ def command(
     found = recognise.recognise(file, expected=expected, format=format)
     if stem is not None:
         found, backbone = load.mapped_stem(found, str(in_), rule=stem, channels=in_chans, backbone=backbone)
+        # The written file has the adapted stem, whose shape is no longer that of the built network.
         expected = expected and {name: tuple(tensor.shape) for name, tensor in found.canonical.items()}
     preprocessing = load.recorded_preprocessing(file) if stem is None else None
     if to == "sslbench":

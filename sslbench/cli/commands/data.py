@@ -146,6 +146,7 @@ def download(name: str, out: Path | None, yes: bool) -> None:
     wanted = downloading.find_download(name)
     echo(wanted.terms(), err=True)
     if not yes:
+        # Without a terminal click's question ends with the input and aborts without a reason.
         if not sys.stdin.isatty():
             raise UsageError("the question about size and licence needs a terminal", "Add --yes to accept them.")
         click.confirm("Download it?", abort=True, err=True)

@@ -159,6 +159,7 @@ def verdict(results: "list[Result]") -> list[str]:
     for result in results:
         metric, floors = result.metrics[result.headline], result.floors
         untrained, pixels = floors["untrained"][result.headline], floors["pixels"][result.headline]
+        # The lower end of the interval counts: on a few hundred test images the value alone may lie above by chance.
         better = (metric.low or 0.0) > max(untrained or 0.0, pixels or 0.0)
         lines.append(
             f"{result.protocol.name}: SimCLR is {'above both floors' if better else 'not clearly above the floors'}: "

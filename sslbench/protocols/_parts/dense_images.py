@@ -49,6 +49,7 @@ class Fitted:
 
         `points`: x, y; (0, 0) is the centre of the first pixel.
         """
+        # Sizes are scaled from edge to edge, and the centre of the first pixel lies half a pixel from the edge.
         place = (points + 0.5) * _xy(self.size) / _xy(self.original) + _xy(self.offset)
         return np.asarray(place * _xy(grid) / _xy(self.canvas) - 0.5)
 
@@ -109,6 +110,7 @@ def pictures(
 
     with ThreadPoolExecutor(max(1, engine.workers)) as pool:
         waiting = iter(rows)
+        # Two for each thread: a pool with all rows at once would hold every decoded picture.
         running = deque((row, pool.submit(read, row)) for row in itertools.islice(waiting, 2 * max(1, engine.workers)))
         try:
             while running:
@@ -128,6 +130,7 @@ def network_input(picture: torch.Tensor, fitted: Fitted, preprocessing: Preproce
         top, left = fitted.offset
         bottom = fitted.canvas[0] - fitted.size[0] - top
         right = fitted.canvas[1] - fitted.size[1] - left
+        # Before the normalisation: the borders are black pixels.
         resized = functional.pad(resized, (left, right, top, bottom))
     return normalise(resized[None], preprocessing)
 

@@ -52,12 +52,14 @@ class ByName:
     def permutation(self, rows: IntArray, /) -> IntArray:
         """Return the same rows in another order."""
         keys = self._keys[rows]
+        # A sum does not depend on the order of the rows; it wraps around at 2^64.
         generator = np.random.default_rng([self._seed, int(keys.sum(dtype=np.uint64))])
         return generator.permutation(rows[np.argsort(keys, kind="stable")])
 
 
 @functools.lru_cache(maxsize=1)
 def _hashes(ids: tuple[str, ...]) -> npt.NDArray[np.uint64]:
+    # Without folders, which may be the names of the classes or the place of the data.
     digests = b"".join(hashlib.blake2b(name.rpartition("/")[2].encode(), digest_size=8).digest() for name in ids)
     return np.frombuffer(digests, np.uint64)
 
@@ -96,6 +98,7 @@ class Draw:
 
 def seeds(seed: int, draws: int) -> list[int]:
     """Return the seeds of the draws; two runs with different seeds share none."""
+    # numpy's RandomState takes seeds of 32 bits.
     return [(seed * draws + i) % 2**32 for i in range(draws)]
 
 

@@ -85,9 +85,11 @@ def mapped_images(run: MapRun[Any], *, fit: Fit, longest_side: int, title: str) 
         kept, padded = _sizes(size, encoder.multiple, fit, longest_side)
         images = batch.images
         if kept != size:
+            # TokenCut's code for saliency resizes to whole patches with Lanczos.
             how = "lanczos" if fit == "resize" else preprocessing.interpolation
             changed = dataclasses.replace(whole, resize=kept, interpolation=how)
             images = torch.stack([resize_and_crop(image, changed) for image in images])
+        # Zeros after the normalisation, as LOST pads: not black pixels.
         encoded = F.pad(normalise(images, preprocessing), (0, padded[1] - kept[1], 0, padded[0] - kept[0]))
         maps = {name: found.cpu() for name, found in encoder(encoded).items()}
         for name, found in maps.items():
@@ -252,6 +254,7 @@ def _attention_map(backbone: Backbone, layer: Layer, block: str | None, head: in
     modules = dict(backbone.module.named_modules())
     attention = modules[f"{block}.attn"]
     heads = int(vars(attention).get("num_heads", 0))
+    # Normalised or rotated queries have another attention than the product of the recorded ones.
     plain = isinstance(modules.get(f"{block}.attn.q_norm", nn.Identity()), nn.Identity) and "rope" not in modules
     if not heads or not plain:
         raise UsageError(
@@ -277,6 +280,7 @@ def class_attention(keys: Tensor, queries: Tensor, heads: int, head: int) -> Flo
     """
     width = keys.shape[0]
     part = slice(head * (width // heads), (head + 1) * (width // heads))
+    # The class token was joined behind the channels of the patches, the same in every cell.
     query = queries[width:, 0, 0][part].double()
     scores = query @ keys[part].flatten(1).double() / (width // heads) ** 0.5
     return np.asarray(torch.softmax(scores, dim=0).numpy())
@@ -314,4 +318,5 @@ def attention_block(backbone: Backbone, layer: Layer) -> str | None:
         return layer.path
     blocks = [path for path in paths if f"{path}.attn.qkv" in paths and path.startswith("blocks.")]
     inside = layer.path.startswith("blocks.")
+    # By number: as text, blocks.9 comes after blocks.11.
     return None if inside or not blocks else max(blocks, key=lambda path: int(path.rpartition(".")[2]))

@@ -35,6 +35,7 @@ def chosen_by_score(scores: FloatArray, each: int = 5) -> dict[str, list[int]]:
     each = max(1, min(each, len(order) // 3))
     middle = (len(order) - each) // 2
     parts = {"best": order[:each], "median": order[middle : middle + each], "worst": order[-each:]}
+    # Of fewer than three images the groups share some.
     seen: set[int] = set()
     chosen = {}
     for name, rows in parts.items():
@@ -94,6 +95,7 @@ def with_boxes(picture: Image.Image, boxes: npt.ArrayLike, colour: tuple[int, in
     pen = ImageDraw.Draw(picture)
     for box in np.asarray(boxes, dtype=np.float64).reshape(-1, 4).tolist():
         left, top, right, bottom = (value * factor for value in box)
+        # Pillow draws the last row and column too, and refuses a box that ends before it begins.
         pen.rectangle((left, top, max(right - 1, left), max(bottom - 1, top)), outline=colour, width=2)
 
 

@@ -35,4 +35,5 @@ def rate_schedule(
     )
     if per == "update":
         return factor
+    # By rounding, the first update of an epoch may lie just before it.
     return lambda progress: factor(math.floor(progress * passes + 1e-6) / passes)

@@ -154,6 +154,7 @@ def for_all_classes(decision: npt.NDArray[np.floating], learned: IntArray, label
 
     `decision`: (N, K) decision values of the classes that were learned; `learned`: (K,) their numbers.
     """
+    # NaN would be the most likely class: numpy's argmax takes it as the largest.
     missing = np.nan if isinstance(labels, MultiLabel) else decision.min() - 1
     scores = np.full((len(decision), len(labels.classes)), missing)
     scores[:, learned] = decision

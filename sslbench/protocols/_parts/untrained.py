@@ -55,6 +55,7 @@ class SearchSettings(ProtocolSettings):
         0, "larger images are reduced to this longer side; 0: none is", unit="pixels", within="[0, inf)"
     )
     part: Literal["train", "test"] = setting("test", "part of the data that is scored, where it has parts")
+    # The defaults of the searches are their authors': k of LOST, threshold and epsilon of TokenCut.
     k: int = setting(
         100,
         "lost: number of patches of lowest degree that the seed is expanded by",
@@ -75,6 +76,7 @@ class SearchSettings(ProtocolSettings):
     weighted: bool = setting(
         False, "tokencut: weigh joined pairs by their cosine instead of 1", needs="method=tokencut"
     )
+    # As LOST's code runs DINO-seg; the share is that of DINO's own pictures of attention.
     head: int = setting(
         4, "dino_seg: head of the attention, counted from 0", within="[0, inf)", needs="method=dino_seg"
     )

@@ -149,6 +149,7 @@ def _cells_near(
 
 def _inside(points: FloatArray, size: tuple[int, int]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Return which points (K, 2) lie on an image of a height and width."""
+    # Centres of pixels are whole numbers, so the image begins half a pixel before the first.
     limits = np.array(size[::-1]) - 0.5
     return np.asarray(((points >= -0.5) & (points <= limits)).all(axis=1))
 

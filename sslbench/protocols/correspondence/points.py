@@ -52,6 +52,7 @@ def match_points(run: MapRun[Settings], pairs: Points) -> dict[str, Outcome]:
             done += 1
             if report is not None:
                 report(done, len(images) + len(again))
+        # Ends after one more round: by then every source has come, so no map has to wait.
         todo = again
     return {each.name: _outcome(each.name, matcher, run.test) for each in encoder.inputs}
 

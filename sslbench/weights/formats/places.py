@@ -78,6 +78,7 @@ def dicts(content: Mapping[str, Any]) -> list[Place]:
 
 
 def _dicts(content: Mapping[str, Any], where: str, seen: set[int]) -> Iterator[Place]:
+    # A pickle may hold one dict at several keys, or inside itself.
     seen.add(id(content))
     yield Place(where, content)
     for key, value in content.items():

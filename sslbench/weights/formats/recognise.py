@@ -209,6 +209,7 @@ def _chosen(search: Search, found: Sequence[Match], roots: Sequence[Place]) -> R
         declared = 0 if match.root is roots[0] else 1 if match.where or match.root.where in usual else 2
         return order(match.place) > 1, declared, order(match.place)
 
+    # One network stored twice, or known to two tables, is no choice for the user.
     different: list[Match] = []
     for match in sorted(found, key=rank):
         if not any(same_tensors(match.split.canonical, other.split.canonical) for other in different):
@@ -221,6 +222,7 @@ def _chosen(search: Search, found: Sequence[Match], roots: Sequence[Place]) -> R
             f"{search.file.path} holds {len(different)} networks: {', '.join(shown[:-1])} and {shown[-1]}",
             f"Select one: {', '.join(ways[:-1])} or {ways[-1]}",  # no full stop: a prefix ends with a dot itself
         )
+    # A network in a better place must not be passed over for another only because a key of it is unknown.
     for place, split, key in search.damaged.values():
         if order(place) <= order(first.place) and search.covered(split) >= search.covered(first.split):
             raise WeightsError(

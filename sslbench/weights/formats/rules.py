@@ -75,6 +75,7 @@ def parse_pattern(text: str) -> Pattern:
         raise ValueError(f"'{text}' is not a key with holes such as {{i}} or {{rest*}}")
     if len(set(names)) != len(names):
         raise ValueError(f"'{text}' has a hole twice")
+    # A key could be divided between them in several ways, so the rule would have no inverse.
     if "\0\0" in literal:
         raise ValueError(f"'{text}' has two holes with nothing between them")
     if sum(hole[2] == "*" for hole in holes) > 1:

@@ -211,11 +211,13 @@ def parse(values: Mapping[str, Any], *, where: str) -> tuple[TableFile, tuple[Ru
     if any(":" in name for name in (*file.networks, *file.variants)) or set(file.networks) & set(file.variants):
         raise UsageError(f"{where}: names of networks and variants must differ, and not hold ':'")
     for name, variant in file.variants.items():
+        # It is detected in the canonical tensors, when the rules have been applied already.
         if variant.shows and variant.rules:
             raise UsageError(f"{where}: variant '{name}' shows in the file, so it cannot have rules of its own")
     for text in (*file.heads, *file.drop, *(t for way in file.detect for t in (*way.present, *way.absent))):
         _parse_pattern(text, where)
     _check_head_layers(file, where)
+    # Files are read by one side and written by the other, so each has to lead to one rule.
     for side in ("foreign", "canonical"):
         seen: dict[str, Rule] = {}
         for rule in rules:

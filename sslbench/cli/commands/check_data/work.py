@@ -79,6 +79,7 @@ def _kind_of_pixels(given: CheckFlags) -> type[Target] | None:
         return None
     kind = kind_alone(given.data)
     near = given.near_copies not in (None, "none")
+    # Flags that a check of label maps does not have ask for the images of such a layout.
     of_images = given.label_maps is False or given.test_data or given.pairs or near
     return None if kind is LabelMaps and of_images else kind
 
@@ -161,6 +162,7 @@ def _near(
     if search == "none" or not len(data.train) or not len(data.test):
         n = len(data.train) + len(data.test)
         message = f"near duplicates were not searched: {n:,} images would be decoded (--near-copies pixels)"
+        # Said where the number of images decided, not where the user chose so.
         unasked = search == "none" and given.near_copies is None
         return [Finding("note", message)] if unasked else [], ()
     if search == "pixels":

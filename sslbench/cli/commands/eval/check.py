@@ -204,6 +204,7 @@ def expand(weights: Sequence[str]) -> list[str]:
     """Return the weights with patterns such as 'runs/*/weights.torch' expanded, each once."""
     found: list[str] = []
     for word in weights:
+        # A file may have brackets in its own name.
         if not any(character in word for character in "*?[") or _URL.match(word) or Path(word).exists():
             found.append(word)
             continue

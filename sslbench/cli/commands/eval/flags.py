@@ -106,6 +106,7 @@ class EvalOptions:
     def protocol_settings(self) -> dict[str, Any]:
         """Return the settings of protocols among the options that were given."""
         typed = {name: vars(self)[name] for name in _PROTOCOL_SETTINGS}
+        # 0 equals False as well; none of these options takes it.
         return {name: _PROTOCOL_SETTINGS[name](value) for name, value in typed.items() if value not in (None, False)}
 
 

@@ -125,6 +125,7 @@ def make_heads(
     heads: list[DenseHead] = []
     for input in inputs:
         for lr in settings.lr:
+            # Seeded for each head: rates start from the same weights, and a further input changes no other head.
             with seeded(seed):
                 heads.append(DenseHead(len(heads), input, lr, encode, outputs, settings))
     return heads
@@ -218,6 +219,7 @@ def fitted_sizes(settings: HeadSettings, multiple: int, short_side: float, train
         shrink = min(1.0, side / settings.size)
 
     def up(side: float) -> int:
+        # Rounding of `shrink` must not lift a side that is a multiple already to the next one.
         return max(1, math.ceil(side * shrink / multiple - 1e-9)) * multiple
 
     stride = (max(1, round(settings.stride[0] * shrink)), max(1, round(settings.stride[1] * shrink)))

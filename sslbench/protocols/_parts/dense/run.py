@@ -67,6 +67,7 @@ def checked_rows(
             "Give colours=none.",
         )
     inputs, _ = head_inputs(backbone, layers, settings, protocol=protocol)
+    # Called for its errors: a hold-out that is impossible shows before any image is decoded.
     _split_rows(train_part, settings, seed)
     return tuple(each.row for each in inputs)
 
@@ -291,6 +292,7 @@ def _view(task: DenseTask[Any], sizes: Sizes, own: Preprocessing) -> JointView:
         colours=settings.colours,
         interpolation=own.interpolation,
         region=task.region,
+        # The mean is 0 after the normalisation.
         fill=tuple(255 * value for value in own.mean),
     )
 
@@ -300,6 +302,7 @@ def _different_crops(view: JointView, images: int) -> int | None:
     whole = view.region is None and view.crop == (view.short_side, view.short_side)
     if not whole or view.resize_range != (1.0, 1.0) or view.rotation or view.colours != "none":
         return None
+    # With a probability of 0 or 1 every image has the same crop each time.
     return images * (2 if 0 < view.flip < 1 else 1)
 
 
@@ -341,4 +344,5 @@ def _notes(head: DenseHead, others: Sequence[DenseHead], alive: Sequence[bool], 
     notes = []
     if diverged := [other.text for other in others if not alive[other.number]]:
         notes.append(f"Diverged heads were left out: {'; '.join(diverged)}.")
+    # Of two rates each is an end, which says nothing.
     return notes + edge_notes("lr", head.lr, settings.lr, least=3)

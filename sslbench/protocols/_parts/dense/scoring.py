@@ -148,9 +148,11 @@ def _assembled(
     stride: tuple[int, int],
 ) -> Tensor:
     """Return the output (1, K, H, W) of a head for a view from the maps of its windows, at the size of the view."""
+    # `sliding_logits` asks for windows in the order of `_windows`, so the next maps are those of its window.
     found = iter(maps)
 
     def forward(part: Tensor) -> Tensor:
+        # One channel is enough: only the shape is needed, the maps of the window are there.
         padded, (rows, columns) = centre_padded(part[:, :1], multiple)
         output = task.activated(head(next(found)))
         return resized(output, (padded.shape[2], padded.shape[3]))[..., rows, columns]
@@ -195,6 +197,7 @@ def _of_one_shape(
         if whole.unreadable:
             raise unreadable()
         one_kind = not group or (whole.image.shape, whole.image.dtype) == (group[0].image.shape, group[0].image.dtype)
+        # An image of more windows than a batch goes alone: the quotient is 0.
         if group and (not one_kind or len(group) >= inference.batch // _number_of_windows(group[0].image, inference)):
             yield group
             group = []

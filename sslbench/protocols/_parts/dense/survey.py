@@ -66,6 +66,7 @@ def survey(
     """Read every target of a source once; see `refuse_problems` for those that cannot be used."""
     chunks = [np.arange(start, min(start + _CHUNK, len(source))) for start in range(0, len(source), _CHUNK)]
     found: list[_Chunk] = []
+    # Without a shape: only the first target says how many values a cell has.
     sums, numbers = np.zeros(()), np.zeros(())
     done = 0
     for chunk in loader.run(_Targets(source, read, cells, chunks), engine.workers, start_method=engine.start_method):
@@ -144,6 +145,7 @@ class _Targets(Dataset[_Chunk]):
             try:
                 target = self.read(self.source, index, size)
             except (SslbenchError, UnreadableImage) as error:
+                # Collected, not raised: all targets that cannot be used stand in one message.
                 problems.append(error.message if isinstance(error, SslbenchError) else str(error))
                 continue
             own_sums, own_numbers = self.cells(target, GRID)
@@ -155,6 +157,7 @@ class _Targets(Dataset[_Chunk]):
             len(self.chunks[item]),
             sums,
             numbers,
+            # Without a readable image the list is empty, and its shape (0,) would not join (n, 2).
             np.array(sizes, dtype=np.int64).reshape(-1, 2),
             tuple(problems),
             tuple(unknown),

@@ -339,6 +339,7 @@ class DenseTask(Generic[S]):
         constants = [floors.pop(name) for name in ("constant", *self.constants())]
         selected = row.selected
         if selected:
+            # Heads were chosen by values of which more is better; a record holds the metric itself.
             tried = {name: self.sign * value for name, value in selected["tried"].items()}
             selected = {**selected, "score": self.sign * selected["score"], "tried": tried}
         return Outcome(

@@ -131,13 +131,16 @@ class KeptMaps:
         if not self.keeps:
             return self._encoded(images)
         keys = [_digest(image) for image in images.cpu()]
+        # By key, as a crop may come twice in one batch.
         new = {key: row for row, key in enumerate(keys) if key not in self._maps}
         if new:
             encoded = self._encoded(images[list(new.values())])
+            # All crops have one size, so the first says what all take.
             if sum(maps[0].nbytes for maps in encoded.values()) * self._crops > MOST_BYTES:
                 self.keeps = False
                 return self._encoded(images)
             for place, key in enumerate(new):
+                # A view would keep the maps of the whole batch in memory.
                 self._maps[key] = {name: maps[place].clone() for name, maps in encoded.items()}
         kept = [self._maps[key] for key in keys]
         return {name: torch.stack([maps[name] for maps in kept]) for name in kept[0]}
@@ -258,6 +261,7 @@ class _HeadTraining(HeadTraining[tuple[Maps, Tensor]]):
         """Mark heads that diverged, stop when none is left, and log the progress now and then."""
         # Losses are read only here, every few updates: reading one makes the processor wait for the device.
         values = [float(loss) for loss in losses]
+        # A loss is that of the weights before the update; that an update broke them shows in the weights themselves.
         finite = [
             alive and math.isfinite(value) and all(bool(torch.isfinite(p).all()) for p in head.parameters())
             for head, alive, value in zip(self.all, self.alive, values, strict=True)
