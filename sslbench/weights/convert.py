@@ -271,7 +271,7 @@ def _check_back(path: Path, to: str, wanted: Mapping[str, Tensor], expected: Sha
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
         return False
-    # As bytes NaN equals itself, and -0.0 differs from 0.0; a scalar cannot be viewed as another type, hence the reshape.
+    # As bytes, so that NaN equals itself and -0.0 differs from 0.0; a scalar has no view of another type.
     left, right = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
     return torch.equal(left, right)
 
