@@ -61,6 +61,7 @@ class Bands(OfRows):
             return picture_of(self.images, index, decoder.wanting(wanted))
 
         try:
+            # Nothing tells the number of channels before; if it is another one, the error of the decoder does.
             whole = all_of(max(self.take) + 1)
         except OtherChannels as error:
             if error.channels <= max(self.take):
@@ -79,6 +80,7 @@ class Bands(OfRows):
         decoder = make_decoder((), Wanted(len(self.take), deep=True), self.images)
         image = self.decoded(index, decoder).image.permute(1, 2, 0)
         if image.dtype != torch.uint8:
+            # Samples of 16 bits were divided by 257, so that 65,535 became 255.
             return np.ascontiguousarray(np.round(image.numpy() * 257).astype(np.uint16))
         return np.ascontiguousarray(image.numpy())
 

@@ -145,6 +145,7 @@ def _write(file: Path, known: dict[str, CatalogEntry]) -> None:
         with temporary_beside(file) as temporary:
             with temporary.open("w", encoding="utf-8") as new:
                 new.write("# Names for data locations, see: sslbench data --help\n")
+                # PyYAML folds lines of more than 80 characters at their spaces.
                 yaml.safe_dump(content, new, sort_keys=False, allow_unicode=True, width=200)
             temporary.replace(file)
     except OSError as error:

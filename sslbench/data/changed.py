@@ -123,6 +123,7 @@ class Versions:
             raise UnreadableImage(self.base.path(image), str(error)) from error
         pixels = picture.clamp(0, 255).round() if picture.is_floating_point() else picture
         array = np.ascontiguousarray(pixels.to(torch.uint8).permute(1, 2, 0).numpy())
+        # Kept for the next version, so a change must not work in place.
         array.setflags(write=False)
         self._last = image, array
         return array
@@ -174,8 +175,10 @@ def rotate(image: ByteImage, degrees: float) -> ByteImage:
     True
     """
     height, width = image.shape[:2]
+    # Exact where the picture keeps its shape; a warp would interpolate.
     if degrees % 90 == 0 and (height == width or degrees % 180 == 0):
         return np.ascontiguousarray(np.rot90(image, int(degrees // 90) % 4))
+    # OpenCV counts from the centre of the first pixel, so the middle lies at (width - 1) / 2.
     return _warp(image, cv2.getRotationMatrix2D(((width - 1) / 2, (height - 1) / 2), degrees, 1.0))
 
 

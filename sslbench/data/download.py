@@ -54,6 +54,7 @@ class Download:
 def downloads() -> dict[str, Download]:
     """Return name -> download; files of the user's below $SSLBENCH_PATH have precedence."""
     found: dict[str, Download] = {}
+    # The last one read wins, and the first of the path has precedence.
     for root in reversed(paths.search_path("benchmarks")):
         file = root / _FILE
         for name, content in read_yaml(file).items() if file.is_file() else ():
@@ -98,6 +99,7 @@ def _of_hub(name: str, repo: str) -> Download:
         ) from error
     size = sum(file.size or 0 for file in info.siblings or ())
     licence = info.card_data.get("license", "") if info.card_data is not None else ""
+    # Rounded up, as 0 stands for an unknown size.
     return Download(name, data=name, megabytes=-(-size // 10**6), licence=str(licence or ""), page=page)
 
 
@@ -153,6 +155,7 @@ def _archives(wanted: Download, root: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     for name, url in wanted.archives.items():
         try:
+            # None, not '', which torchvision would compare.
             download_url(url, folder, name, official[name].md5 or None)
         except (OSError, RuntimeError, ValueError) as error:
             raise _unreachable(wanted, folder, error) from error

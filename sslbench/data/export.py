@@ -178,6 +178,7 @@ def write_kwcoco(
     check_manifest(out, overwrite=overwrite)
     places = Extractor(extract, start=None if absolute else out.parent)
     for split, source in sources.items():
+        # Of all splits, before the first image is extracted.
         places.check(source.name, split, source.images)
     content = _content(sources, places)
     _write(out, content)
@@ -303,6 +304,7 @@ def _skeleton(skeleton: Skeleton | None) -> Row:
     """Return the entries of every category on its keypoints."""
     if skeleton is None:
         return {}
+    # COCO counts keypoints from 1.
     row: Row = {"keypoints": list(skeleton.names), "skeleton": [[a + 1, b + 1] for a, b in skeleton.edges]}
     return row | ({"sigmas": list(skeleton.sigmas)} if skeleton.sigmas else {})
 
@@ -335,6 +337,7 @@ def _info(sources: Mapping[str, Source]) -> list[Row]:
 def _write(out: Path, content: dict[str, Any]) -> None:
     """Write the manifest atomically."""
     try:
+        # Beside the manifest, since no rename goes from one file system to another.
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
             new = Path(folder) / "data.kwcoco.json"
             with new.open("w", encoding="utf-8") as file:
@@ -353,6 +356,7 @@ def _dump(content: dict[str, Any], write: Any) -> None:
     """Write JSON with one row per line, readable by people and line-based tools."""
     write("{\n")
     for i, (key, rows) in enumerate(content.items()):
+        # By default Python writes NaN, which is no JSON.
         lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
         write(f'{"," if i else ""}"{key}": [\n{lines}\n]\n')
     write("}\n")

@@ -40,6 +40,7 @@ def draw_digits(folder: Path, seed: int) -> Path:
             file = part / split / str(digits.target[row]) / f"{row:04}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(_lit(digits.images[row] / 16, generator)).save(file)
+        # mkdtemp lets only its owner read the folder.
         part.chmod(0o755)
         os.replace(part, folder)  # noqa: PTH105 - a reader never sees half of the images
     finally:

@@ -33,6 +33,7 @@ def inseparable(source: Source) -> IntArray | None:
     if not isinstance(target, SeveralImages):
         return groups
     rows = [target.rows(index) for index in range(len(source))]
+    # Nodes of a graph are the samples, then the images, then the groups.
     samples = np.repeat(np.arange(len(source)), [len(row) for row in rows])
     images = len(source) + np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
     nodes = len(source) + len(target.images)
@@ -81,6 +82,7 @@ def choose_groups(labels: Target, groups: IntArray, n: int, rng: np.random.Gener
 def groups_by_first_sample(groups: IntArray) -> IntArray:
     """Return the groups numbered in the order of their first samples."""
     _, first, number = np.unique(groups, return_index=True, return_inverse=True)
+    # The argsort of an argsort is the rank.
     return np.argsort(np.argsort(first))[number]
 
 
@@ -148,6 +150,7 @@ def group_folds(labels: Target, groups: IntArray, number: int) -> IntArray:
         have = np.bincount(folds[found][folds[found] >= 0], counts[folds[found] >= 0], number)
         for i in np.argsort(-counts, kind="stable"):
             if folds[found[i]] < 0:
+                # The last key of lexsort decides first.
                 fold = int(np.lexsort((filled, have))[0])
                 folds[found[i]] = fold
                 have[fold] += counts[i]
@@ -171,6 +174,7 @@ def _pairs(labels: Target) -> tuple[IntArray, IntArray]:
 def _deal(table: _GroupCounts, share: float, rng: np.random.Generator) -> BoolArray:
     chosen, free = np.zeros(table.n, dtype=bool), np.ones(table.n, dtype=bool)
     spare = table.spread.copy()  # groups of each class that are not selected
+    # Classes of as many groups come in random order, since the last key of lexsort decides first.
     for c in np.lexsort((rng.random(len(spare)), table.spread)):
         members = list(table.of_class(int(c), rng))
         have, wanted = sum(k for group, k in members if chosen[group]), share * table.totals[c]

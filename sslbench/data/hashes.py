@@ -15,6 +15,7 @@ _SCHEMA = """CREATE TABLE IF NOT EXISTS hashes (
     path BLOB PRIMARY KEY, size INTEGER, mtime_ns INTEGER, ctime_ns INTEGER, inode TEXT, digest BLOB
 ) WITHOUT ROWID"""
 _FIND = "SELECT path, size, mtime_ns, ctime_ns, inode, digest FROM hashes WHERE path IN (%s)"
+# Before version 3.32, sqlite allows 999 variables in a statement.
 _VARIABLES = 500
 
 
@@ -77,6 +78,7 @@ class HashMemo:
         if not rows or self._database is None:
             return
         try:
+            # The write lock at once, for which `timeout` waits; to upgrade a read lock may fail without waiting.
             self._database.execute("BEGIN IMMEDIATE")
             self._database.executemany("INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?, ?)", rows)
             self._database.execute("COMMIT")

@@ -106,6 +106,7 @@ def corner_homography(generator: np.random.Generator, strength: float) -> FloatA
     targets = corners + generator.uniform(-strength, strength, (4, 2))
     rows = []
     for (x, y), (u, v) in zip(corners, targets, strict=True):
+        # Direct linear transform with the last entry 1: two equations for each corner.
         rows += [[x, y, 1, 0, 0, 0, -u * x, -u * y], [0, 0, 0, x, y, 1, -v * x, -v * y]]
     solved = np.linalg.solve(np.array(rows), targets.ravel())
     return np.append(solved, 1.0).reshape(3, 3)
@@ -113,6 +114,7 @@ def corner_homography(generator: np.random.Generator, strength: float) -> FloatA
 
 def in_pixels(homography: FloatArray, height: int, width: int) -> FloatArray:
     """Return a homography of the unit square as one of the pixels of an image, whose first centre is (0, 0)."""
+    # The unit square begins at the outer corner of the first pixel, half a pixel before its centre.
     to_unit = np.array([[1 / width, 0, 0.5 / width], [0, 1 / height, 0.5 / height], [0, 0, 1]])
     return np.asarray(np.linalg.inv(to_unit) @ homography @ to_unit)
 
@@ -157,6 +159,7 @@ class WarpedImages(OfRows):
         matrix = in_pixels(self.homographies[index], height, width)
         border = cv2.BORDER_REFLECT_101 if self.reflected else cv2.BORDER_CONSTANT
         warped = cv2.warpPerspective(picture, matrix, (width, height), flags=cv2.INTER_LINEAR, borderMode=border)
+        # OpenCV drops the last axis of a single channel.
         image = torch.from_numpy(warped.reshape(height, width, -1)).permute(2, 0, 1)
         return dataclasses.replace(whole, image=image)
 

@@ -132,6 +132,7 @@ def _dataset_of(loader: Any, name: str) -> Any:
     """Return the data set of a loader that delivers each of its samples once."""
     if isinstance(loader.dataset, torch.utils.data.IterableDataset) or isinstance(loader.sampler, _SHUFFLES):
         return loader.dataset
+    # It repeats samples to fill up its last round; the data set has each once.
     if isinstance(loader.sampler, torch.utils.data.DistributedSampler):
         return loader.dataset
     raise UsageError(
@@ -310,6 +311,7 @@ def _of_pillow(image: Image.Image) -> bytes | npt.NDArray[np.uint8]:
     if image.mode in ("L", "RGB"):
         return np.asarray(image)
     buffer = io.BytesIO()
+    # PNG has neither CMYK and LAB nor 32 bits.
     image.save(buffer, "PNG" if image.mode in ("1", "P", "LA", "RGBA", "I;16") else "TIFF")
     return buffer.getvalue()
 
@@ -391,6 +393,7 @@ def _of_hugging_face(data: Any, name: str, columns: Columns) -> Source:
         raise DataError(f"{name}: no column holds images, there are: {', '.join(given)}")
     if columns.values:
         raise UsageError(f"{name}: numbers to predict are read from frames, not from a Hugging Face data set")
+    # A format of torch or NumPy would change the types of the cells.
     plain = data.with_format(None)
     usual = [key for key in LABEL_COLUMNS if key in given and key != image]
     label = _column(name, columns.label, given, usual, "label")

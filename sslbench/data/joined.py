@@ -49,6 +49,7 @@ class JoinedImages:
     def located(self, index: int) -> tuple[int, int]:
         """Return the part that holds an image, and the image's position there."""
         row = range(len(self))[index] if self.rows is None else int(self.rows[index])
+        # Right: the stop of a part is the first row of the next.
         part = bisect.bisect_right(self._stops, row)
         return part, row - (self._stops[part - 1] if part else 0)
 
@@ -192,6 +193,7 @@ def join_boxes(sources: Mapping[str, Boxes]) -> tuple[Boxes, tuple[str, ...]]:
         classes,
         tuple(objects for part in parts for objects in part.objects),
         sizes=np.concatenate([part.sizes for part in parts]),
+        # Manifests may use the same ids, so images are numbered anew.
         numbers=tuple(range(1, sum(map(len, parts)) + 1)),
         class_numbers=numbers,
         skeleton=parts[0].skeleton,

@@ -66,6 +66,7 @@ def multi_labels(
     values: npt.NDArray[np.int8] = np.zeros((len(present), len(ordered)), dtype=np.int8)
     for row, (names, ignore) in enumerate(zip(present, hidden, strict=True)):
         values[row, [number[composed[name]] for name in ignore]] = -1
+        # After the ignored ones: a class that is both is present.
         values[row, [number[composed[name]] for name in names]] = 1
     return MultiLabel(ordered, values)
 

@@ -73,12 +73,14 @@ def noisy_labels(labels: Target, share: float, seed: int) -> Target:
     >>> int((noisy.values != labels.values).sum()), noisy.classes
     (2, ('cat', 'dog'))
     """
+    # "noise" in ASCII: a stream apart from all others of this seed.
     generator = np.random.default_rng([seed, 0x6E6F697365])
     order, draws = generator.permutation(len(labels)), generator.random(len(labels))
     rows = order[: (n := round(share * len(labels)))]
     values = labels.values.copy()
     if isinstance(labels, Classes):
         others = len(labels.classes) - 1
+        # Moved on by 1 to C - 1 classes, so never to the own one.
         values[rows] = (values[rows] + 1 + (draws[rows] * others).astype(values.dtype)) % len(labels.classes)
     else:
         numbers = _numbered(labels)[order]
@@ -94,6 +96,7 @@ def noisy_labels(labels: Target, share: float, seed: int) -> Target:
 
 def _numbered(labels: Target) -> IntArray:
     """Return a number (N,) for the labels of each sample, the same for equal labels."""
+    # By the version of numpy, the inverse of rows is flat or a column.
     return np.asarray(np.unique(labels.values, axis=0, return_inverse=True)[1], dtype=np.int64).reshape(-1)
 
 

@@ -17,6 +17,7 @@ from sslbench.names import did_you_mean
 MAX_BYTES = 1 << 32
 """Size limit of an image file, 4 GiB: more than a picture of --max-pixels with 13 bands of 16 bits."""
 
+# O_NONBLOCK: to open a pipe without it waits for a writer.
 _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK", "O_NOCTTY"))
 _KINDS = {
     stat.S_IFIFO: "a named pipe",

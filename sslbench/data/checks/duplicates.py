@@ -147,6 +147,7 @@ def _blocks(
     """Iterate over some or all rows of an array: places in `rows`, and float64 (B, WIDEST at most), folded if wider."""
     number, width = len(array) if rows is None else len(rows), array.shape[1]
     size = max(1, min(_CHUNK, _CHUNK_BYTES // (8 * max(width, 1))))
+    # The same signs in every call: both arrays have to be folded alike.
     drawn = np.random.default_rng(0).integers(0, 2, width if width > WIDEST else 0, dtype=np.int8)
     signs = np.asarray(drawn, np.float64) * 2 - 1
     for start in range(0, number, size):
@@ -218,6 +219,7 @@ def _whitening(arrays: list[npt.NDArray[np.floating]]) -> _Whitening | None:
         return None
     centre = sample.mean(axis=0)
     spread, directions = _singular_values(sample - centre, components)
+    # Beside a large mean, the rounding of x - centre looks like a component, too.
     kept = spread > max(_FLAT * spread[0], _FLAT * float(np.linalg.norm(centre)))
     if not kept.any():
         return None
@@ -233,8 +235,10 @@ def _singular_values(
     Randomised (Halko, Martinsson & Tropp 2011) with a fixed seed, by torch: to import scikit-learn for it would take a
     second of every evaluation.
     """
+    # svd_lowrank draws from the global generator, on whose state others rely.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
+        # Ten more than wanted, the oversampling that Halko et al. advise.
         spare = min(number + 10, *x.shape)
         _, values, vectors = torch.svd_lowrank(torch.from_numpy(x), spare, niter=4)
     return values[:number].numpy(), vectors[:, :number].numpy()
@@ -250,6 +254,7 @@ def _whitened(
         fine = np.asarray(np.isfinite(chunk).all(axis=1))
         projected = np.where(fine[:, None], chunk, 0.0).astype(np.float32) @ projection
         lengths = np.linalg.norm(projected, axis=1, keepdims=True)
+        # A vector at the centre has no direction: divided by infinity it is zero and matches nothing.
         unit[part] = projected / np.where(lengths > _FLAT, lengths, np.inf)
     return unit
 
@@ -271,6 +276,7 @@ def _nearest(
             if itself:
                 own = torch.arange(len(block), device=device)
                 inside = (own + start >= at) & (own + start < at + found.shape[1])
+                # Below every cosine, so that no row is its own neighbour.
                 found[own[inside], own[inside] + start - at] = -2.0
             top = found.topk(min(k, found.shape[1]), dim=1)
             merged, order = torch.cat([best, top.values], 1).topk(min(k, best.shape[1] + top.values.shape[1]), dim=1)
@@ -290,6 +296,7 @@ def _copies(
         chosen = near[start : start + _CHUNK]
         found = other[places[chosen]]
         alike = np.einsum("nkd,nd->nk", found, found[:, 0]) >= threshold
+        # Of vectors of length 1; rounding may bring a cosine above 1.
         distances = np.sqrt(np.maximum(2.0 - 2.0 * cosines[chosen], 0.0))
         others = np.where(alike, np.inf, distances).min(axis=1)
         crowded[chosen] = np.isinf(others)
@@ -315,6 +322,7 @@ def exact_pairs(train: Source, test: Source) -> list[tuple[int, int]]:
 def _contents(source: Source) -> _Contents:
     """Return the positions and digests (as two 64-bit numbers) of the images with content."""
     digests = source.images.digests()
+    # One record per digest, so that np.unique and == take it as a whole.
     keys = np.ascontiguousarray(digests).view([("a", "<u8"), ("b", "<u8")]).reshape(-1)
     nothing = np.frombuffer(EMPTY_DIGEST + UNREADABLE_DIGEST, dtype=keys.dtype)
     kept = np.flatnonzero((keys != nothing[0]) & (keys != nothing[1]))
@@ -326,6 +334,7 @@ def _shared(in_train: _Contents, in_test: _Contents) -> list[tuple[int, int]]:
     unique, first = np.unique(train_keys, return_index=True)
     if not len(unique) or not len(test_keys):
         return []
+    # For a key behind all others searchsorted returns the length, which is no index.
     place = np.minimum(np.searchsorted(unique, test_keys), len(unique) - 1)
     shared = np.flatnonzero(unique[place] == test_keys)
     return list(zip(test_rows[shared].tolist(), train_rows[first[place[shared]]].tolist(), strict=True))
@@ -441,6 +450,7 @@ def small_pictures(source: Source, *, workers: int, reading: Reading, side: int 
     preprocessing = Preprocessing(
         resize=(side, side), crop=None, decoder=reading.decoder or ("reference",), max_pixels=reading.max_pixels
     )
+    # float16 holds whole numbers up to 2,048 exactly.
     vectors = np.full((len(source), side * side * 3), np.nan, dtype=np.float16)
     for batch in loader.batches(source, np.arange(len(source)), preprocessing, batch_size=64, workers=workers):
         if len(batch.indices):
@@ -487,6 +497,7 @@ def suspects(
     for of_test, of_train, cosine in near:
         paths = test.images.path(in_test[of_test]), train.images.path(in_train[of_train])
         found[of_test] = Suspect(of_test, of_train, "near", round(cosine, 4), *paths)
+    # After the near ones, whose place exact copies take.
     for i, j in exact_pairs(train, test) if exact else ():
         found[test.ids[i]] = Suspect(test.ids[i], train.ids[j], "exact", 1.0, test.images.path(i), train.images.path(j))
     return [found[name] for name in sorted(found)]

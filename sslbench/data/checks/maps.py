@@ -86,6 +86,7 @@ class _Facts(Dataset[Any]):
     def __getitem__(self, item: int) -> list[MapFacts] | SslbenchError:
         try:
             return [_facts(self.source, index, self.max_pixels) for index in self.chunks[item].tolist()]
+        # Returned, since DataLoader would raise it as the text of a traceback.
         except SslbenchError as error:
             return error
 
@@ -97,6 +98,7 @@ def _facts(source: CodedMaps, index: int, max_pixels: int) -> MapFacts:
     except UnreadableImage as error:
         return MapFacts(index, path, error.reason if error.path == path else str(error))
     semantic = source.coding.positions(raw.values)
+    # bincount takes no negative numbers: -2 (unknown) and -1 (ignored) become the first two.
     counts = np.bincount(semantic.reshape(-1) - UNKNOWN, minlength=len(source.classes) + 2)
     values, pixels = np.unique(raw.values[semantic == UNKNOWN], return_counts=True)
     size, turned = size_and_turn(source.images, index)
@@ -264,6 +266,7 @@ def _damage(part: CodedMaps, facts: Sequence[MapFacts]) -> list[Finding]:
             f"{part.name}: {counted(len(smooth), 'map')} with mixed values along region borders, "
             f"as smoothing or JPEG produces: {some(smooth)}; resize maps by nearest neighbour and save them as PNG"
         )
+        # Without names every value becomes a class, those in between, too.
         found.append(Finding("warning" if part.coding.named else "error", message))
     turned = [part.images.path(fact.index) for fact in facts if fact.turned]
     if turned:
@@ -364,7 +367,9 @@ def _copies(parts: Mapping[str, CodedMaps]) -> list[Finding]:
     """Return findings about duplicate images in two splits or in one, with equal or different maps."""
     sources = [_with_maps_as_labels(part) for part in parts.values()]
     if len(sources) == 1:
+        # Beside an empty part only copies within the other are found.
         return exact_copies(sources[0], sources[0].select([]))
+    # `exact_copies` takes its first argument for train.
     order = sorted(sources, key=lambda source: not source.name.endswith("(train)"))
     return [finding for first, second in itertools.combinations(order, 2) for finding in exact_copies(first, second)]
 
@@ -438,6 +443,7 @@ def _overlay(
     small = picture.resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0)
     places = part.coding.positions(raw.values)
     at_y, at_x = (
+        # By the nearest pixel, as classes cannot be averaged.
         np.minimum((np.arange(n) + 0.5) * m / n, m - 1).astype(int)
         for n, m in zip(size[::-1], places.shape, strict=True)
     )

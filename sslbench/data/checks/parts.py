@@ -155,12 +155,14 @@ def check_parts(
             findings += listed(boxes.name, problems)
         unreadable += bad
         tried += len(rows)
+        # Some of the broken ones were not decoded: of these only the size in the file was compared.
         decoded += len(set(rows.tolist()) - broken)
     total = len(both.train) + len(both.test)
     if not copies:
         message = f"duplicate images were not searched: {total:,} files would be read (--copies)"
         findings.append(Finding("note", message))
     named = {
+        # Numbers to predict have names and no tally.
         name: dict(zip(part.target.classes, tally, strict=False))
         for name, part, tally in zip(("train", "test"), (both.train, both.test), tallies, strict=True)
     }

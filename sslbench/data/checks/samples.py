@@ -85,6 +85,7 @@ def _single_classes(train: Source, test: Source) -> list[Finding]:
     if len(there) == 1:
         name = next(iter(there))
         message = f"{train.name} has one class only, '{name}': nothing can be distinguished"
+        # Probably the folder above the one of classes was given, so that the latter became the only class.
         inside = {tuple(sample.split("/")[:2]) if sample.count("/") > 1 else () for sample in train.ids}
         if len(inside) > 1 and {parts[:1] for parts in inside} == {(name,)}:
             folders = some(sorted(parts[1] for parts in inside))

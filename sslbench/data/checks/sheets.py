@@ -105,10 +105,12 @@ def _thumbnail(
     picture = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
     factor = side / max(picture.size)
     size = max(1, round(picture.width * factor)), max(1, round(picture.height * factor))
+    # reducing_gap: Pillow shrinks by a whole factor first, which is faster.
     small = picture.resize(size, Image.Resampling.NEAREST if factor > 1 else Image.Resampling.BICUBIC, reducing_gap=2.0)
     draw = ImageDraw.Draw(small)
     for box in () if boxes is None else boxes.tolist():
         left, top, right, bottom = (value * factor for value in box)
+        # Pillow's rectangles include their right and lower edge.
         draw.rectangle((left, top, max(right - 1, left), max(bottom - 1, top)), outline=_BOX)
     text = source.target.text(row) if source.target.labelled else ""
     return Thumbnail(small, source.images.path(row), text)

@@ -45,6 +45,7 @@ _COCO = re.compile(
     r'\s*\{.*("segments_info"\s*:\s*\[|"images"\s*:\s*\[.*"(file_name|coco_url|assets|auxiliary)"\s*:)', re.DOTALL
 )
 _JSON = (".json", ".jsonl", ".ndjson")
+# In this order: the first that fits is named, so wide patterns (VOC's any annotation) stand behind narrow ones.
 _EXPORTS = (
     Export("an export 'CVAT for video'", _CVAT, (".xml",), r"<track [^>]*\blabel="),
     Export("an export 'CVAT for images'", _CVAT, (".xml",), r"<annotations>\s*<version>|<image [^>]*\bname="),
@@ -337,9 +338,11 @@ def some_files(folder: Path) -> Iterator[Path]:
     for _ in range(_MOST_FOLDERS):
         if not waiting:
             return
+        # Level by level, so that the limit of folders leaves out the deepest.
         top, depth = waiting.pop(0)
         seen: collections.Counter[str] = collections.Counter()
         with os.scandir(top) as entries:
+            # A folder of images may have millions of entries, and this is for a message.
             found = sorted((e.name, e.is_dir()) for e in itertools.islice(entries, _MOST_ENTRIES))
         for name, is_folder in found:
             if is_clutter(name):

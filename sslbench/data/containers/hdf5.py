@@ -18,6 +18,7 @@ _CHUNK = 256
 def open_hdf5(file: Path) -> Any:
     """Open an HDF5 file for reading."""
     if not file.is_file():
+        # h5py's error of a missing file is the same OSError as that of a damaged one.
         raise FileNotFoundError(2, "No such file", str(file))
     try:
         h5py = importlib.import_module("h5py")
@@ -53,6 +54,7 @@ class Hdf5Images:
     def read(self, index: int) -> npt.NDArray[np.uint8]:
         """Return one image: uint8 (H, W, C)."""
         with self._opened() as opened:
+            # Opened for every image: an open HDF5 file can neither be pickled nor be used after a fork.
             image: npt.NDArray[np.uint8] = opened[self.key][int(self.rows[index])]
         return image
 

@@ -93,6 +93,7 @@ def indexed(
 def _indexed_copy(file: Path, valid_for: list[str], build: Callable[[Path], Index], origin: remote.Origin) -> Index:
     """Return the index of a fetched copy; one process builds it for all."""
     with remote.exclusive(file):
+        # Another process may have built it while this one waited for the lock.
         known = _load(file, valid_for)
         if known is not None:
             return known
@@ -181,6 +182,7 @@ def cached_digests(
     with HashMemo() as memo, ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(order), _CHUNK):
             chunk = order[start : start + _CHUNK].tolist()
+            # Before the images are read: digests are kept only where the stamp was settled by then.
             now = time.time_ns()
             keys, stamps = [key(i) for i in chunk], [stamp(i) for i in chunk]
             known = memo.lookup(keys, stamps)

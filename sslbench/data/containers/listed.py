@@ -36,6 +36,7 @@ _MOST_FOLDERS = 40
 # Entries of folders that are looked through for a name that would match.
 _MOST_SEEN = 20_000
 _DEEPEST = 3
+# More folders than any path has: what is left is the last name.
 _ALL = 1_000
 _ADDRESS = re.compile(r"[A-Za-z][\w+.-]+://")
 _DRIVE = re.compile(r"[A-Za-z]:(?=/)")
@@ -82,6 +83,7 @@ def folders_beside(file: Path) -> list[Path]:
     beside COCO).
     """
     folder, stem = file.parent, file.name.partition(".")[0]
+    # Path.parent of '.' is '.' itself, and that of '..' is '.'.
     root = folder / ".." if folder.name in ("", "..") else folder.parent
     part = stem.rpartition("_")[2]
     long = {"train": "training", "val": "validation"}.get(part, part)
@@ -300,6 +302,7 @@ def _choose(spec: str, names: Sequence[str], known: _Folders, option: str) -> _R
     """Return the reading of a list: the first that finds all probes, else the one that finds most; None without any."""
     probes = [names[i] for i in _spaced(len(names), _PROBES)]
     best, most = None, 0
+    # The strictest reading first: a looser one may find another file of that name.
     for loose, dropped in itertools.product((False, True), (None, *range(_shared(probes) + 1), _ALL)):
         whole = []
         for folder in known.all():
@@ -325,6 +328,7 @@ def _shared(names: Sequence[str]) -> int:
 
 def _refuse_several(spec: str, name: str, readings: Sequence[_Reading], known: _Folders, option: str) -> None:
     """Refuse a name for which several folders, none of which is the first to be asked, have a file."""
+    # By a link, two folders may hold the same file.
     paths = {os.path.realpath(reading.folder / str(reading.path(name, known))) for reading in readings}
     if len(paths) > 1:
         raise DataError(
@@ -392,5 +396,6 @@ def _would_match(spec: str, name: str, folders: Sequence[Path], option: str) -> 
             if seen > _MOST_SEEN:
                 break
             if len(Path(os.path.relpath(top, folder)).parts) >= (_DEEPEST if folder == folders[0] else 1):
+                # os.walk descends into what is left in this list.
                 inside.clear()
     return did_you_mean(wanted.name, set(near)) if near else ""

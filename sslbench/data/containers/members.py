@@ -148,6 +148,7 @@ def _without_root(spec: str, names: Sequence[str]) -> tuple[list[str], tuple[str
     if len(tops) > 1 or not all("/" in name for name in names):
         return list(names), ()
     (top,) = tops
+    # A split, not a folder around everything.
     if split_name(top):
         return list(names), ()
     below = [name.partition("/")[2] for name in names]
@@ -160,6 +161,7 @@ def _splits(spec: str, names: list[str], notes: tuple[str, ...]) -> _Tree:
     found = set(split_of.values())
     if len(found) < len(split_of):
         raise DataError(f"{spec} has two folders for one split: {some(sorted(split_of))}")
+    # Beside other folders a single one called train or test may be a class.
     if not found or not (len(split_of) == len(folders) or ("train" in found and len(found) > 1)):
         return _Tree({"all": list(enumerate(names))}, notes)
     splits: dict[str, list[tuple[int, str]]] = {s: [] for s in ("train", "val", "test") if s in found}
@@ -230,6 +232,7 @@ def images_among(
         return images, notes
     kinds = Counter(PurePosixPath(name).suffix.lower() or "no suffix" for name in others)
     exports = []
+    # Reversed, so that of each suffix the first name stays.
     for name in {PurePosixPath(name).suffix.lower(): name for name in sorted(others, reverse=True)}.values():
         export = export_by(name, functools.partial(_text, head, name))
         if export is not None and export.pattern:

@@ -34,6 +34,7 @@ class _Handle:
         check_unchanged(path, os.fstat(self.fd), stamp)
 
     def __del__(self) -> None:
+        # Python calls this also where os.open has failed in `__init__`.
         if hasattr(self, "fd"):
             os.close(self.fd)
 
@@ -54,6 +55,7 @@ class _Handles:
         handle = self._open.get(path)
         if handle is None:
             while len(self._open) >= _MAX_OPEN:
+                # Threads read at once, so another one may have removed it; one that still reads keeps the file open.
                 self._open.pop(next(iter(self._open)), None)
             handle = self._open[path] = _Handle(path, stamp)
         else:
@@ -159,7 +161,9 @@ def _unpack(data: bytes, size: int, packing: int) -> bytes:
     if packing == RAW:
         return data
     if packing == BASE64:
+        # Unless strict, characters that are not base64 are skipped in silence.
         return binascii.a2b_base64(data.translate(_URL_SAFE), strict_mode=True)
+    # Negative: members of a zip have no zlib header.
     unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
     unpacked = unpacker.decompress(data, size + 1)  # never more than the archive's directory declares
     if len(unpacked) != size or not unpacker.eof:

@@ -9,6 +9,7 @@ from sslbench.data.regular import open_regular, read_all
 from sslbench.errors import DataError
 
 _MARKS = {
+    # First, since the mark of UTF-32 LE begins with that of UTF-16 LE.
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
@@ -49,6 +50,7 @@ def _of_windows(path: Path, content: bytes, error: UnicodeDecodeError) -> str:
     """Return text of one byte per character, as Excel saves tables in western Europe."""
     advice = "Save it as UTF-8."
     if not _CONTROL.isdisjoint(content):
+        # Every Latin letter has a zero byte there.
         what = "UTF-16 without its mark" if content.count(0) > len(content) / 4 else "a binary file, or damaged"
         raise DataError(f"{path} is not text in UTF-8 (byte {error.start:,}): it may be {what}", advice) from error
     try:
@@ -107,6 +109,7 @@ def head_text(spec: str) -> str:
 
 def decoded(content: bytes) -> str:
     """Return the first bytes of a text as characters."""
+    # The last character may be cut.
     return content[:HEAD].decode(encoding_of(content), "replace")
 
 
@@ -154,5 +157,6 @@ def is_base64_image(text: str) -> bool:
 def _begins_like_image(cell: bytes) -> bool:
     if len(cell) < _SHORTEST_IMAGE or not _BASE64.fullmatch(cell):
         return False
+    # A multiple of four characters, which needs no padding.
     start = binascii.a2b_base64(cell[:32].replace(b"-", b"+").replace(b"_", b"/"))
     return start.startswith(_SIGNATURES)

@@ -113,6 +113,7 @@ def _save(folder: Path, sources: Mapping[str, Source]) -> None:
         splits = [_save_split(new / str(k), split, source) for k, (split, source) in enumerate(sources.items())]
         about = {"splits": splits, "digest": _digest(new)}
         (new / _META).write_text(json.dumps(about), encoding="utf-8")
+        # Fails where another process was faster: a folder that is not empty is not replaced.
         new.rename(folder)
     except (OSError, ValueError) as error:
         if not (folder / _META).is_file():  # else another process was faster

@@ -124,6 +124,7 @@ def _reduction(header: _JpegHeader, wanted: Wanted) -> int:
 def _decode_jpeg(data: bytes, header: _JpegHeader) -> Decoded | None:
     """Decode with torchvision.io; return None on failure, so that Pillow decides and gives the reason."""
     try:
+        # A copy, since torch warns of buffers that are read-only.
         image = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
     except RuntimeError:
         return None
@@ -355,6 +356,7 @@ def from_pillow(image: Image.Image, path: str, wanted: Wanted, codec: str = "") 
     if mode == "F" or (mode == "I" and ";16" not in codec and image.format != "PPM"):
         raise UnreadableImage(path, "32 bits per sample, whose range is not known; convert it to 8 or 16 bits")
     if mode.startswith("I"):
+        # Samples of 12 bits fill the lower 12 of 16.
         values = np.asarray(image) >> (4 if ";12" in codec else 8)
         image = Image.fromarray(values.astype(np.uint8))
     if mode.startswith("I") or (";16" in codec and "BGR" not in codec):  # BGR;16 is a BMP with 5 or 6 bits per colour

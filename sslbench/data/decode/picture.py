@@ -52,6 +52,7 @@ class OtherChannels(UnreadableImage):
 
     def __init__(self, path: str, channels: int, wanted: int) -> None:
         super().__init__(path, f"{channels} channel{'' if channels == 1 else 's'}, the backbone takes {wanted}")
+        # Unpickling calls the class with these, and the parent has set its own two.
         self.args = (path, channels, wanted)
         self.channels, self.wanted = channels, wanted
 
@@ -187,7 +188,9 @@ def from_fractions(tensor: torch.Tensor, path: str, wanted: Wanted) -> Decoded:
 def _tensor(pixels: npt.NDArray[np.generic]) -> torch.Tensor:
     """Return an array (H, W, C) as a tensor (C, H, W) with interleaved channels in memory."""
     if pixels.dtype == np.uint16:
+        # 65,535 / 257 = 255.
         return torch.from_numpy(pixels.astype(np.float32) / 257).permute(2, 0, 1)
+    # A copy: Pillow's arrays are read-only, of which torch warns.
     return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
 
 

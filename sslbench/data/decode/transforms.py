@@ -48,6 +48,7 @@ def check_resized(height: int, width: int, preprocessing: Preprocessing) -> tupl
     if preprocessing.resize is None:
         return height, width
     to_height, to_width = resized(height, width, preprocessing.resize, preprocessing.resized_side)
+    # A strip of a few pixels' width becomes very long when its shorter side is enlarged.
     if to_height * to_width > max(MAX_PIXELS, preprocessing.max_pixels):
         raise ValueError(f"{width} x {height} pixels become {to_width} x {to_height} when resized")
     return to_height, to_width

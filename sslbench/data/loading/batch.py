@@ -222,6 +222,7 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
         sequence = np.random.SeedSequence((_AUGMENTATION, self.seed, epoch, position, *again))
         first, second, third = (int(word) for word in sequence.generate_state(3, np.uint64))
         torch.default_generator.manual_seed(first)  # torch.manual_seed would set up CUDA's as well
+        # NumPy's global generator takes no more than 32 bits.
         np.random.seed(second % 2**32)
         random.seed(third)
 

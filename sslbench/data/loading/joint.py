@@ -153,6 +153,7 @@ class JointBatches:
     def batches(self, start: int, stop: int) -> Generator[JointBatch]:
         """Iterate over the batches start, ..., stop - 1; each depends on its number and the seed alone."""
         again = (stop - start) * self._crops.batch_size > len(self._crops.source)
+        # Nothing is kept where no image comes a second time.
         kept = _Kept(KEPT_BYTES // max(1, self._workers) if again else 0)
         crops = dataclasses.replace(self._crops, start=start, stop=stop, kept=kept)
         yield from loader.run(crops, self._workers, start=start_worker, start_method=self._start_method)
@@ -266,6 +267,7 @@ class _Wholes(Dataset[WholeImage | SslbenchError]):
         return WholeImage(item, torch.empty(0), np.empty((0, 0, 0), np.float32), missing)
 
 
+# Two, since a batch may reach over the end of an epoch.
 @functools.lru_cache(maxsize=2)
 def _order(seed: int, epoch: int, n: int) -> IntArray:
     return np.random.default_rng((_ORDER, seed, epoch)).permutation(n)
@@ -309,6 +311,7 @@ def _resized(image: Tensor, target: Tensor, view: JointView, factor: float) -> t
     if size == (height, width):
         return image, target
     resized = resize_and_crop(image, Preprocessing(resize=size, crop=None, interpolation=view.interpolation))
+    # torch's "nearest" rounds down, which moves the target by up to half a pixel against the image.
     return resized, torch.nn.functional.interpolate(target[None], size, mode="nearest-exact")[0]
 
 

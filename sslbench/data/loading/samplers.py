@@ -130,6 +130,7 @@ def epoch_order(
         # contains; so its mean over epochs is exact.
         shares = np.ones(len(members)) if weights is None else weights[present]
         ends = np.cumsum(shares) / shares.sum() * n
+        # The sum may be rounded below n, and the last mark be lost.
         ends[-1] = n
         marks: IntArray = np.floor(ends + rng.random()).astype(np.int64)
         quota = np.diff(marks, prepend=0)
@@ -161,6 +162,7 @@ def occurrences(order: IntArray) -> IntArray:
         >>> occurrences(np.array([3, 1, 3, 3])).tolist()
         [0, 0, 1, 2]
     """
+    # Stable, so that repetitions stay in the order in which they come.
     by_image = np.argsort(order, kind="stable")
     starts = np.flatnonzero(np.diff(order[by_image], prepend=-1))
     lengths = np.diff(np.append(starts, len(order)))

@@ -119,6 +119,7 @@ def refuse_turned(image: Image.Image, path: str) -> None:
 
 def _check_kind(image: Image.Image, data: bytes, path: str) -> None:
     kind = image.format or "picture"
+    # VP8L is the chunk of lossless WebP.
     lossy = kind == "WEBP" and b"VP8L" not in data[:64]
     if kind in ("JPEG", "MPO") or lossy:
         raise UnreadableImage(path, f"a lossy {kind}: compression has changed the classes; maps should be PNG")

@@ -253,5 +253,6 @@ def _matched(place: Place, images: list[str], maps: list[str], *, skip: int) -> 
     stems = [os.path.splitext(path)[0] for path in maps]  # noqa: PTH122 - a Path per image is slow
     endings = [ending for ending in _ENDINGS if any(stem.endswith(ending) for stem in stems)]
     candidates = [by_key(place.maps, maps, ending, skip=skip) for ending in endings]
+    # Of equal ones max takes the first, which is no ending.
     best = max(candidates, key=lambda found: len(keys.keys() & found.keys()), default={})
     return pair(keys, best, place.images, place.maps)

@@ -49,6 +49,7 @@ def _head(images: Images, index: int) -> tuple[tuple[int, int] | None, int, bool
             return (data.shape[0], data.shape[1]), 1, True
         else:
             opened = io.BytesIO(data)
+        # Only the head is read, whatever size it declares.
         with opened, strict_and_silent(2**40), Image.open(opened) as image:
             tagged = image.format != "PNG" or _marked(opened)  # getexif would decode all of a PNG
             turn = orientation(image) if tagged else 1
@@ -195,6 +196,7 @@ class Coding:
         if values.size and values.min() >= -1 and values.max() < _TABLE - 1:
             table = np.full(_TABLE, UNKNOWN, dtype=np.int32)
             small = known < _TABLE - 1
+            # Moved by one, since maps may hold -1.
             table[known[small] + 1] = places[small]
             return np.asarray(table[values + 1], dtype=np.int32)
         found, inverse, _ = distinct(values)

@@ -82,6 +82,7 @@ def _pfm(data: bytes, path: str) -> npt.NDArray[Any]:
     check_size(width, height, path, MAX_PIXELS)
     if len(data) - head.end() != 4 * width * height * channels:
         raise UnreadableImage(path, "truncated, or longer than its head says")
+    # PFM: a negative scale means little-endian.
     order = "<" if float(head[4]) < 0 else ">"
     values = np.frombuffer(data, dtype=f"{order}f4", offset=head.end()).reshape(height, width, channels)
     return values[::-1].astype(np.float32)  # rows from the bottom up
@@ -94,6 +95,7 @@ def _picture(data: bytes, path: str) -> npt.NDArray[Any]:
                 check_size(*image.size, path, MAX_PIXELS)
                 if image.format not in ("PNG", "TIFF"):
                     raise UnreadableImage(path, f"a {image.format}, which is not supported: PNG, TIFF, .npy, .pfm")
+                # Byte 24 of a PNG is its bit depth, which Pillow does not tell of colours.
                 if image.mode == "RGB" and (";16" in str(image.tile) or (image.format == "PNG" and data[24] == 16)):
                     return _colours_of_16_bits(data, path)
                 if image.mode in ("P", "PA"):
@@ -117,6 +119,7 @@ def _colours_of_16_bits(data: bytes, path: str) -> npt.NDArray[Any]:
     colours = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), cv2.IMREAD_UNCHANGED)
     if colours is None or colours.dtype != np.uint16:
         raise UnreadableImage(path, "damaged")
+    # OpenCV has blue first.
     return np.asarray(colours[..., ::-1])
 
 

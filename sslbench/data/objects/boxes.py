@@ -150,6 +150,7 @@ def checked_objects(raw: RawObjects, sizes: IntArray, issues: BoxIssues) -> list
     edge = np.tile(size[:, ::-1], 2).astype(np.float64)
     beyond = (boxes[:, :2] < -_SLACK).any(axis=1) | (boxes[:, 2:] > edge[:, 2:] + _SLACK).any(axis=1)
     beyond &= ~empty & (size[:, 0] > 0)
+    # The first corner is only raised and the second only lowered: a box outside of the image turns inside out.
     boxes = np.where(beyond[:, None], np.minimum(np.maximum(boxes, [0.0, 0.0, -np.inf, -np.inf]), _ends(edge)), boxes)
     outside = beyond & ~(boxes[:, 2:] > boxes[:, :2]).all(axis=1)
     issues.outside += named(outside)
@@ -204,6 +205,7 @@ def _check_points(
 ) -> None:
     """Note what is odd about the keypoints (n, K, 3) of the kept objects in images of a height and width each."""
     there = labelled(points)
+    # Keypoints count from the centre of the first pixel, boxes from its corner.
     at, end = points[:, :, :2], size[:, None, ::-1] - 1 + _SLACK
     outside = (there & ((at < -_SLACK) | (at > end)).any(axis=2)).any(axis=1) & (size[:, 0] > 0) & kept
     issues.points_outside += [raw.name_of(i) for i in np.flatnonzero(outside).tolist()]

@@ -135,6 +135,7 @@ class Crops:
             content = whole[row].tobytes()
             if content != UNREADABLE_DIGEST:
                 state = hashlib.blake2b(content, digest_size=DIGEST_BYTES)
+                # Of one byte order, so that keys agree between machines.
                 state.update(self.boxes[i].astype("<f4").tobytes() + repr(float(self.margin)).encode())
                 digests[i] = np.frombuffer(state.digest(), dtype=np.uint8)
         return digests

@@ -56,6 +56,7 @@ def prepare(name: str, archives: Sequence[Path], *, root: Path | None = None, ve
     samples = settings["samples"]
     if place == settings.get("test_folder"):  # benchmarks that train on other data
         samples = {"test": samples["test"]}
+    # Checksums already tell complete archives.
     counted = verify and not all(archive.md5 for archive in official)
     return prepare_folder(Layout(root / place, samples if counted else {}), MAKERS[name][1](found))
 

@@ -112,6 +112,7 @@ def _write(partial: Path, files: Iterable[tuple[str, Callable[[], bytes]]]) -> C
             path.parent.mkdir(parents=True, exist_ok=True)
             folders.add(path.parent)
         if not path.exists():
+            # A file that has its name is complete: a run that continues does not write it again.
             temporary = path.with_name(f".{path.name}.new")
             temporary.write_bytes(content())
             temporary.rename(path)
@@ -151,6 +152,7 @@ def members(archive: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
                 if not info.is_dir():
                     yield _safe(archive, info.filename), _reader_of_zip(archive, packed, info)
         return
+    # As a stream: to seek back in a packed tar is to unpack it from its start again.
     with _damage(archive), tarfile.open(archive, mode="r|*") as stream:
         yield from _tar_members(archive, stream)
 
@@ -260,6 +262,7 @@ def find_archives(
 
 def _compare(path: Path, wanted: str) -> None:
     log.info(f"checking {path} against its published checksum")
+    # Python on systems in FIPS mode refuses MD5 for security.
     digest = hashlib.md5(usedforsecurity=False)
     try:
         with path.open("rb") as file:

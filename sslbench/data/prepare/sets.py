@@ -78,6 +78,7 @@ def _validation_classes(devkit: Path) -> list[str]:
     import scipy.io
 
     synsets: Any = scipy.io.loadmat(io.BytesIO(texts["meta.mat"]), squeeze_me=True)["synsets"]
+    # meta.mat lists the inner nodes of WordNet's tree, too; classes are the leaves.
     wnids = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets if int(row["num_children"]) == 0}
     try:
         numbers = [int(line) for line in texts["ILSVRC2012_validation_ground_truth.txt"].split()]
@@ -397,6 +398,7 @@ def _norb_array(path: Path) -> npt.NDArray[np.generic]:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         magic, n = (int(value) for value in np.frombuffer(content, "<i4", 2))
         shape = tuple(int(value) for value in np.frombuffer(content, "<i4", n, offset=8))
+        # At least three sizes are stored, whatever the number of dimensions.
         values = np.frombuffer(content, _NORB_DTYPES[magic], offset=4 * (2 + max(n, 3)))
         return values.reshape(shape)
     except (EOFError, gzip.BadGzipFile, KeyError, ValueError) as error:
