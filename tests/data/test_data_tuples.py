@@ -279,7 +279,7 @@ def test_other_data_are_refused_with_what_is_supported(tmp_path):
     Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "a.png")
     with pytest.raises(UsageError, match=r"(?s)no pairs of images .*Looked for:.*homography:PLACE.*SPair-71k"):
         open_as(str(tmp_path), Points, Homographies)
-    with pytest.raises(UsageError, match=r"(?s)has no videos with masks .*Looked for:.*DAVIS"):
+    with pytest.raises(UsageError, match=r"(?s)no videos with masks .*Looked for:.*DAVIS"):
         open_as(str(tmp_path), Tracks, Parts, Poses)
     with pytest.raises(UsageError, match="does not exist"):
         open_as(str(tmp_path / "nothing"), Points, Homographies)
