@@ -49,6 +49,7 @@ class Settings(HeadSettings):
     tolerance: float = setting(
         TOLERANCE, "largest distance of matched pixels as a share of the image's diagonal", within="(0, 0.1]"
     )
+    # The shorter side of BSDS500's images.
     size: int | None = other_default(HeadSettings, "size", 321)
     crop: tuple[int, int] = other_default(HeadSettings, "crop", (321, 321))
     window: tuple[int, int] | None = other_default(HeadSettings, "window", None)

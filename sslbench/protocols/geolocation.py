@@ -118,6 +118,7 @@ class Cells:
         """
         found = []
         for start, level in zip(self.starts.tolist(), self.levels.tolist(), strict=True):
+            # An `S2CellId` is the position on the curve, a 1 and zeros, one pair of bits less for each level upwards.
             middle = 2 * start + (1 << 2 * (LEAF_LEVEL - level))
             found.append(f"{middle:016x}".rstrip("0"))
         return tuple(found)
@@ -197,6 +198,7 @@ def _leaf_coordinate(u: FloatArray) -> IntArray:
     """Return the row of a leaf cell from a coordinate -1 to 1, by the quadratic map that makes areas nearly equal."""
     root = 0.5 * np.sqrt(1 + 3 * np.abs(u))
     share = np.where(u >= 0, root, 1 - root)
+    # The far edge of a face, u = 1, belongs to its last leaf.
     return np.asarray(np.clip(np.floor(share * 2**LEAF_LEVEL), 0, 2**LEAF_LEVEL - 1), np.int64)
 
 
@@ -220,6 +222,7 @@ def partition(indices: IntArray, *, max_images: int, min_images: int) -> Cells:
             open_cells += [(start + quarter * (size // 4), level + 1) for quarter in range(4)]
         elif number >= max(1, min_images):
             found.append((start, level))
+    # `Cells.numbers` bisects the starts.
     found.sort()
     return Cells(*np.array(found, np.int64).reshape(-1, 2).T)
 
@@ -235,6 +238,7 @@ def mean_places(places: FloatArray, numbers: IntArray, n_cells: int) -> FloatArr
     [[0.0, -175.0]]
     """
     total, inside = np.zeros((n_cells, 3)), numbers >= 0
+    # `total[numbers] += ...` would add only one of the images of a cell.
     np.add.at(total, numbers[inside], unit_vectors(places[inside]))
     x, y, z = total.T
     return np.asarray(np.degrees(np.stack([np.arctan2(z, np.hypot(x, y)), np.arctan2(y, x)], axis=1)))

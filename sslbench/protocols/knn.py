@@ -409,6 +409,7 @@ def vote(
         present, known = (np.einsum("mk,mkc->mc", own_weight, has.astype(np.float64)) for has in (own > 0, own >= 0))
         present[open_rows] += rest * of_ties[:, 0]
         known[open_rows] += rest * of_ties[:, 1]
+        # Where no neighbour's label is known, numpy leaves what `out` has: 0.
         np.divide(present, known, out=scores[part], where=known > 0)
         scores[part] = scores[part].astype(np.float32)
     return scores
@@ -428,6 +429,7 @@ def _set_apart(votes: npt.NDArray[np.float32], rows: IntArray, own: IntArray, si
     other[:, 1:], nearer[:, 1:] = each[:, 1:] > each[:, :-1], near[:, 1:] > near[:, :-1]
     steps = np.cumsum(nearer & ~other & (each > 0), axis=1, dtype=np.int32)
     ahead = steps - np.maximum.accumulate(np.where(other, steps, 0), axis=1)
+    # The bits of positive float32 numbers, read as integers, ascend with them: one more is the next number.
     votes[rows[:, None], own] = (each.view(np.int32) + ahead).view(np.float32)
 
 

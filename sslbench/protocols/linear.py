@@ -231,6 +231,7 @@ def _problem(x: Matrix | Unrotated, labels: Target, usable: IntArray, device: st
 def _for_all_classes(decided: FloatArray, usable: IntArray, labels: Target) -> FloatArray:
     """Return (N, C) decision values; a class that was not learned is below all others (single) or NaN (multi)."""
     if isinstance(labels, Classes) and len(usable) == 2:
+        # Halved, so that their softmax is the sigmoid that was fitted.
         decided = np.concatenate([-decided, decided], axis=1) / 2
     return for_all_classes(decided, usable, labels)
 
@@ -313,6 +314,7 @@ def _choose(
     notes += edge_notes("c", best.c, grid)
     selected = {"c": best.c, "on": on, "score": best.score, "tried": len(tried), "seed": seed}
     selected["gap_while_choosing"] = max(point.fit.gap for point in tried)
+    # A fit of fewer classes has other outputs than the final one, which cannot begin there.
     same = len(learned) == len(_usable_classes(labels)[0])
     return _Choice(best.c, selected, tuple(notes), best.fit if same else None)
 
@@ -390,6 +392,7 @@ def _start(tried: Sequence[Point], c: float) -> Fit | None:
 
 def _best(tried: Sequence[Point]) -> Point:
     best = None
+    # Refined strengths were tried out of order, and of equal scores the smallest strength wins.
     for point in sorted(tried, key=lambda point: point.c):
         if best is None or is_better(point.score, best.score):
             best = point

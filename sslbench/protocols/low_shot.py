@@ -260,9 +260,11 @@ class Logistic:
         for fold in range(int(folds.max()) + 1):
             rows = folds == fold
             inside, rest = _without(x, labels, rows)
+            # The other folds may hold a single class.
             if not len(signed_targets(rest)[1]):
                 continue
             model = None
+            # Ascending: each fit begins near its optimum, at that of the next smaller strength.
             for i, c in enumerate(grid):
                 model, learned = self._fit(inside, rest, variance, c, model, linear.TOLERANCE)
                 if single:  # the scores at all strengths of a share of ImageNet are over a gigabyte
@@ -272,6 +274,7 @@ class Logistic:
                     decided = _for_all_classes(model.decide(x), learned, labels)
                     held_out_scores[i] = np.where(rows, decided, held_out_scores[i])
         scores = right if single else [_average_precision(labels, folds, part) for part in held_out_scores]
+        # numpy's argmax takes NaN as the largest.
         return grid[int(np.argmax(np.nan_to_num(scores, nan=-1.0)))]
 
 

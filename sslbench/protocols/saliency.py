@@ -63,6 +63,7 @@ class Saliency(ObjectSearch[Settings]):
                 for name, region in regions.items():
                     scores = values.setdefault(row, {}).setdefault(name, np.full((len(test), width), np.nan))
                     scores[image.index] = saliency_values(region.mask[known].astype(np.float64), truth[known] == 1).row
+                # A bit per pixel: the regions of all images wait for the picture.
                 found.setdefault(row, {})[image.index] = np.packbits(regions[""].mask)
         notes = [f"{empty:,} of {len(test):,} masks have no foreground; any region is wrong there."] if empty else []
         return {

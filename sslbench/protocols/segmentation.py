@@ -120,6 +120,7 @@ class Segmentation(DenseProtocol[Settings]):
         instances = LabelMaps.of(source.target).maps.read_map(index, size=size).instances
         if instances is None:
             return np.concatenate([classes, np.zeros_like(classes)])
+        # With 0 appended, no instance is number 0 also where every pixel has one.
         _, number = np.unique(np.append(instances, 0), return_inverse=True)  # large ids are no float32
         return np.concatenate([classes, number[:-1].reshape(classes.shape).astype(np.float32)])
 

@@ -133,10 +133,12 @@ class FinetunedNetwork(method.Method[Settings]):
         parts = {}
         if self.kind is Classes:
             value = functional.cross_entropy(scores, targets, label_smoothing=self.config.label_smoothing)
+            # The targets of mixed images are shares of classes, which no prediction equals.
             if self._mix is None:
                 parts["top1"] = (scores.detach().argmax(dim=1) == targets).float().mean() * 100
         elif self.kind is MultiLabel:
             known = targets >= 0
+            # Unknown labels are -1, for which the loss is not defined; `known` leaves them out.
             every = functional.binary_cross_entropy_with_logits(scores, targets.clamp(min=0), reduction="none")
             # The known labels of all processes count alike, however they are divided among them.
             each_process = sum_(known.sum().float()) / world_size()
@@ -195,6 +197,7 @@ def feature_width(module: nn.Module, layer: Layer, sides: Sequence[int], channel
     `sides`: sides of the views and of the test images, in pixels.
     """
     widths = {}
+    # In training mode these zeros would move the statistics of BatchNorm.
     mode = module.training
     module.eval()
     for side in dict.fromkeys(sides):

@@ -91,6 +91,7 @@ def _listed(path: Path, train: Source) -> Portion:
             "($SSLBENCH_DATA).",
         )
     try:
+        # Windows programs write a byte order mark, which would become part of the first name.
         text = found.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"train_list: cannot read {found}: {error}") from error
@@ -156,6 +157,7 @@ def _transform(settings: Settings, size: int, preprocessing: Preprocessing) -> C
         return crop
     operations, magnitude = settings.randaugment
     fill = tuple(255 * value for value in preprocessing.mean)
+    # Not a closure: workers get it pickled.
     return functools.partial(_then_randaugment, crop, int(operations), magnitude, fill)
 
 

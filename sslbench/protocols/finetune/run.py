@@ -167,6 +167,7 @@ class FinetuneRun:
             network.backbone, (self.layer,), device=engine.device, precision=engine.float_precision()
         )
         head = network.head.to(engine.device)
+        # Each process fills its own rows; the others stay 0, so that the sum at the end puts all together.
         scores = torch.zeros((len(source), len(source.target.classes)), device=engine.device)
         share = rows_of(source.images, rank(), world_size())
         done = 0
@@ -232,6 +233,7 @@ class FinetuneRun:
         weights: NetworkWeights | None,
         probabilities: Probabilities | None,
     ) -> Outcome:
+        # Without features: the curve reads labels, ids and groups only.
         test = Features(
             np.zeros((len(self.test), 0), np.float32), self.test.target, self.test.ids, groups=source_groups(self.test)
         )
@@ -273,6 +275,7 @@ class _ScoreFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # All have to agree on what is finished, or they would wait for each other in different trainings.
         self.scores: dict[str, float | None] = from_first(self._read)
 
     def _read(self) -> dict[str, float | None]:
@@ -291,6 +294,7 @@ class _ScoreFile:
 
     def put(self, name: str, score: float) -> None:
         """Store the score of a candidate."""
+        # JSON has no NaN.
         self.scores[name] = None if math.isnan(score) else score
         if rank() == 0:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -40,6 +40,7 @@ def check_images(
 
     plans = planned(backbone, layers, settings)
     fit, _ = split(train, plans, settings, seed)
+    # Called for its errors alone.
     make_batches(fit, backbone.preprocessing, settings, seed=seed, piece=1)
     return tuple(dict.fromkeys(plan.row for plan in plans))
 

@@ -76,6 +76,7 @@ class Bank(nn.Module):
         if order is not None:
             place = torch.from_numpy(np.argsort(order))
             weight, bias = weight[place], bias[place]
+        # `expand` alone gives all heads one memory.
         self.weight = nn.Parameter(weight.expand(len(heads), -1, -1).clone())
         self.bias = nn.Parameter(bias.expand(len(heads), -1).clone())
         if norm == "affine":
@@ -111,6 +112,7 @@ class Bank(nn.Module):
             mean = sum_(maps.sum((0, 2))) / n
             variance = sum_((maps - mean[:, None]).square().sum((0, 2))) / n
             self.running_mean.lerp_(mean, _MOMENTUM)
+            # As in torch's BatchNorm, the running variance is the unbiased one, and that of the batch is not.
             self.running_var.lerp_(variance * (n / (n - 1)), _MOMENTUM)
         normalised: Tensor = (maps - mean[:, None]) * (variance + self._eps).rsqrt()[:, None]
         return normalised.flatten(1)
@@ -196,6 +198,7 @@ class Heads(nn.Module):
         return [bank for bank in self.banks if isinstance(bank, Bank)]
 
     def _view(self, whole: nn.Parameter, h: int) -> nn.Parameter:
+        # Shares its memory with the bank: what an optimizer does to it changes the bank.
         own = nn.Parameter(whole.data[h])
         self._views.append((whole, h, own))
         return own

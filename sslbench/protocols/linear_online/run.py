@@ -159,6 +159,7 @@ def run(inputs: ImageInputs[Settings]) -> dict[str, Outcome]:
     numbers = [each.head.number for each in chosen.values()]
     on_test = scored(test, numbers, "scoring")
     sample = random_sample(fit, len(test), seed)
+    # Top-1 is counted for every head without keeping its scores; mAP needs them.
     on_train = scored(sample, numbers if isinstance(whole.target, MultiLabel) else [], "scoring a part of")
     if rank() != 0:
         return {}
@@ -338,6 +339,7 @@ def score(
     labels = source.target
     device = engine.device
     mine = np.arange(rank(), len(source), world_size())
+    # Each process fills its own rows; the others stay 0, so that the sum at the end puts all together.
     logits = {number: torch.zeros((len(source), len(labels.classes))) for number in wanted}
     right = torch.zeros(len(heads.all_heads()), device=device)
     done = 0

@@ -91,6 +91,7 @@ class Settings(ProtocolSettings):
     def __post_init__(self) -> None:
         """Refuse settings that do not go together."""
         super().__post_init__()
+        # The unbiased variance of a single image divides by 0.
         smallest = 1 if self.norm == "none" else 2
         if self.batch_size < smallest:
             raise UsageError(

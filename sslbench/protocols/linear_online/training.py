@@ -268,6 +268,7 @@ class _HeadTraining(HeadTraining[tuple[Features, Tensor]]):
 
     def report(self, losses: Tensor, features: dict[str, Tensor], done: int) -> None:
         """Log the progress now and then; stop when no head is left."""
+        # `sum_` works in place.
         values = sum_(losses.clone())
         if not torch.isfinite(values).any():
             remedy = "Give lower learning rates (lr=0.01,0.1), or norm=batch, which normalises the features."
@@ -283,6 +284,7 @@ class _HeadTraining(HeadTraining[tuple[Features, Tensor]]):
         left = values.nan_to_num(nan=float("inf"), posinf=float("inf"))
         best, count = int(left.argmin()), len(values)
         diverged = int((~torch.isfinite(values)).sum())
+        # A head has one group or two, of which one has its weight: so there is one rate per head.
         rates = [group["lr"] for group in self.state.optimizer.param_groups if "weight" in group["names"]]
         epochs = self.plan.updates / self.data.steps_per_epoch
         return (

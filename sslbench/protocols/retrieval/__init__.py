@@ -260,6 +260,7 @@ class _SearchIndex:
     def queries(self, rows: IntArray) -> Matrix:
         """Return the descriptors of test rows as queries, (Q, D), with query expansion if it is set."""
         number, in_test, groups = self.settings.query_expansion, self.search.in_test, self.search.groups
+        # An augmented database no longer has the descriptors that queries begin with.
         whole = in_test is not None and in_test.all() and not self.settings.augmentation
         if not number:
             return self.database if whole and len(rows) == len(self.test) else self._of_test(rows)
@@ -322,6 +323,7 @@ def _nearest_images(
 ) -> list[tuple[FloatArray, IntArray]]:
     """Return scores and database rows of the nearest images of each query, without its ignored images."""
     most = max(len(truth.ignored) for truth in truths)
+    # The nearest of a query may all be images that it ignores.
     k = min(number + most, len(database))
     memory, engine = index.settings.max_memory, index.engine
     scores, places = nearest(database, queries, k, metric="dot", max_memory=memory, engine=engine)
@@ -425,6 +427,7 @@ def _expected_in_random_order(sizes: IntArray, metric_set: MetricSet) -> FloatAr
 
     `sizes`: (Q, 2) numbers of positives and of ranked images of the queries.
     """
+    # Queries of equal numbers have one expectation, which is computed once.
     pairs, counts = np.unique(sizes, axis=0, return_counts=True)
     expected = np.array([metric_set.chance(int(r), int(m)) for r, m in pairs])
     return np.asarray(counts @ expected / counts.sum())

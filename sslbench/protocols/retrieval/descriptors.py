@@ -41,6 +41,7 @@ def aggregate_regions(regions: Matrix, whitening: Whitening | None = None) -> Ma
     if whitening is not None:
         n, r, _ = x.shape
         known = x.any(axis=2, keepdims=True)
+        # Whitening subtracts a mean, which would make a direction of padding.
         x = unit_length(whitening.apply(x.reshape(n * r, -1)).reshape(n, r, -1)) * known
     return unit_length(x.sum(axis=1))
 
@@ -77,6 +78,7 @@ def expand_queries(
     if k < 1:
         return unit_length(chosen)
     similarity, places = nearest(database, queries, k, metric="dot", max_memory=max_memory, scope=scope, engine=engine)
+    # numpy computes both branches: a broken power of a negative number is NaN, with a warning.
     weights = np.where(similarity > 0, np.abs(similarity) ** alpha, 0)
     expanded = chosen.astype(np.float64)
     for i in range(k):  # one neighbour at a time: no array of all neighbours' descriptors

@@ -193,9 +193,11 @@ def _read_real(file: Path) -> list[list[int]]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
+    # JSON that is nested too deeply raises a RecursionError.
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{file} is not valid JSON", f"{REAL} is the file real.json of its authors.") from error
     lists = content if isinstance(content, list) else None
+    # `type`, not `isinstance`: true and false are instances of int.
     if not lists or not all(
         isinstance(each, list) and all(type(i) is int and 0 <= i < 1000 for i in each) for each in lists
     ):

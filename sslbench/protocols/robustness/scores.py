@@ -213,6 +213,7 @@ def score(inputs: FeatureInputs[Settings]) -> dict[str, Outcome]:
         headline=headline,
         scores=scores.astype(np.float32),
         per_class=per_class,
+        # An accuracy on train says nothing beside a headline of another kind.
         train=scored.on_train if headline == "top1" else float("nan"),
         selected=scored.selected,
         converged=scored.converged,
