@@ -52,6 +52,7 @@ def layer_kinds(head: nn.Module) -> list[str]:
 
 def head_tensors(name: str, head: nn.Module, state: Mapping[str, ValueT]) -> dict[str, ValueT]:
     """Return a head's tensors under their names in files: 'head.0.weight'."""
+    # A single layer is read back as a sequence of one.
     start = name if isinstance(head, nn.Sequential) else f"{name}.0"
     return {f"{start}.{key}": tensor for key, tensor in state.items()}
 

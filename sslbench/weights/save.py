@@ -47,6 +47,7 @@ def save(
 def write_torch(path: Path, content: Any) -> None:
     """Write a file with torch.save."""
     with path.open("wb") as file:
+        # torch hides a failed write, and Ctrl-C during one, behind a RuntimeError about its archive.
         recording = _ErrorRecordingFile(file)
         try:
             torch.save(content, cast(IO[bytes], recording))
@@ -105,6 +106,7 @@ def new_file(path: Path) -> Iterator[Path]:
         with temporary_beside(path, path.suffix) as temporary:
             try:
                 yield temporary
+                # On the disk before it is renamed: after a power cut the name must not stand for an empty file.
                 with temporary.open("rb") as file:
                     os.fsync(file.fileno())
                 temporary.replace(path)
@@ -121,6 +123,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
 def _plain(value: Any, where: str) -> Any:
     """Return the value in plain Python types, which torch.load(weights_only=True) accepts, without secrets of URLs."""
+    # The exact types: numpy's float64 is a float too, and torch.load(weights_only=True) refuses it.
     if value is None or type(value) in (int, float, bool):
         return value
     if type(value) is str:

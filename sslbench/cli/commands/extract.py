@@ -93,6 +93,7 @@ def _extract(requests: Sequence[Request], settings: RunSettings, store: Path, ou
                     own = f"{word}\t" if len(requests) > 1 else ""
                     echo(f"{own}{split}\t{layer}\t{features.x.shape[0]} x {features.x.shape[1]}\t{path}")
     if output is not None and this_process().rank == 0:
+        # Features of the only network: with several -o was refused.
         external_files.write_one_file(found, Path(output))
         echo(f"features, names, labels and sizes of the images: {output}")
 

@@ -64,6 +64,7 @@ def command(
     suite that could not run are listed below the table.
     """
     terminal.show_messages()
+    # The value tells nothing, as the flag has a default.
     if options.is_typed(ctx, "form") and csv_path is None:
         raise UsageError("--form needs --csv")
     files = {"csv": csv_path, "html": html_path, "markdown": markdown_path, "latex": latex_path}

@@ -129,6 +129,7 @@ class Search:
     def _worth_a_try(self, roots: Sequence[Place]) -> Iterator[Place]:
         """Yield the first root, and of the others those that may hold a network."""
         sizes = sorted((len(root.tensors) for root in roots), reverse=True)
+        # A slice, not an index: it is empty where there are fewer dicts.
         least = max(self._fewest, *sizes[_MOST_DICTS - 1 : _MOST_DICTS], 0)
         for root in roots:
             outer = len(roots) <= _MOST_DICTS and any(isinstance(value, Mapping) for value in root.content.values())
@@ -322,4 +323,5 @@ def _with_heads(table: FormatTable, split: Split, root: Place, expected: Shapes 
 
 def same_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     """Return whether two networks have the same names and values."""
+    # `is` first: a tensor with NaN does not equal itself.
     return a.keys() == b.keys() and all(a[name] is b[name] or torch.equal(a[name], b[name]) for name in a)

@@ -151,6 +151,7 @@ class FormatTable:
         if not matches:
             return False
         number, part, values = matches[0]
+        # Keys of one rule with the same text in their holes are joined: the queries, keys and values of one block.
         rename = renames.setdefault((number, repr(sorted(values.items()))), _Rename(self.rules[number], values, {}))
         rename.parts[part] = (key, tensor)
         return True
@@ -225,6 +226,7 @@ def load_table(name: str) -> FormatTable:
 def load_networks(name: str) -> list[FormatTable]:
     """Return the table once for each of its networks, preferred ones first, or only for the one after the colon."""
     found = find_format(name)
+    # The time of the last change is part of the cache's key, so that an edited table is read again.
     table = _load(found.name, found.path, found.path.stat().st_mtime_ns)
     network = found.network
     if network in table.file.variants:
@@ -314,6 +316,7 @@ def write(
         save.write_torch(path, content)
     elif suffix == ".safetensors":
         flat = {key: tensor.contiguous() for key, tensor in _with_own_storage(tensors).items()}
+        # transformers refuses files of safetensors without this entry.
         metadata = {"format": "pt", **{key: str(value) for key, value in note.items()}}
         path.write_bytes(safetensors_bytes(flat, metadata))
     elif suffix == ".pkl":
@@ -360,6 +363,7 @@ def _with_own_storage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _array(key: str, tensor: Tensor) -> np.ndarray[Any, Any]:
     try:
+        # `ascontiguousarray` gives a scalar the shape (1,).
         return np.ascontiguousarray(tensor.numpy()).reshape(tuple(tensor.shape))
     except TypeError as error:
         raise WeightsError(f"a .pkl of numpy arrays cannot hold '{key}': {error}", "Write a .pth file.") from error

@@ -57,6 +57,7 @@ def read(folder: Path) -> tuple[dict[str, Any], str]:
     digest = hashlib.sha256(path.read_bytes())
     pieces: dict[str, list[tuple[list[int], Any]]] = {name: [] for name in wanted}
     for name, places in sorted(files.items()):
+        # A name with a folder in it could lead anywhere on the disk.
         if Path(name).name != name or not (folder / name).is_file():
             raise WeightsError(
                 f"{path} names {name}, which is missing", f"Copy all files of the checkpoint to {folder}."
@@ -113,6 +114,7 @@ def _files(stored: Mapping[InertObject, InertObject], wanted: set[str]) -> dict[
 def _read_pieces(path: Path, places: Mapping[str, _Pieces]) -> list[tuple[str, tuple[list[int], Any]]]:
     """Return the pieces in a file: name of the tensor, offsets in it and values."""
     found = []
+    # A short file could ask for the same bytes any number of times.
     if sum(length for pieces in places.values() for _, _, length in pieces) > path.stat().st_size:
         raise WeightsError(f"{path} has fewer bytes than the pieces in it", "It is damaged: copy it again.")
     with path.open("rb") as file:

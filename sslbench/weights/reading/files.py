@@ -286,10 +286,12 @@ class _PlainConverter:
             return UnsupportedTensor(str(value.dtype).removeprefix("torch."))
         if value.is_meta:
             return UnsupportedTensor("meta")
+        # The bytes of a lazily conjugated or negated tensor are not its values.
         return value.detach().resolve_conj().resolve_neg()
 
     def _mapping(self, value: Mapping[Any, Any]) -> dict[str, Any]:
         if id(value) not in self.done:
+            # Noted before it is filled: a dict may hold itself.
             plain = self.done[id(value)] = dict[str, Any]()
             for key, entry in value.items():
                 name = _printable(key if isinstance(key, str) else f"{key!s:.100}")
@@ -314,5 +316,6 @@ def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor | UnsupportedTensor | N
         return None
     if array.dtype.newbyteorder("=") not in _READABLE_ARRAYS:
         return UnsupportedTensor(str(array.dtype))
+    # torch takes arrays in the machine's own byte order only.
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(native.copy(order="C"))  # arrays read by numpy may be read-only

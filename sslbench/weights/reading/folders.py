@@ -157,6 +157,7 @@ def damage(
     if not isinstance(files, Mapping) or not files:
         return f"{STATE} lists no shards"
     for name, entry in files.items():
+        # A name with a folder in it could lead anywhere on the disk.
         if Path(name).name != name or not isinstance(entry, Mapping) or entry.keys() != {"bytes", "crc32"}:
             return f"{STATE} has a wrong entry '{name}'"
         path, size, checksum = folder / name, entry["bytes"], entry["crc32"]

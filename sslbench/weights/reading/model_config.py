@@ -64,6 +64,7 @@ class ModelConfig:
     def count(self, key: str) -> int | None:
         """Return a positive whole number, the side of squares included; None if it is not stated."""
         value = _plain(self.fields.get(key))
+        # true is an int to Python.
         if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and value > 0):
             raise self.wrong(key, "a positive whole number")
         return value
@@ -161,6 +162,7 @@ def read_configs(paths: tuple[Path, Path, Path, Path]) -> ModelConfig:
             mean, std = (0.0,) * 3, (1.0,) * 3
         range_ = _range(images, paths[2])
         if not math.isclose(range_, 1.0):
+            # The processor subtracts them after a scaling of its own; here pixels are from 0 to 1.
             mean, std = tuple(value / range_ for value in mean), tuple(value / range_ for value in std)
         found = dataclasses.replace(found, path=found.path or paths[2], mean=mean, std=std)
     numbers = (*found.mean, *found.std)
@@ -234,6 +236,7 @@ def _of_open_clip(config: Mapping[str, Any], path: Path) -> ModelConfig:
     for options, key in ((tower.get("act_kwargs"), "approximate"), (tower.get("norm_kwargs"), "eps")):
         if isinstance(options, Mapping) and key in options:
             fields |= {"layer_norm_eps": options[key]} if key == "eps" else {"hidden_act": f"gelu_{options[key]}"}
+    # 4.0, and 64 for the width of a head, are the defaults of open_clip's CLIPVisionCfg.
     width, ratio = tower.get("width"), tower.get("mlp_ratio", 4.0)
     if isinstance(width, int) and isinstance(tower.get("layers"), int) and width > 0:
         head = tower.get("head_width", 64)

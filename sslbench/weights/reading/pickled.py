@@ -156,6 +156,7 @@ class ArrayDescription(PickledObject):
         """Return the array; objects in it are resolved too."""
         state = self.state if isinstance(self.state, tuple) else ()
         shape, dtype, fortran, data = state[-4:] if len(state) in (4, 5) else (None,) * 4
+        # Bytes that Python 2 pickled arrive as text.
         data = data.encode("latin1") if isinstance(data, str) else data
         if not isinstance(dtype, DtypeDescription) or not _are_sizes(shape) or not isinstance(fortran, bool | int):
             raise pickle.UnpicklingError("a numpy array is damaged")
@@ -276,6 +277,7 @@ class _Resolution:
         if id(value) in done:
             return done[id(value)]
         if isinstance(value, dict):
+            # Noted before it is filled: a dict may hold itself.
             done[id(value)] = found = dict[Any, Any]()
             found.update((key, self.resolved(entry)) for key, entry in value.items())
         elif isinstance(value, list):

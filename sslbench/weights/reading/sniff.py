@@ -148,6 +148,7 @@ def sniff(path: Path) -> Container:
         raise WeightsError(f"{path} is a tar archive, not weights", "Unpack it and give the file inside.")
     if _LEGACY_MAGIC in head[:40]:
         return "torch legacy"
+    # A file of safetensors begins with the length of its JSON header.
     if len(head) > 8 and head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] < 1 << 32:
         return "safetensors"
     if head.startswith(b"\x93NUMPY"):
@@ -227,6 +228,7 @@ def _is_damaged(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bool:
 
 def _refuse_text(path: Path, head: bytes) -> None:
     try:
+        # A full block may end inside a character.
         text = head.decode("utf-8", errors="strict" if len(head) < 4096 else "ignore")
     except UnicodeDecodeError:
         return

@@ -77,9 +77,11 @@ class _Archive:
             return owned(b"")
         member = self.zip.getinfo(f"{self.root}/{name}")
         start, size = self._start(member), member.file_size
+        # torch aligns its members; in an archive that another program has packed again they lie anywhere.
         mapped = self.path is not None and member.compress_type == zipfile.ZIP_STORED and start % 8 == 0
         if self.path is not None and mapped and not self.swapped and size:
             if self.whole is None:
+                # Not shared: what is written to the tensors never reaches the file.
                 self.whole = UntypedStorage.from_file(os.fspath(self.path), False, self.path.stat().st_size)
             part: UntypedStorage = self.whole[start : start + size]
             return part
@@ -90,6 +92,7 @@ class _Archive:
 
     def _start(self, member: zipfile.ZipInfo) -> int:
         """Return the offset of a member's bytes in the file."""
+        # Only the member's own header tells the length of its extra field, by which torch aligns the values.
         self.file.seek(member.header_offset)
         name, extra = _LOCAL_HEADER.unpack(self.file.read(_LOCAL_HEADER.size))
         return member.header_offset + _LOCAL_HEADER.size + int(name) + int(extra)
@@ -131,6 +134,7 @@ def owned(data: bytes) -> UntypedStorage:
     """Return a writable storage of fixed size with a copy of the bytes."""
     if not data:
         return torch.empty(0, dtype=torch.uint8).untyped_storage()
+    # torch shares the memory that it is given, and bytes must not be written to.
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage()
 
 

@@ -304,6 +304,7 @@ class _RestrictedUnpickler(pickle._Unpickler):
         self._set_items(items)
 
     def load_empty_set(self) -> None:
+        # Not a set: hashing what the file puts into it could take unbounded time.
         self.append([])
 
     def load_frozenset(self) -> None:
@@ -316,6 +317,7 @@ class _RestrictedUnpickler(pickle._Unpickler):
     def load_extension(self) -> None:
         raise pickle.UnpicklingError("the file uses the registry of pickle extensions")
 
+    # Python's unpickler calls what this table holds: methods that are overridden alone have no effect.
     dispatch: ClassVar[dict[int, Any]] = {
         **pickle._Unpickler.dispatch,
         **dict.fromkeys((pickle.REDUCE[0], pickle.NEWOBJ[0]), load_reduce),

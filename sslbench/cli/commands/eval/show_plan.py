@@ -138,6 +138,7 @@ def _print_estimate(found: "Estimate") -> None:
         rows.append(("in all", estimate.time_text(found.seconds), f"without {unknown}" if unknown else ""))
     rows.append(("free", ", ".join(free), ""))
     section("estimate, measured on this machine", rows)
+    # Last: a refusal follows the numbers that explain it.
     found.check()
 
 
@@ -171,4 +172,5 @@ def _origin_of(request: "Request", name: str, origin: str) -> str:
     if name not in request.preprocessing:
         return origin
     value = request.preprocessing[name]
+    # Not None for a missing value: a preset may fix None.
     return next((_published_name(p) for p in _published(request) if p.preprocessing.get(name, ...) == value), origin)

@@ -108,6 +108,7 @@ def print_plan(request: PretrainRequest, origins: Mapping[str, str], launcher: S
         *(
             (f"rate of {name}" if name else "rate", f"{rates.lr(0.0):.4g} at first, {most:.4g} at most", "")
             for name, rates in {"": plan.rates, **plan.parts}.items()
+            # A schedule is any function of the progress, so its largest value has to be looked for.
             for most in [max(rates.lr(i / 200) for i in range(200))]
         ),
         ("parameters", f"{trained:,} trained; the backbone has {rest:,}", ""),
