@@ -214,9 +214,11 @@ def open_as(spec: str, *kinds: type[Target]) -> dict[str, Source]:
             by = getattr(given, "group", None)
             by_folders = by == FOLDER and not any(source.grouped_by for source in sources.values())
             return {split: by_folder(found) for split, found in sources.items()} if by_folders else sources
-        if options and readers:
-            _build_options(readers[-1].options, options, location.text)  # raises if one is unknown
-        # A mistyped option is told before a place without such targets.
+        # A mistyped option is told before a place without such targets; one that another layout takes is not mistyped.
+        known = {field.name for reader in readers for field in dataclasses.fields(reader.options)}
+        if unknown := next((key for key in options if key not in known), None):
+            problem = f"the options of {location.text}: unknown key '{unknown}'"
+            raise UsageError(problem, did_you_mean(unknown, known))
         images = open_data(location.text)  # raises if the location does not exist or is damaged
     except OSError as error:
         raise DataError(f"cannot read {error.filename}: {error.strerror}") from error

@@ -341,6 +341,17 @@ def test_images_of_a_manifest_may_lie_elsewhere(tmp_path):
         open_objects(f"{tmp_path / 'one'}?images=../photos")
 
 
+def test_an_option_of_another_layout_does_not_hide_that_a_place_is_missing_or_has_no_boxes(tmp_path):
+    save(tmp_path / "photos", ALL)
+    with pytest.raises(UsageError, match="does not exist"):
+        open_objects(f"{tmp_path / 'boxs.csv'}?images=photos")
+    with pytest.raises(UsageError, match="no images with boxes of objects were found"):
+        open_objects(f"{tmp_path / 'photos'}?group=patient")
+    with pytest.raises(UsageError, match="unknown key 'imges'") as error:
+        open_objects(f"{tmp_path / 'photos'}?imges=photos")
+    assert "Did you mean 'images'?" in str(error.value)
+
+
 def test_lvis_names_the_place_of_an_image_by_its_address(tmp_path):
     save(tmp_path / "coco" / "train2017", ALL)
     write_coco(tmp_path / "lvis" / "lvis_v1_train.json", ALL)
