@@ -47,11 +47,15 @@ def ranked(
         known = dict[str, int]()
         folder = np.array([known.setdefault(sample.rpartition("/")[0], len(known)) for sample in ids])[order]
         _, first, sizes = np.unique(folder, return_index=True, return_counts=True)
+        # Big-endian bytes sort like the numbers.
         keys = sizes.astype(">i8").view(np.uint8).reshape(len(sizes), -1)
         if digests is not None:
+            # `digests` takes ascending rows only; the second argsort puts the answers back into place.
             by_row = np.argsort(order[first])
             keys = np.hstack([keys, digests(order[first][by_row])[np.argsort(by_row)]])
+        # By the version of numpy, the inverse of rows is flat or a column.
         of_folder = np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
+        # The last key, the name, decides first; lexsort is stable, so ids decide the rest.
         order = order[np.lexsort((of_folder[folder], name))]
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))

@@ -24,6 +24,7 @@ def expanded(spec: str) -> list[str]:
         return [spec]
     parts = _BRACES.split(spec)  # text, braces, text, braces, ..., text
     choices = [_choices(spec, part) if i % 2 else [part] for i, part in enumerate(parts)]
+    # As a float: the product of many braces would overflow 64 bits.
     count = int(np.prod([len(choice) for choice in choices], dtype=np.float64))
     if count > _MAX_SHARDS:
         raise UsageError(f"{spec} stands for {count:,} files, the limit is {_MAX_SHARDS:,}")

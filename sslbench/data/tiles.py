@@ -92,6 +92,7 @@ def tiles_of(source: Source, options: TileOptions) -> Source:
         for k, (x, y) in enumerate(corners):
             box = x, y, min(x + options.size, width), min(y + options.size, height)
             found.append((f"{name}#{k:06d}", row, k, box))
+    # Tiles may sort otherwise than their images: 'a b' comes after 'a', and 'a b#000000' before 'a#000000'.
     found.sort(key=lambda tile: tile[0])
     rows = np.array([tile[1] for tile in found], dtype=np.int64)
     numbers = np.array([tile[2] for tile in found], dtype=np.int64)

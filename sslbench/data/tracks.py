@@ -69,6 +69,7 @@ def inside(joints: FloatArray, size: tuple[int, int]) -> BoolArray:
     >>> inside(np.array([[0.0, 3.4], [-2.0, 1.0], [2.0, 3.6]]), (4, 4)).tolist()
     [True, False, False]
     """
+    # Pixels reach half a pixel around their centres, which lie at whole numbers.
     low, high = np.full(2, -0.5), np.array(size[::-1]) - 0.5
     return np.asarray(((joints >= low) & (joints < high)).all(axis=-1))
 

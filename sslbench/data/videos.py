@@ -63,9 +63,11 @@ def decoded_frames(file: str) -> list[ByteArray]:
             there, frame = capture.read()
             if not there:
                 break
+            # OpenCV has blue first.
             found.append(np.ascontiguousarray(frame[:, :, ::-1], dtype=np.uint8))
     finally:
         capture.release()
+    # At a frame that it cannot decode OpenCV ends without an error.
     if len(found) != stated:
         raise OSError(f"has {len(found)} readable frames of {stated}")
     return found

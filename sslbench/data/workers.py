@@ -46,6 +46,7 @@ def run(
     context = _context(start_method) if workers else None
     loader = DataLoader(
         dataset,
+        # Items are whole batches already.
         batch_size=None,
         sampler=sampler,
         num_workers=workers,

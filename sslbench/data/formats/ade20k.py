@@ -30,6 +30,7 @@ from sslbench.targets.label_maps import Grid
 
 _INFO = "objectInfo150.txt"
 _SEG = "_seg"
+# Maps of the parts of objects lie beside those of the objects.
 _PART = re.compile(r".*_parts_\d+")
 _FULL = Path("images") / "ADE"
 
@@ -95,6 +96,7 @@ def _instances(root: Path, pairs: Pairs) -> tuple[Files | None, tuple[str, ...]]
 
 
 def _object_numbers(objects: MapPixels) -> Grid:
+    # Green; red is the category.
     return objects.colours() >> 8 & 255
 
 

@@ -185,6 +185,7 @@ def _number(where: str, row: Mapping[str, str], column: str) -> float:
         value = float(row[column])
     except ValueError:
         value = math.nan
+    # Negated, so that NaN is refused, too.
     if not abs(value) < 1e9:
         raise DataError(f"{where}: {column} is {row[column][:40]!r}, not a number of pixels")
     return value

@@ -97,6 +97,7 @@ def _instances(maps: Files, numbering: str) -> Files | None:
 
 def _numbers(objects: MapPixels) -> Grid:
     numbers = objects.indices()
+    # A class alone is a group of objects that were not told apart.
     return np.where(numbers < _PER_CLASS, 0, numbers)
 
 
@@ -116,6 +117,7 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
         if pairs.without_map:
             many = counted(len(pairs.without_map), "image")
             raise DataError(f"{spec} ({split}): {many} without *_instanceIds.png: {some(pairs.without_map)}")
+        # Threads do, since Pillow decodes without the interpreter's lock.
         with ThreadPoolExecutor(usable_cores()) as pool:
             images = list(pool.map(functools.partial(_annotated, pairs), range(len(pairs.ids))))
         if any(image.rows for image in images):
@@ -144,6 +146,7 @@ def _annotated(pairs: Pairs, index: int) -> AnnotatedImage:
             {
                 "name": f"{pairs.maps.path(index)}: {number}",
                 "class": name,
+                # The first pixel reaches from 0 to 1, so a box ends one behind its last pixel.
                 "box": (x[0], y[0], x[-1] + 1, y[-1] + 1),
                 "crowd": number < _PER_CLASS,
                 "difficult": False,

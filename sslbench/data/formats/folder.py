@@ -187,6 +187,7 @@ def _left_out(names: list[str], where: str) -> str:
 def _list_split(root: Path, name: str, notes: tuple[str, ...]) -> _Listing:
     found = _FolderContent()
     _walk(str(root), found)
+    # Labels and features are stored as arrays, too, so these count as images only where there are no others.
     if not found.images and ARRAYS & set(found.others):
         found = _FolderContent()
         _walk(str(root), found, ARRAYS)

@@ -110,6 +110,7 @@ def _joints(file: Path) -> FloatArray:
     found = found[..., None] if found.ndim == 2 else found  # MATLAB drops the last axis of a clip of one frame
     if found.shape[:2] != (2, len(JOINTS)) or found.ndim != 3:
         raise DataError(f"{file}: pos_img is {found.shape}, not (2, {len(JOINTS)}, frames)")
+    # MATLAB counts pixels from 1.
     return np.ascontiguousarray(found.transpose(2, 1, 0)) - 1
 
 

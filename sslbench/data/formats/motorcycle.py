@@ -133,6 +133,7 @@ def normals_of(inverse: FloatArray) -> npt.NDArray[np.float32]:
     radius = _WINDOW // 2
     windows = np.lib.stride_tricks.sliding_window_view(inverse, (_WINDOW, _WINDOW))
     offsets = np.arange(-radius, radius + 1, dtype=np.float64)
+    # On a grid about 0, both slopes and the mean are fitted independently of each other.
     squares = _WINDOW * float(np.sum(offsets**2))
     down = np.einsum("ijkl,k->ij", windows, offsets) / squares
     right = np.einsum("ijkl,l->ij", windows, offsets) / squares
@@ -142,8 +143,10 @@ def normals_of(inverse: FloatArray) -> npt.NDArray[np.float32]:
     rows = np.arange(radius, inverse.shape[0] - radius)[:, None] - _CENTRE[0]
     columns = np.arange(radius, inverse.shape[1] - radius)[None, :] - _CENTRE[1]
     depthwise = mean - down * rows - right * columns
+    # To the camera, as z points into the scene.
     vectors = -np.stack([right * _FOCAL, down * _FOCAL, depthwise], axis=2)
     vectors /= np.linalg.norm(vectors, axis=2, keepdims=True)
+    # Negated, so that NaN in the window counts as unknown, too.
     vectors[~(error < _MOST_ERROR)] = np.nan
     whole = np.full((*inverse.shape, 3), np.nan, dtype=np.float32)
     whole[radius : inverse.shape[0] - radius, radius : inverse.shape[1] - radius] = vectors

@@ -52,6 +52,7 @@ def _parts(spec: str, keys: list[str]) -> dict[str, dict[str, str]]:
         words = re.split(r"[_\-./]", key.lower())
         split = next((split for word in words if (split := split_name(word)) is not None), "all")
         for what, names in (("images", _IMAGES), ("labels", _LABELS)):
+            # Without further words: train_image_ids and the like are other arrays.
             if any(word in names for word in words) and len(words) <= (1 if split == "all" else 2):
                 found.setdefault(split, {})[what] = key
     found = {split: part for split, part in found.items() if "images" in part}

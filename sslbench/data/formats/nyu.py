@@ -225,6 +225,7 @@ def _split_rows(path: Path, number: int) -> dict[str, tuple[int, ...]]:
 
     listed = loadmat(splits)
     return {
+        # MATLAB counts from 1.
         split: tuple(np.sort(listed[f"{split}Ndxs"].reshape(-1).astype(int) - 1).tolist())
         for split in ("train", "test")
     }
@@ -235,6 +236,7 @@ def _scenes(file: Any, number: int) -> list[str]:
     if "scenes" not in file:
         return [str(row) for row in range(number)]
     places = np.asarray(file["scenes"]).reshape(-1)
+    # In MATLAB's HDF5 a list of texts is one of references to arrays of character codes.
     return ["".join(map(chr, np.asarray(file[place]).reshape(-1).tolist())) for place in places]
 
 

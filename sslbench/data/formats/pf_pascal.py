@@ -104,6 +104,7 @@ def _annotated(file: Path, number: int, both: list[dict[str, Any] | None]) -> tu
             f"{file}, row {number + 1} has no coordinates, and Annotations/ no 'kps' (K, 2) of both images",
             "The list needs the columns XA, YA, XB, YB, or Annotations/CLASS/NAME.mat.",
         )
+    # Keypoints that an image does not show are NaN in its .mat file.
     seen = np.isfinite(points[0]).all(axis=1) & np.isfinite(points[1]).all(axis=1)
     return points[0][seen], points[1][seen]
 

@@ -37,6 +37,7 @@ from sslbench.weights.reading.unpickle import RestrictedPickle
 
 Box = tuple[float, float, float, float]
 """x1, y1, x2, y2 in pixels."""
+# Boxes are clipped to their image when it is read.
 _WHOLE: Box = (0.0, 0.0, 1e9, 1e9)
 DATABASE = "database"
 """Label of images that are no queries."""
@@ -214,6 +215,7 @@ def _pair_lists(folder: Path) -> list[Path]:
 def _has_pairs(file: Path) -> bool:
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
+            # No more than a header needs: a .csv may be one endless line.
             first = stream.readline(200)
     except (OSError, UnicodeDecodeError):
         return False
@@ -253,6 +255,7 @@ def open_disc(path: Path, options: RetrievalOptions) -> Source:
 _NAME = re.compile(r"gnd_.*\.(pkl|mat)", re.IGNORECASE)
 _KEYS = ("imlist", "qimlist", "gnd")
 _LISTS = ("good", "ok", "junk")
+# Oxford's lists of queries have it before the names of the images.
 _OXFORD_PREFIX = "oxc1_"
 
 
@@ -357,6 +360,7 @@ def _texts(content: Mapping[str, Any], key: str, file: Path) -> list[str]:
 
 def _ids(rows: Any, database: Sequence[str], base: int, file: Path) -> tuple[str, ...]:
     try:
+        # scipy reads an array of one row as a number.
         numbers = np.atleast_1d(np.asarray(rows, dtype=np.float64)).astype(np.int64) - base
     except (TypeError, ValueError) as error:
         raise _wrong(file, "an entry of 'gnd' has rows that are no numbers") from error

@@ -137,6 +137,7 @@ def _read_file(file: Path) -> dict[str, ListedSource]:
         if not isinstance(value, str | dict):
             raise UsageError(f"{where} should be a data location, or a mapping with the key 'data'")
         part = ListedSource(value) if isinstance(value, str) else config.build(ListedSource, value, where)
+        # The list may have come with the data.
         refuse_location(part.data, where)
         as_it_is = not part.data or _is_in_catalog(part.data, file)
         data = part.data if as_it_is else catalog.beside(part.data, file)

@@ -58,6 +58,7 @@ def _split(name: str, root: Path, folder: str, names: list[str]) -> Source:
             category = str(content["category"])
             both = [f"{category}/{content[key]}" for key in ("src_imname", "trg_imname")]
             for path, key in zip(both, ("src_imsize", "trg_imsize"), strict=True):
+                # Sizes are width, height and channels.
                 width, height = (int(side) for side in content[key][:2])
                 images.setdefault(path, (height, width))
             left, top, right, bottom = (float(v) for v in content["trg_bndbox"])

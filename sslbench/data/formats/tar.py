@@ -170,6 +170,7 @@ def _label(container: str, file: IO[bytes], name: str, offset: int, size: int) -
     except (ValueError, RecursionError) as error:
         raise DataError(f"{shown} cannot be read as a label: {' '.join(str(error).split())[:100]}") from error
     if isinstance(value, dict):
+        # Reversed, so that of keys that differ in case only the first stays.
         keys = {str(key).lower(): key for key in reversed(value)}
         value = next((value[keys[column]] for column in LABEL_COLUMNS if column in keys), None)
     return "" if value is None else json.dumps(_as_label(shown, value))

@@ -158,6 +158,7 @@ def draw_videos(number: int, *, frames: int = 12, seed: int = 0) -> TexturedVide
     Objects move, turn and grow or shrink, their textures with them; the light changes from frame to frame, so that
     neither places nor grey values persist. All textures are of the right halves of the pictures.
     """
+    # Streams 0 and 1 draw the images.
     generator = np.random.default_rng([seed, 2])
     pictures = np.empty((number, frames, SIDE, SIDE, 3), dtype=np.uint8)
     ids = np.zeros((number, frames, SIDE, SIDE), dtype=np.int32)
@@ -231,6 +232,7 @@ def _cut(surface: Texture, view: _View) -> Texture:
 
     offset = np.array(view.anchor) - view.matrix @ np.array(view.centre)
     affine = np.column_stack([view.matrix, offset])
+    # The view leads from the image to the texture, the inverse of what OpenCV takes by default.
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     found = cv2.warpAffine(surface, affine, (SIDE, SIDE), flags=flags, borderMode=cv2.BORDER_REFLECT)
     return np.asarray(found, dtype=np.float32)
@@ -249,6 +251,7 @@ def _cover(outline: FloatArray) -> Texture:
     """Return the share of each pixel inside an outline, (S, S)."""
     import cv2
 
+    # fillPoly draws whole pixels, so shares are counted on a finer grid.
     fine: Any = np.zeros((SIDE * _SUBPIXELS, SIDE * _SUBPIXELS), dtype=np.uint8)
     cv2.fillPoly(fine, [np.rint(outline * _SUBPIXELS).astype(np.int32)], 1)
     return np.asarray(fine.reshape(SIDE, _SUBPIXELS, SIDE, _SUBPIXELS).mean(axis=(1, 3)), dtype=np.float32)
@@ -291,6 +294,7 @@ def _surface(picture: _Picture, test: bool) -> Texture:
     value = difference / np.sqrt(local(difference**2) + _LEAST_CONTRAST**2)
     rank = np.empty(value.size, dtype=np.int64)
     rank[np.argsort(value, axis=None, kind="stable")] = np.arange(value.size)
+    # The middles of equal steps from -1 to 1.
     return np.asarray((2 * rank + 1) / value.size - 1, dtype=np.float32).reshape(value.shape)
 
 

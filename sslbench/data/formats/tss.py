@@ -20,6 +20,7 @@ from sslbench.errors import DataError
 from sslbench.targets.pairs import PointPair, Points
 
 _MOST = 2000
+# The text PIEH, read as a float.
 _MAGIC = 202021.25
 _UNKNOWN = 1e9  # larger values stand for pixels without flow
 

@@ -54,6 +54,7 @@ def _build(path: Path) -> Index:
     notes: tuple[str, ...] = ()
     image, width, at, number = None, 0, 0, 0
     with path.open("rb") as file:
+        # Bounded, since another file of that suffix may have no line break.
         while line := file.readline(MAX_LINE_BYTES):
             number += 1
             start, at = at, at + len(line)

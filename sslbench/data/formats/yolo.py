@@ -523,6 +523,7 @@ def _row(where: str, words: list[str], size: tuple[int, int], described: _Descri
 def _area(polygon: Sequence[float]) -> float:
     """Return the area of a polygon x1, y1, x2, y2, ... in pixels, by the shoelace formula."""
     xs, ys = polygon[0::2], polygon[1::2]
+    # xs[-1] is the last corner, which closes the polygon.
     twice = sum(xs[i - 1] * ys[i] - xs[i] * ys[i - 1] for i in range(len(xs)))
     return abs(twice) / 2
 

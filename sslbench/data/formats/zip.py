@@ -20,6 +20,7 @@ from sslbench.text import printable
 MAX_BYTES = 1 << 30
 """Largest image file that is unpacked, 1 GiB: an archive may announce any size."""
 
+# APPNOTE 4.3.7: the signature, 22 bytes that the directory repeats, the lengths of name and extra field.
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _OTHER_METHODS = {9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstd", 95: "xz", 99: "AES encryption"}
 _PACKINGS = {zipfile.ZIP_STORED: RAW, zipfile.ZIP_DEFLATED: DEFLATED}
@@ -76,11 +77,13 @@ def _build(path: Path) -> Index:
 def _checked(path: Path, member: zipfile.ZipInfo) -> str:
     """Return the name of a member, checked to be safe to read."""
     shown = printable(member.filename)
+    # Some programs of Windows write backslashes.
     name = safe_name(member.filename.replace("\\", "/"))
     if name is None:
         raise DataError(
             f"{path}: '{shown}' would lie outside of the archive", "Do not use it unless you trust its author."
         )
+    # The upper 16 bits are the mode of Unix.
     if stat.S_ISLNK(member.external_attr >> 16):
         raise DataError(
             f"{path}: '{shown}' is a link", "Make the archive with the files themselves (zip -r follows links)."
@@ -97,6 +100,7 @@ def _place(path: Path, file: IO[bytes], member: zipfile.ZipInfo, end: int) -> tu
         raise DataError(f"{path}: '{shown}' is packed by the method {method}", "Create it again with deflate or store.")
     if member.file_size > MAX_BYTES:
         raise DataError(f"{path}: '{shown}' unpacks to {member.file_size:,} bytes, the limit is {MAX_BYTES:,}")
+    # The extra field may be longer here than in the directory, so only the header tells where the data begin.
     file.seek(member.header_offset)
     signature, name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     start = member.header_offset + _LOCAL_HEADER.size + name_length + extra_length

@@ -391,6 +391,7 @@ def _read(source: IO[bytes], raw: _Raw, name: str, size: int | None) -> bytes:
     try:
         return source.read(_CHUNK)
     except (EOFError, OSError, zlib.error, lzma.LZMAError, ValueError, zstd_error) as error:
+        # Nothing more comes though bytes are missing: the connection broke, and the file need not be damaged.
         if size is not None and raw.count < size and not raw.read(1):
             raise _TransferError(f"the transfer ended after {raw.count:,} of {size:,} bytes") from error
         raise DataError(
@@ -400,6 +401,7 @@ def _read(source: IO[bytes], raw: _Raw, name: str, size: int | None) -> bytes:
 
 def _open_zstd(packed: Any) -> IO[bytes]:
     zstandard: Any = importlib.import_module("zstandard")
+    # By default the reader ends after the first frame, and programs that pack in parallel write several.
     return cast(IO[bytes], zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True))
 
 

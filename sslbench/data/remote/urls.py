@@ -77,6 +77,7 @@ def _over_http(url: str) -> RemoteFile:
             raise
         head = _headers(_request(url, headers={"Range": "bytes=0-0"}))
     length = head.get("Content-Length")
+    # Of a range, Content-Length is that of the part.
     if (whole := re.fullmatch(r"bytes \d+-\d+/(\d+)", head.get("Content-Range") or "")) is not None:
         length = whole[1]
     if length is not None and not re.fullmatch(r"\d{1,18}", length):

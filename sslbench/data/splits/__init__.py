@@ -258,6 +258,7 @@ def limit(source: Source, n: int, seed: int) -> Source:
         return source
     order = np.argsort(source.rank)
     chosen = choose(source.target.select(order), n, np.random.default_rng(seed), both_sides=False)
+    # Drawn by rank; `select` takes ascending positions.
     limited = source.select(np.sort(order[chosen]), f"{source.name}, {n} of {len(source)}")
     return dataclasses.replace(limited, notes=(*source.notes, f"limited to {n:,} of {len(source):,} images"))
 

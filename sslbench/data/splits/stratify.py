@@ -35,6 +35,7 @@ def _choose_single(labels: Target, n: int, rng: np.random.Generator, *, both_sid
     high = np.where(counts > 0, counts - 1, 0) if both_sides else counts
     quota = _apportion(counts, n, low, high, rng)
     chosen = np.zeros(len(labels), dtype=bool)
+    # Stable, so that the members of a class stay in the order of the samples.
     by_class = np.split(np.argsort(labels.values, kind="stable"), np.cumsum(counts)[:-1])
     for members, k in zip(by_class, quota, strict=True):
         chosen[rng.permutation(members)[:k]] = True
@@ -58,6 +59,7 @@ def _apportion(
         adjustable = quota < high if short > 0 else quota > low
         if not adjustable.any():
             break
+        # Far below the differences of shares, so that the random numbers decide ties only.
         priority = (exact - quota if short > 0 else quota - exact) + rng.random(len(counts)) * 1e-9
         priority[~adjustable] = -np.inf
         quota[np.argsort(-priority)[: min(abs(short), int(adjustable.sum()))]] += np.sign(short)
@@ -85,11 +87,13 @@ def _assign(positives: BoolArray, n: int, rng: np.random.Generator) -> BoolArray
     share = n / max(len(positives), 1)
     totals = positives.sum(axis=0)
     chosen, free = np.zeros(len(positives), dtype=bool), np.ones(len(positives), dtype=bool)
+    # Classes of as many samples come in random order, since the last key of lexsort decides first.
     for c in np.lexsort((rng.random(len(totals)), totals)):
         members = rng.permutation(np.flatnonzero(positives[:, c] & free))
         wanted = np.clip(round(share * totals[c]), min(1, totals[c] - 1), max(totals[c] - 1, 0)) if totals[c] else 0
         have = int((positives[:, c] & chosen).sum())
         chosen[members[: max(0, wanted - have)]] = True
+        # A sample is decided by its rarest class alone.
         free[members] = False
     rest = rng.permutation(np.flatnonzero(free))
     chosen[rest[: max(0, n - int(chosen.sum()))]] = True

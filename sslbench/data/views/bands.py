@@ -27,6 +27,7 @@ def brightness(pixels: Bands, factor: float) -> Bands:
 
 def contrast(pixels: Bands, factor: float) -> Bands:
     """Multiply the distances from each channel's mean by `factor`."""
+    # Of float32 numpy would take the sum in float32, too.
     mean = pixels.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
     return _within(mean + np.float32(factor) * (pixels - mean), pixels)
 

@@ -193,6 +193,7 @@ def adjust_contrast(pixels: ByteArray, factor: float) -> ByteArray:
     """
     if not _is_rgb(pixels):
         return bands.contrast(pixels, factor)
+    # Rounded as in ImageEnhance.Contrast.
     mean = int(cv2.mean(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY))[0] + 0.5)
     return _look_up(pixels, mean + factor * (_LEVELS - mean))
 

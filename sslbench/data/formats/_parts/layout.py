@@ -217,7 +217,9 @@ def files_below(folder: Path, suffix: str) -> list[str]:
         raise DataError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
 
     found = []
+    # Without onerror os.walk passes over folders that it cannot read.
     for top, folders, files in os.walk(folder, onerror=fail):
+        # os.walk descends into what is left in this list.
         folders[:] = [name for name in folders if not is_clutter(name)]
         for name in files:
             if name.lower().endswith(suffix) and not is_clutter(name):
@@ -227,4 +229,5 @@ def files_below(folder: Path, suffix: str) -> list[str]:
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     """Return whether an entry is a folder or a link to one; a link in a circle is none."""
+    # Of a link in a circle DirEntry.is_dir raises, and Path.is_dir says no.
     return Path(entry.path).is_dir() if entry.is_symlink() else entry.is_dir()

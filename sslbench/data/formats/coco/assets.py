@@ -148,6 +148,7 @@ def placed(
     import kwimage
 
     forward = np.array([*matrix, 0, 0, 1], dtype=np.float64).reshape(3, 3)
+    # A singular value below 1: the map shrinks along some direction.
     smooth = bool(np.abs(np.linalg.svd(forward[:2, :2], compute_uv=False)).min() < 1)
     options = {"dsize": (width, height), "origin_convention": "corner", "antialias": smooth}
     # Repeats the border: a border of zeros would darken a rim of half a pixel of the small image.
@@ -221,6 +222,7 @@ class AssetCollector:
 
     def __init__(self, spec: str) -> None:
         self.spec = spec
+        # Arrays take 8 bytes a number, lists several times as much.
         self._numbers, self._own = array("q"), list[str]()
         self._names, self._channels = dict[int, str](), dict[int, str]()  # most of a million images may have none
         self._sizes, self._images, self._kinds = array("q"), array("q"), array("q")
@@ -237,6 +239,7 @@ class AssetCollector:
         if not file and row.get("name"):
             self._names[place] = str(row["name"])
         if text := str(row.get("channels") or ""):
+            # Equal texts of a million images share one object.
             self._channels[place] = self._texts.setdefault(text, text)
         sides = [side_of_image(row.get(key)) for key in ("height", "width")]
         self._sizes.extend(side or 0 if all(sides) else 0 for side in sides)

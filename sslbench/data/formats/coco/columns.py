@@ -255,6 +255,7 @@ class _Collector:
                 raise DataError(f"{self.spec}: an entry of '{table}' has no 'name': {one_line(row)}")
             if not isinstance(name, str | int):
                 raise DataError(f"{self.spec}: name of '{table}' should be text, not {name!r}")
+            # On macOS accents may be characters of their own, which make no other class.
             row["name"] = unicodedata.normalize("NFC", str(name))
             self._categories.append((number, row["name"], str(row.get("supercategory") or row["name"])))
 
@@ -263,6 +264,7 @@ class _Collector:
         value = row.get(key)
         if (isinstance(value, float) and value.is_integer()) or (isinstance(value, str) and _WHOLE.fullmatch(value)):
             value = int(value)
+        # By exact type, since true is an int, too; the range is that of the array's 64 bits.
         if type(value) is int and -(1 << 63) <= value < 1 << 63:
             self._with_numbers.add(named)
             return value
@@ -359,6 +361,7 @@ class _Collector:
     def _positions(self, key: str, table: str, used: IntArray, known: IntArray) -> IntArray:
         order = np.argsort(known, kind="stable")
         place = np.searchsorted(known, used, sorter=order)
+        # For a number behind all others searchsorted returns the length; the comparison below refuses it.
         there = order[np.minimum(place, len(known) - 1)] if len(known) else np.zeros(len(used), dtype=np.int64)
         wrong = np.unique(used[known[there] != used] if len(known) else used)
         if len(wrong):

@@ -46,6 +46,7 @@ def labels_of(spec: str, columns: Columns, ids: list[str]) -> tuple[Target, tupl
     if not len(present) and not len(marked):
         return Unlabelled(len(ids)), (*notes, f"{spec}: no image has a category, so there are no labels")
     counts = np.bincount(present[:, 0], minlength=len(ids))
+    # An image with a class that is to be ignored has not exactly one.
     counts[marked[:, 0]] = 0
     ambiguous = np.flatnonzero(counts != 1)
     if len(ambiguous):
@@ -64,6 +65,7 @@ def labels_of(spec: str, columns: Columns, ids: list[str]) -> tuple[Target, tupl
 def _pairs(columns: Columns) -> tuple[IntArray, IntArray]:
     """Return pairs (n, 2) of image and class: with a clean annotation, and with marked annotations only."""
     width = max(len(columns.names), 1)
+    # A pair as one number, which np.unique and np.setdiff1d can compare.
     keys = columns.images * width + columns.classes
     clean = np.unique(keys[~columns.marked])
     only_marked = np.setdiff1d(keys[columns.marked], clean)

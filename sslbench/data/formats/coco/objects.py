@@ -53,6 +53,7 @@ def read_skeleton(spec: str, categories: Sequence[Row], kinds: object) -> Skelet
             names.setdefault(name, len(names))
         for a, b in _edges(spec, row, len(own)):
             edges[names[own[a]], names[own[b]]] = None
+        # A category may have keypoints and no sigmas.
         for name, sigma in zip(own, _sigmas(spec, row, len(own)), strict=False):
             if sigmas.setdefault(name, sigma) != sigma:
                 raise DataError(f"{spec}: the keypoint '{name}' has the sigmas {sigmas[name]} and {sigma}")

@@ -80,6 +80,7 @@ def _has_segments(path: Path) -> bool:
                 places = {key: at for key in _KEYS if (at := text.find(key)) >= 0}
                 if places:
                     return min(places, key=places.__getitem__) == _KEYS[0]
+                # A key may lie across the border of two blocks.
                 before = block[-len(_KEYS[0]) :]
     except OSError:
         return False
@@ -147,6 +148,7 @@ def _content(file: Path) -> dict[str, Any]:
             raise DataError(f"{file} is no COCO panoptic file: it has no list '{table}', or an empty one")
         for i, row in enumerate(rows):
             for key, kind in wanted.items():
+                # In Python true is an int, too.
                 if not isinstance(row, dict) or not isinstance(row.get(key), kind) or isinstance(row[key], bool):
                     what = "number" if kind == number else kind.__name__
                     raise DataError(f"{file}: {table}[{i}] has no {key}, or one that is no {what}")
@@ -178,6 +180,7 @@ def _segment(file: Path, annotation: int, entry: object) -> Segment:
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= highest:
             raise DataError(f"{where} has the {key} {value!r}, not a whole number from 0 to {highest:,}")
     area = entry.get("area")
+    # NaN, which Python's JSON reads, is not equal to itself.
     if area is not None and (not isinstance(area, int | float) or area != area):
         raise DataError(f"{where} has the area {area!r}, not a number of pixels")
     crowd = boolean(entry.get("iscrowd"), f"{where} with the id {entry['id']}", "iscrowd")

@@ -30,6 +30,7 @@ def view_entries(spec: str, tables: Sequence[str]) -> Iterator[tuple[str, Any, b
     with Path(spec).open("rb"):  # raises OSError with the reason, which sqlite does not know
         pass
     try:
+        # immutable: sqlite neither locks the file nor looks for a journal, so it may lie on a read-only disk.
         uri = f"{Path(spec).resolve().as_uri()}?mode=ro&immutable=1"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
             names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]

@@ -76,6 +76,7 @@ class RowFile:
         """Return a cell of a column as Python values; the row groups read last are cached."""
         if self._parquet is None:
             return self._table.column(name)[row].as_py()
+        # Right: the end of a group is the first row of the next.
         group = int(np.searchsorted(self._ends, row, side="right"))
         key = (name, group)
         if key not in self._groups:
@@ -146,6 +147,7 @@ class _RowFiles:
         return _RowFiles, ()
 
     def get(self, path: str) -> RowFile:
+        # After a fork both processes would move the position of one open file.
         key = (os.getpid(), path)
         if key not in self._open:
             while len(self._open) >= _MAX_OPEN:
@@ -235,6 +237,7 @@ class ColumnImages:
 
 PREFIX = "hf:"
 _SUFFIXES = (".parquet", ".arrow")
+# CIFAR-100 on the hub has two columns of labels.
 _LABEL_COLUMNS = (*LABEL_COLUMNS, "fine_label", "coarse_label")
 
 
@@ -404,6 +407,7 @@ def _class_names(feature: Any) -> tuple[str, ...]:
 
 
 def _labels(name: str, column: str, cells: Sequence[Any], classes: tuple[str, ...]) -> tuple[Target, tuple[str, ...]]:
+    # Test parts whose labels are not public have -1 on the hub.
     if all(cell is None or cell == -1 for cell in cells):
         return Unlabelled(len(cells)), (f"{name}: the labels are all empty or -1, so there are none",)
     several = any(isinstance(cell, list) for cell in cells)

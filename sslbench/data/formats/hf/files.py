@@ -96,6 +96,7 @@ def _split_of(folder: Path, file: Path) -> str:
     match = _NUMBERED.fullmatch(file.stem)
     stem = match["name"] if match else file.stem
     parents = file.relative_to(folder).parts[:-1]
+    # `datasets` calls files of its cache NAME-SPLIT; else the innermost folder with the name of a split decides.
     names: Iterable[str] = (stem, stem.rpartition("-")[2], *reversed(parents))
     known = next((split for name in names if (split := split_name(name))), None)
     return known or (stem if match else "all")
@@ -112,6 +113,7 @@ def _saved(folder: Path) -> list[Path]:
 
 
 def _checked_name(folder: Path, name: object) -> str:
+    # The list comes with the data, and must not lead out of its folder.
     if not isinstance(name, str) or not name or "/" in name or "\\" in name or name.startswith("."):
         raise DataError(f"{folder}: its list of files names {name!r:.60}, which is no name of a file in it")
     return name

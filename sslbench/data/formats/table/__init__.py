@@ -311,9 +311,11 @@ def _find(
         if asked not in table.columns:
             raise UsageError(f"{table.name} has no column '{asked}' ({what})", did_you_mean(asked, table.columns))
         return asked
+    # Reversed, so that of columns of one name the first stays.
     left = [column for column in reversed(table.columns) if column != taken]
     tops = collections.Counter(column.partition(".")[0] for column in left)
     keys = {_key(top): column for column in left if tops[top := column.partition(".")[0]] == 1}
+    # In this order: a column's whole name replaces the last key of another, and that the first key.
     keys |= {_key(column.rpartition(".")[2]): column for column in left} | {_key(column): column for column in left}
     return next((keys[name] for name in known if name in keys), None)
 

@@ -106,6 +106,7 @@ def _records(path: Path, records: Any, what: str) -> TableColumns:
 def _flat(record: dict[Any, Any]) -> dict[str, Any]:
     """Return a record whose mappings are keys of their own: {"image": {"path": "a.jpg"}} has `image.path`."""
     found: dict[str, Any] = {}
+    # The last one is taken first: reversed, the keys come in their order.
     waiting = [(str(key), value) for key, value in reversed(record.items())]
     while waiting:
         key, value = waiting.pop()

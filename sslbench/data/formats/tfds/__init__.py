@@ -110,6 +110,7 @@ def _bound(spec: str, text: str, total: int, default: int) -> int:
         if abs(number) > 100:
             raise UsageError(f"{text} in {spec} is more than 100 %")
         number = round(number * total / 100)
+    # By the sign in the text: -0 counts from the end, too.
     return min(max(number + total if text.strip().startswith("-") else number, 0), total)
 
 
@@ -152,6 +153,7 @@ def _labels(info: Info, labels: list[list[int | str]]) -> tuple[Target, tuple[st
     """Return the labels of a whole split, so that every part of it has the same classes."""
     if not info.keys.label or not any(labels):
         return Unlabelled(len(labels)), (f"{info.folder}: no feature is a class label, so there are no labels",)
+    # TFDS writes -1 in test parts whose labels are not public.
     if all(row == [-1] for row in labels):
         return Unlabelled(len(labels)), (f"{info.folder}: every label is -1, so there are no labels",)
     names = [[_class_name(info, value) for value in row] for row in labels]

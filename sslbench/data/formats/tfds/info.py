@@ -163,4 +163,5 @@ def _keys(folder: Path, kinds: dict[str, str]) -> tuple[Keys, bool, tuple[str, .
 
 def _classes(folder: Path, label: str) -> tuple[str, ...]:
     file = folder / f"{label.replace('/', '-')}.labels.txt"
+    # -1: the numbers in the records are compared with the names when they are read.
     return class_names(file, -1) if file.is_file() else ()

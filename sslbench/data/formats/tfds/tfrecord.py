@@ -34,6 +34,7 @@ def parse(record: bytes) -> dict[str, Feature]:
     features: dict[str, Feature] = {}
     for _, start, stop in _messages(record, 0, len(record)):
         for _, entry_start, entry_stop in _messages(record, start, stop):
+            # An entry of a map in protobuf: field 1 is the key, field 2 the value.
             entry = {number: place for number, *place in _messages(record, entry_start, entry_stop, (1, 2))}
             if 1 in entry:
                 key = record[slice(*entry[1])].decode("utf-8")
@@ -44,6 +45,7 @@ def parse(record: bytes) -> dict[str, Feature]:
 def _feature(record: bytes, start: int, stop: int) -> Feature:
     texts: list[tuple[int, int]] = []
     numbers: list[int] = []
+    # tf.train.Feature: 1 is a list of bytes, 2 of floats, 3 of integers.
     for kind, list_start, list_stop in _messages(record, start, stop, (1, 2, 3)):
         if kind == 1:
             texts += [(s, e) for _, s, e in _messages(record, list_start, list_stop)]
@@ -64,6 +66,7 @@ def _integers(record: bytes, start: int, stop: int) -> Iterator[int]:
 
 
 def _signed(value: int) -> int:
+    # int64 in protobuf is two's complement, without zigzag.
     return value - (1 << 64) if value >> 63 else value
 
 
@@ -106,13 +109,16 @@ def _varint(record: bytes, at: int, stop: int) -> tuple[int, int]:
         byte = record[at + i]
         value |= (byte & 0x7F) << (7 * i)
         if byte < 0x80:
+            # The tenth byte has bits beyond the 64th.
             return value & ((1 << 64) - 1), at + i + 1
     raise ValueError("a number does not end")
 
 
 _FRAME = struct.Struct("<QI")
 _FOOTER_BYTES = 4
+# kMaskDelta of TensorFlow's crc32c.h.
 _MASK = 0xA282EAD8
+# The polynomial of CRC-32C, lowest bit first.
 _CASTAGNOLI = 0x82F63B78
 AGAIN = "Get the file again, or prepare the data set again with TFDS."
 
@@ -179,6 +185,7 @@ def _records(path: Path) -> Iterator[tuple[int, bytes]]:
             if at > end:
                 raise _truncated(path, start)
             yield start, file.read(length)
+            # Over the checksum of the data, which is not compared.
             file.seek(at)
 
 

@@ -180,9 +180,11 @@ def _load_fer(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
     targets: dict[str, list[int]] = {"train": [], "test": []}
     try:
         with file.open(encoding="utf-8", newline="") as opened:
+            # icml_face_data.csv has a space behind each comma of its header.
             for row in csv.DictReader(opened, skipinitialspace=True):
                 part = _FER_PARTS[row["Usage"]]
                 pixels[part].append(np.array(row["pixels"].split(), dtype=np.uint8).reshape(48, 48))
+                # By range, so that a number of no class is an IndexError.
                 targets[part].append(range(len(_EMOTIONS))[int(row["emotion"])])
     except (KeyError, ValueError, IndexError, OverflowError) as error:
         raise DataError(f"{file} is damaged: {type(error).__name__} {error}") from error

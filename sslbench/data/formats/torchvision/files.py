@@ -124,6 +124,7 @@ def _flowers(base: Path) -> dict[str, Listed]:
     ids, labels = _matlab(base / "setid.mat"), _matlab(base / "imagelabels.mat")["labels"]
 
     def part(key: str) -> Listed:
+        # Images are counted from 1.
         return [(f"jpg/image_{i:05d}.jpg", f"{labels[i - 1]:03d}") for i in ids[key].tolist()]
 
     return {"train": part("trnid") + part("valid"), "test": part("tstid")}
@@ -141,6 +142,7 @@ def _cars(base: Path) -> dict[str, Listed]:
     names = _matlab(base / "devkit" / "cars_meta.mat")["class_names"].tolist()
 
     def part(file: Path, folder: str) -> Listed:
+        # squeeze_me makes a scalar of a single row.
         rows = np.atleast_1d(_matlab(file)["annotations"])
         return [(f"{folder}/{row['fname']}", names[int(row["class"]) - 1]) for row in rows]
 
@@ -182,6 +184,7 @@ def _caltech101(base: Path) -> dict[str, Listed]:
     """Draw thirty training images of each class by a fixed seed: there is no official split."""
     by_class: dict[str, list[str]] = {}
     for file, name in sorted(_class_folders(base, "")):
+        # Clutter, and none of the 101 classes.
         if name != "BACKGROUND_Google":
             by_class.setdefault(name, []).append(file)
     generator = np.random.default_rng(0)
@@ -216,6 +219,7 @@ def _kitti_distance(base: Path) -> dict[str, Listed]:
     for file in sorted((base / "label_2").iterdir()):
         objects = [line.split() for line in _lines(file)]
         distances = [float(o[13]) for o in objects if o[0] in ("Car", "Van", "Truck")]
+        # Without an object -1, which falls into the first bin.
         place = bisect_left((0.0, 8.0, 20.0), min(distances, default=-1.0))
         rows.append((f"image_2/{file.stem}.png", names[place]))
     return {"all": rows}

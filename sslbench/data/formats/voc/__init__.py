@@ -106,6 +106,7 @@ def _read(path: Path) -> dict[str, int]:
         if not line.strip():
             continue
         stem, _, value = line.strip().rpartition(" ")
+        # Lists align their values: before a 1 stand two spaces.
         stem = stem.strip()
         if value not in _VALUES or not stem:
             raise DataError(f"{path}, line {i}: {line.strip()[:60]!r}, should be an image and 1, 0 or -1")

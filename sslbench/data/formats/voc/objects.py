@@ -60,6 +60,7 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
 
 def _folders(spec: str) -> list[str]:
     """Return the folders of a location, several if it joins existing ones with '+'."""
+    # A folder may have a plus in its name.
     folders = spec.split("+") if not Path(spec).exists() else [spec]
     return folders if all(Path(folder).is_dir() for folder in folders) else [spec]
 
