@@ -45,7 +45,7 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
 
 @contextlib.contextmanager
 def _logged_in_python(arguments: Collection[str]) -> Iterator[None]:
-    """Name arguments in what sslbench logs meanwhile; a filter of the logger would not see what its children log."""
+    """Name arguments in what sslbench logs meanwhile."""
     make = logging.getLogRecordFactory()
 
     def rephrased(*args: Any, **kwargs: Any) -> logging.LogRecord:

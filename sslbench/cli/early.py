@@ -136,6 +136,7 @@ def route(values: Mapping[str, Any], run_keys: Sequence[str], protocols: Sequenc
             continue
         takers = [name for name in protocols if key in fields[name]]
         for name in takers:
+            # Not set: knn.k=5 is stronger than k=10, in whichever order they are typed.
             per_protocol[name].setdefault(key, value)
         if key in run_keys and not takers:
             run[key] = value

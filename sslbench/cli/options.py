@@ -291,6 +291,7 @@ def _as_one(name: str, flags: type[Any], options: list[Callable[[F], F]]) -> Cal
             own = take(flags, values)
             return function(*args, **values, **{name: own})
 
+        # Decorators apply from the inside out: help lists the last one first.
         for option in reversed(options):
             command = option(command)
         return command  # type: ignore[return-value]

@@ -39,6 +39,7 @@ def local_folder(place: str | Path) -> Path:
     if not is_address(place):
         return file_url_path(place) or Path(place)
     digest = hashlib.sha256(_address(place).encode()).hexdigest()[:12]
+    # For the eye only: the digest tells addresses apart.
     slug = re.sub(r"[^A-Za-z0-9]+", "-", without_secrets(_address(place))).strip("-")[-60:]
     return paths.cache_dir() / "results" / f"{slug}-{digest}"
 
@@ -49,6 +50,7 @@ def synchronised(place: str | Path) -> Iterator[Path]:
     folder = pull(place)
     try:
         yield folder
+    # Ctrl-C too: what is finished must not stay on this machine alone.
     except BaseException:
         try:
             _push(place)
@@ -151,6 +153,7 @@ def _connected(place: str | Path, remedy: str) -> Iterator[tuple[Any, str]]:
     """Yield the file system of an address and the path in it, one command of this machine at a time."""
     try:
         system, root = file_system(_address(place))
+        # fsspec hands out one object per address and process, with the listings of before.
         system.invalidate_cache()
         with (local_folder(place) / ".remote.lock").open("w") as handle:
             lock(handle)

@@ -239,6 +239,7 @@ class Submitted:
         if told:
             return End(int(told[1]), told[2] or _last_error(self.log))
         state = str(self.job.state)
+        # sacct writes 'CANCELLED by 1000', and cuts it to 'CANCELLED+' in a narrow column.
         reason = _STATES.get(state.split(" ")[0].rstrip("+")) or _last_error(self.log) or f"SLURM says {state}"
         if not self.log.exists():
             reason += (
@@ -337,6 +338,7 @@ def _submitted(texts: Sequence[str], flags: Sequence[str], settings: Slurm, out:
 
     # Beside the results, which all machines have to see anyway.
     folder = out / "slurm"
+    # Other commands may be submitting from the same folder: after a failure only the files of this one are removed.
     before = _unsubmitted(folder)
     try:
         executor = submitit.AutoExecutor(folder, cluster=settings.cluster, slurm_max_num_timeout=settings.requeues)

@@ -65,6 +65,7 @@ def print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]], *, left: 
 def _least_width(headings: Sequence[str], rows: Sequence[Sequence[str]], wrapped: str | None) -> int:
     from rich.cells import cell_len
 
+    # Columns of the terminal, of which a Chinese character takes two.
     widths = [max(cell_len(visible(text)) for text in (h, *(r[i] for r in rows))) for i, h in enumerate(headings)]
     widths = [min(n, _WRAPPED) if h == wrapped else n for n, h in zip(widths, headings, strict=True)]
     return sum(widths) + 2 * (len(widths) - 1)

@@ -109,6 +109,7 @@ class ProgressLines:
             nonlocal done
             done += steps
 
+        # A thread, since a solver may take minutes for one of the steps that it reports.
         thread = threading.Thread(target=repeat, daemon=True)
         thread.start()
         try:

@@ -56,6 +56,7 @@ def typed(value: Any) -> str:
     # Quoted where the grammar would read it as a number, a bool or several values.
     if re.fullmatch(r"[\w.:/@+-]+", value) and split_listed([f"x={value}"])[1]["x"] == (value, False):
         return value
+    # Between quotes Hydra takes backslashes for escapes only where a quote follows them.
     return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), value) + "'"
 
 

@@ -180,6 +180,7 @@ def _unlabelled(x: npt.NDArray[np.floating], name: str, data: str) -> FeaturePai
 
 
 def _row_ids(n: int) -> tuple[str, ...]:
+    # Of equal length, since ids are sorted as text.
     return tuple(f"{i:09d}" for i in range(n))
 
 
@@ -463,6 +464,7 @@ def _fingerprint(features: Features) -> str:
     digest = hashlib.sha256(canonical(["samples of features", features.ids, labels.name, labels.classes]).encode())
     digest.update(labels.values.tobytes())
     if features.groups is not None:
+        # Which numbers groups have decides nothing.
         digest.update(np.unique(features.groups, return_inverse=True)[1].tobytes())
     if isinstance(labels, Unlabelled):
         digest.update(_sha256(features).encode())

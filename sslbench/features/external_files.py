@@ -261,6 +261,7 @@ def _read_numbers(path: Path) -> dict[str, npt.NDArray[Any]]:
             path,
             sep=r"\s+" if separator == " " else separator,
             header=None if bare else 0,
+            # Otherwise pandas takes the first column for an index where rows end in a separator.
             index_col=False,
             encoding=encoding,
         )
@@ -478,6 +479,7 @@ def _write_parquet(path: Path, columns: Mapping[str, list[Any]], x: npt.NDArray[
 
 def _write_npz(path: Path, columns: Mapping[str, list[Any]], x: npt.NDArray[np.floating]) -> None:
     arrays: dict[str, Any] = {name: np.asarray(cells) for name, cells in columns.items()}
+    # An open file: numpy adds .npz to a path that does not end in it, as that of a temporary file.
     with path.open("wb") as file:
         np.savez(file, features=x, **arrays)
 

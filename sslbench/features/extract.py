@@ -113,8 +113,10 @@ def extract(
     decoded, seconds, conversions = 0, 0.0, collections.Counter[str]()
     process = this_process()
     if not all(entry.has(layer.text) for layer in layers):
+        # The first process holds the lock for all processes of the run.
         lock = store.locked(entry) if process.rank == 0 else contextlib.nullcontext()
         with lock, told_on_interrupt(KEPT):
+            # Looked up again: another run may have finished while this one waited for the lock.
             missing = [layer for layer in layers if not entry.has(layer.text)]
             if missing or process.rank != 0:
                 if process.rank == 0:
@@ -227,6 +229,7 @@ def extract_together(
                 presence = Presence(root, this_process())
                 job = ExtractionJob(backbone, source, missing, settings, entry, presence, digests)
                 if job.open():
+                    # A continued job has fewer rows left than a new one, and cannot share its pass.
                     alike = decoded_alike(backbone.preprocessing), job.pending.tobytes()
                     groups.setdefault(alike, []).append((key, job))
         for group in groups.values():

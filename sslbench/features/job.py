@@ -116,6 +116,7 @@ class ExtractionJob:
 
     def flush(self) -> None:
         """Mark the rows written so far as done; the first process then finds them counted."""
+        # Before the rows are marked: the first process takes the counts as soon as all rows are.
         if self.process.rank > 0 and any(partial.is_marking_due for partial in self.partials):
             write_counts(self.entry.folder, self.process.rank, self.decoded, self.conversions)
         for partial in self.partials:
@@ -128,6 +129,7 @@ class ExtractionJob:
         self, batch: loader.PictureBatch, features: streams.Rows, unreadable: Sequence[loader.Unreadable]
     ) -> None:
         """Write the features of a batch, and mark its unreadable images."""
+        # A batch without a readable image has no features at all.
         for partial, rows in zip(self.partials, features, strict=bool(features)):
             self._check_width(partial, rows, batch)
             partial.write(batch.indices, rows)
@@ -209,6 +211,7 @@ class ExtractionJob:
             problem = f"{len(readable)} images of {self.source.name} that were unreadable are readable now"
             raise StoreError(problem, "Run the same command again once nothing writes to them.")
         checksums = {partial.complete.name: partial.checksum(bad) for partial in partials}
+        # Before the layers are there: a layer is compared with its description when it is read.
         store.write_description(self.entry, key, self.source, split, skipped, self.digests, checksums)
         for partial in partials:
             partial.publish(bad)

@@ -77,6 +77,7 @@ class PartialLayer:
         indices, records = (np.concatenate(parts) for parts in zip(*self._unmarked, strict=True))
         with _opened(self._rows, self._flags) as file:
             os.fsync(file.fileno())
+        # After the rows are on the disk: after a crash no mark may stand for a row that is lost.
         self._mark(indices, records)
         self._unmarked.clear()
 
@@ -227,6 +228,7 @@ def _allocate(file: Path, shape: tuple[int, int], dtype: np.dtype[np.floating]) 
             start = out.tell()
             out.flush()
             reserve(out, start + size)
+            # The file is still too short where no space could be reserved.
             out.truncate(start + size)
     except StoreError:
         file.unlink(missing_ok=True)
@@ -265,6 +267,7 @@ def _write_at(file: BinaryIO, start: int, indices: IntArray, rows: npt.NDArray[n
     for first, stop in _runs(indices):
         content = memoryview(rows[first:stop].tobytes())
         place = start + int(indices[first]) * rows[first].nbytes
+        # pwrite may write less than it is given.
         while content:
             written = os.pwrite(file.fileno(), content, place)
             content, place = content[written:], place + written

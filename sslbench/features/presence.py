@@ -166,6 +166,7 @@ class Presence:
         with contextlib.suppress(OSError):
             temporary = self._file(self.process.rank).with_suffix(".tmp")
             temporary.write_text(text, encoding="utf-8")
+            # Renamed, so that nobody reads half a heartbeat.
             temporary.replace(self._file(self.process.rank))
 
     def _file(self, rank: int) -> Path:

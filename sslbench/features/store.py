@@ -228,6 +228,7 @@ def what_changed(root: Path, key: FeatureKey, source: Source) -> dict[str, str]:
     They tell the user why no stored features fit ("1 of 4000 images changed: cat/17.png").
     """
     best: tuple[int, StoreEntry, dict[str, Any]] | None = None
+    # As it would stand in meta.json, where tuples are lists.
     current = json.loads(json.dumps(dataclasses.asdict(key), default=str))
     mappings = [part for part, value in current.items() if isinstance(value, dict)]
     for meta_file in root.glob("*/meta.json"):

@@ -142,6 +142,7 @@ def make_batch_transform(name: str, setup: Setup) -> Callable[[Batch], Batch]:
     views = tuple(torch.zeros(4, setup.channels, size, size) for size in setup.sizes)
     labels = torch.arange(4) % setup.classes if setup.classes else None
     checked = functools.partial(_checked, function, name)
+    # The trial must take no random numbers from the run.
     with preserved_random_states():
         checked(Batch(views, labels, torch.arange(4)))
     return checked

@@ -154,6 +154,7 @@ class _PretrainingRun(RunOnViews):
         refuse_different(self.identity)
         check_resume(self.request)
         on_all(lambda: check_writable(out))
+        # Two runs in one folder would remove each other's checkpoints.
         with exclusive(self.checkpoints):
             return self._train()
 
@@ -161,6 +162,7 @@ class _PretrainingRun(RunOnViews):
         prepared, out = self.prepared, self.request.out
         found = checkpoint_to_resume(self.request, self.identity)
         if rank() == 0:
+            # Under the lock: what is unfinished here belongs to no run that goes on.
             checkpoints.remove_leftovers(out)
             write_config(self.request, self.command, prepared.changes)
         self.state = make_state(prepared.method, self.settings, prepared.device, prepared.plan.precision)

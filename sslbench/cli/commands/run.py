@@ -126,5 +126,6 @@ def _evaluate(
         if dry_run:
             work.dry_run(plan)
         else:
+            # A later plan without holes does not hide the hole of an earlier one.
             code = work.run(plan, command) or code
     return code
