@@ -149,6 +149,7 @@ def _write(file: Path, known: dict[str, CatalogEntry]) -> None:
                 yaml.safe_dump(content, new, sort_keys=False, allow_unicode=True, width=200)
             temporary.replace(file)
     except OSError as error:
+        # A full disk is no mistake in the call.
         raise (DataError if error.errno in FULL else UsageError)(not_written(file, error)) from error
 
 

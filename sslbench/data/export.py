@@ -205,6 +205,7 @@ def _content(sources: Mapping[str, Source], places: Extractor) -> dict[str, Any]
                 row["split"] = split
             if isinstance(target, Boxes) and target.sizes[i].all():
                 row |= dict(zip(("height", "width"), target.sizes[i].tolist(), strict=True))
+            # An attribute does not take the place of the manifest's own keys, such as height.
             row |= {key: column[i] for key, column in source.attributes.items() if column[i] and key not in row}
             if isinstance(target, Boxes):
                 row |= {key: [numbers[name] for name in names] for key, names in _looked_for(target, i).items()}

@@ -117,6 +117,7 @@ class SourceFormat:
 def all_formats() -> list[SourceFormat]:
     """Return the built-in formats by name, those of last resort at the end."""
     formats = [builtin_format(name) for name in list_names("source")]
+    # sorted is stable, so the others stay in the order of their names.
     return sorted(formats, key=lambda found: found.last_resort)
 
 

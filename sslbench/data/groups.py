@@ -101,6 +101,7 @@ class _GroupCounts:
         self.n = len(self.sizes)
         rows, classes = _pairs(labels)
         width = max(len(labels.classes), 1)
+        # A pair of group and class as one number, by which np.unique sorts groups first.
         keys, self._counts = np.unique(groups[rows] * width + classes, return_counts=True)
         self._groups, self._classes = np.divmod(keys, width)
         self.totals = np.bincount(self._classes, self._counts, width).astype(np.int64)
@@ -193,6 +194,7 @@ def _deal(table: _GroupCounts, share: float, rng: np.random.Generator) -> BoolAr
                 group = min(allowed)[1]
                 chosen[group] = True
                 spare[table.classes_of(group)] -= 1
+        # A group is decided by its rarest class alone.
         free[[group for group, _ in members]] = False
     _fill(chosen, np.flatnonzero(free), table.sizes, share, rng)
     return chosen

@@ -213,6 +213,7 @@ def _pair(item: Any, place: str) -> tuple[Any, Any]:
 
 def _class_names(data: Any) -> tuple[str, ...]:
     """Return the names of the classes that torchvision's data sets carry; empty for others."""
+    # A subset may be one of a subset, and has no names itself.
     while isinstance(data, torch.utils.data.Subset):
         data = data.dataset
     names = getattr(data, "classes", ())
@@ -381,7 +382,7 @@ def _of_frame(frame: Any, name: str, columns: Columns) -> dict[str, Source]:
 
 
 def _of_hugging_face(data: Any, name: str, columns: Columns) -> Source:
-    """Return a Hugging Face data set; its encoded images are read, not their pictures, and decoded like files."""
+    """Return a Hugging Face data set."""
     if not hasattr(data, "__len__"):
         raise UsageError(
             f"{name} can only be iterated over, but images are read by position",
@@ -398,6 +399,7 @@ def _of_hugging_face(data: Any, name: str, columns: Columns) -> Source:
     usual = [key for key in LABEL_COLUMNS if key in given and key != image]
     label = _column(name, columns.label, given, usual, "label")
     labels = Unlabelled(len(data)) if label is None else _hugging_face_labels(plain, label, given[label], name)
+    # The encoded files, which are decoded like any others, not the pictures that the library makes of them.
     encoded = plain.select_columns([image]).cast_column(image, type(given[image])(decode=False))
     items = _Column(encoded, image)
     attributes = {}
@@ -415,10 +417,11 @@ def _column(name: str, asked: str | None, given: Mapping[str, Any], usual: Seque
 
 
 def _hugging_face_labels(data: Any, column: str, feature: Any, name: str) -> Target:
-    """Return the labels of a column; a ClassLabel names its numbers, and -1 marks unlabelled splits."""
+    """Return the labels of a column; a ClassLabel names its numbers."""
     feature = feature if hasattr(feature, "names") else getattr(feature, "feature", feature)  # a list of ClassLabel
     classes = tuple(getattr(feature, "names", None) or ())
     cells = list(data[column])
+    # Test parts whose labels are not public have -1 on the hub.
     if classes and all(cell == -1 for cell in cells):
         return Unlabelled(len(cells))
     return labels_of(cells, len(cells), classes=classes, name=f"{name}, column '{column}'")

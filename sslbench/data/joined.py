@@ -76,6 +76,7 @@ class JoinedImages:
         # Each part is cut to what is used, once, so that worker processes are sent no more than that.
         kept, position = np.unique(rows, return_inverse=True)
         starts = (0, *self._stops)
+        # `kept` ascends, so the images of a part lie side by side in it.
         cuts = np.searchsorted(kept, starts)
         parts = tuple(
             part if stop - start == len(part) else part.select(kept[start:stop] - first)

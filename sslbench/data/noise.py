@@ -47,6 +47,7 @@ def _refuse_beyond_others(share: float, numbers: IntArray) -> None:
 
 def with_label_noise(source: Source, share: float, seed: int) -> Source:
     """Return a source with a share of its labels replaced by wrong ones; see `noisy_labels`."""
+    # By rank, so that no name of a class folder decides which labels are wrong.
     labels, order = source.target, np.argsort(source.rank)
     ordered, values = labels.select(order), np.empty_like(labels.values)
     noisy = noisy_labels(ordered.numbered_by_samples(), share, seed).values

@@ -71,6 +71,7 @@ def palette_videos(
     differ = [
         f"{frame} ({difference})"
         for frame, (own, mask) in zip(frames, both, strict=True)
+        # 0, 0: the head of a file cannot be read, which decoding it explains.
         if (0, 0) not in (own, mask) and (difference := size_difference(mask, own, "the mask"))
     ]
     if differ:

@@ -108,6 +108,7 @@ def refuse_missing(spec: str) -> None:
     if path.is_symlink():
         raise UsageError(f"'{spec}' is a link to {path.readlink()}, which does not exist")
     missing = path
+    # Up to the first part of the path that does not exist: that one is mistyped.
     while not missing.parent.exists() and missing.parent != missing:
         missing = missing.parent
     parent = missing.parent

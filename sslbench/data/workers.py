@@ -122,6 +122,7 @@ def _restore_sigchld() -> None:
     Without it they are raised where the next item is awaited, within seconds.
     """
     if threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGCHLD"):
+        # Only the main thread may set handlers, and only torch's own is taken away.
         handler = signal.getsignal(signal.SIGCHLD)
         if getattr(handler, "__module__", "").startswith("torch."):
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -132,11 +133,9 @@ def _identity(item: Any) -> Any:
 
 
 def _in_shared_memory(item: Any) -> Any:
-    """Return an item with its tensors in shared memory; the error for the user if that is full.
-
-    The queue would move them there in a thread of its own, print its error and lose the item, and the run would wait
-    for ever.
-    """
+    """Return an item with its tensors in shared memory; the error for the user if that is full."""
+    # The queue would move them there in a thread of its own, print its error and lose the item, and the run would wait
+    # for ever.
     waiting = [item]
     try:
         while waiting:

@@ -232,9 +232,9 @@ def _singular_values(
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return the largest singular values (K,) of x (N, D) and their right singular vectors (D, K).
 
-    Randomised (Halko, Martinsson & Tropp 2011) with a fixed seed, by torch: to import scikit-learn for it would take a
-    second of every evaluation.
+    Randomised (Halko, Martinsson & Tropp 2011) with a fixed seed.
     """
+    # By torch: to import scikit-learn for it would take a second of every evaluation.
     # svd_lowrank draws from the global generator, on whose state others rely.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -356,6 +356,7 @@ def _overlap(train: Source, test: Source, shared: list[tuple[int, int]], readabl
 def _duplicates(source: Source, contents: _Contents) -> list[Finding]:
     positions, keys = contents
     order = np.argsort(keys, kind="stable")
+    # Sorted, equal contents are neighbours.
     same = np.flatnonzero(keys[order][1:] == keys[order][:-1])
     if not len(same):
         return []

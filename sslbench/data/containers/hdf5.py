@@ -18,7 +18,7 @@ _CHUNK = 256
 def open_hdf5(file: Path) -> Any:
     """Open an HDF5 file for reading."""
     if not file.is_file():
-        # h5py's error of a missing file is the same OSError as that of a damaged one.
+        # h5py's error of a missing file is an OSError, too, which below is that of a damaged one.
         raise FileNotFoundError(2, "No such file", str(file))
     try:
         h5py = importlib.import_module("h5py")

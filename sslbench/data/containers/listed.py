@@ -377,6 +377,7 @@ def _missing(spec: str, names: Sequence[str], missing: Sequence[str], known: _Fo
 def _would_match(spec: str, name: str, folders: Sequence[Path], option: str) -> str:
     """Return a sentence about files whose names are equal but for the folder, the suffix or the case, or are alike."""
     wanted = PurePosixPath(tails(name)[-1])
+    # What follows a dot belongs to the name, unless it is a suffix of images.
     stem = _folded(wanted.stem if wanted.suffix.lower() in SUFFIXES else wanted.name)
     near: list[str] = []
     for folder in folders:

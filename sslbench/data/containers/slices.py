@@ -40,10 +40,7 @@ class _Handle:
 
 
 class _Handles:
-    """Containers that this process has open; pickling carries none of them to another process.
-
-    A forked process may share the files, since every read gives its own offset.
-    """
+    """Containers that this process has open; pickling carries none of them to another process."""
 
     def __init__(self) -> None:
         self._open: dict[str, _Handle] = {}
@@ -148,6 +145,7 @@ class Slices:
 
 
 def _read_at(fd: int, path: str, offset: int, size: int) -> bytes:
+    # pread takes an offset of its own, so threads and forked processes may share the file.
     data = os.pread(fd, size, offset)
     while len(data) < size:  # one call gives at most 2 GB
         more = os.pread(fd, size - len(data), offset + len(data))

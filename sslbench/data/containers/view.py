@@ -80,8 +80,9 @@ def viewed(spec: str, kind: str, arguments: Any, build: Callable[[], dict[str, S
 
 @contextlib.contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Switch off the search for cycles: rows have none, and scanning them again and again is a third of the time."""
+    """Switch off the search for cycles."""
     enabled = gc.isenabled()
+    # Rows hold no cycles, and scanning them again and again is a third of the time.
     gc.disable()
     try:
         yield

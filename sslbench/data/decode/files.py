@@ -112,20 +112,21 @@ def _jpeg_header(data: bytes) -> _JpegHeader | None:
 def _reduction(header: _JpegHeader, wanted: Wanted) -> int:
     """Return the largest factor (8, 4, 2 or 1) by which a JPEG can be reduced and still be twice its resized size.
 
-    Twice, as with Pillow's reducing_gap=2.0: libjpeg cuts off high frequencies that the resize's filter attenuates.
     On two detailed photographs the resized pictures were 0.8 to 2.8 levels off on average, with once 1.4 to 5.3.
     """
     if wanted.resize is None or wanted.channels != 3:
         return 1
     side = wanted.resize if isinstance(wanted.resize, int) else max(wanted.resize)  # EXIF may swap width and height
+    # Twice, as with Pillow's reducing_gap=2.0: libjpeg cuts off frequencies that the filter of the resize attenuates.
     return next((part for part in (8, 4, 2) if min(header.width, header.height) >= 2 * part * side), 1)
 
 
 def _decode_jpeg(data: bytes, header: _JpegHeader) -> Decoded | None:
-    """Decode with torchvision.io; return None on failure, so that Pillow decides and gives the reason."""
+    """Decode with torchvision.io; return None on failure."""
     try:
         # A copy, since torch warns of buffers that are read-only.
         image = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
+    # Pillow decides then, and gives the reason.
     except RuntimeError:
         return None
     decoded = Decoded(image, ("grey to RGB",) if header.channels == 1 else ())
@@ -244,9 +245,10 @@ def _silent() -> Iterator[None]:
 
 
 def _check_complete(series: Any, length: int, path: str) -> None:
-    """Raise for a truncated file, whose missing pixels tifffile would return as zeros."""
+    """Raise for a truncated file."""
     for page in series.pages:
         ends = [at + count for at, count in zip(page.dataoffsets, page.databytecounts, strict=True)]
+        # tifffile would return missing pixels as zeros.
         if not all(page.databytecounts) or max(ends, default=length + 1) > length:
             raise UnreadableImage(path, "truncated TIFF")
 

@@ -137,6 +137,7 @@ class PictureDecoder:
 
     def same_as(self, other: "PictureDecoder") -> bool:
         """Return whether both decode to the same pictures."""
+        # Default handlers differ by what is wanted alone, which is compared beside.
         own, others = ([h for h in d.decoder.handlers if not isinstance(h, PictureHandler)] for d in (self, other))
         return self.wanted == other.wanted and own == others
 

@@ -85,7 +85,9 @@ def _resize(image: torch.Tensor, height: int, width: int, interpolation: str) ->
     if image.shape[0] == 3 and image.dtype == torch.uint8:
         pixels = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
         resampled = pixels.resize((width, height), _PILLOW_MODES[interpolation])
+        # A copy: Pillow's arrays are read-only, of which torch warns.
         return torch.from_numpy(np.array(resampled)).permute(2, 0, 1)
+    # Pillow has no pictures of several float channels, nor of more than four.
     planes = [Image.fromarray(plane) for plane in np.ascontiguousarray(image.numpy())]
     resampled_planes = [np.array(plane.resize((width, height), _PILLOW_MODES[interpolation])) for plane in planes]
     return _within_range(torch.from_numpy(np.stack(resampled_planes)))
@@ -158,10 +160,12 @@ def lightness(images: torch.Tensor) -> torch.Tensor:
     For uint8 images rounded, as in OpenCV's 8-bit conversion, the input of colorization networks.
     """
     rgb = images.expand(-1, 3, -1, -1).to(torch.float32) / 255
+    # The inverse of sRGB's transfer function (IEC 61966-2-1).
     linear = torch.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     # ITU-R BT.709, the second row of sRGB to XYZ.
     weights = torch.tensor((0.212671, 0.715160, 0.072169)).to(images.device, non_blocking=True).view(1, 3, 1, 1)
     y = (linear * weights).sum(1, keepdim=True)
+    # CIE 1976: a cube root, and a line for dark colours. 2.55 brings 100 to 255.
     found = torch.where(y > (6 / 29) ** 3, 116 * y.clamp(min=1e-8) ** (1 / 3) - 16, (29 / 3) ** 3 * y) * 2.55
     return found if images.is_floating_point() else found.round()
 

@@ -130,6 +130,7 @@ def _paired(images: Path, values: Path, quantity: Quantity) -> ValuePairs:
     keys = by_key(images, _walk(images, is_image))
     files = _walk(values, lambda name: PurePosixPath(name).suffix.lower() in SUFFIXES)
     candidates = [by_key(values, files, ending) for ending in _ENDINGS[quantity]]
+    # Of equal ones max takes the first, which is no ending.
     best = max(candidates, key=lambda found: len(keys.keys() & found.keys()))
     if not keys.keys() & best.keys():
         raise DataError(
@@ -224,6 +225,7 @@ def list_pairs(path: Path, quantity: Quantity, images: str | None, values: str |
         raise DataError(
             f"{path}, line {wrong[0]} is no pair: expected an image, its {quantity} file and perhaps the focal length"
         )
+    # Paths in BTS's lists may begin with a slash and are relative all the same.
     pairs = [(line[0].lstrip("/"), line[1].lstrip("/")) for line in lines]
     beside = [path.parent / folder for folder in _BESIDE]
     image_folders, value_folders = (beside if given is None else [path.parent / given] for given in (images, values))

@@ -93,10 +93,8 @@ class _FolderContent:
 
 
 def _walk(root: str, found: _FolderContent, suffixes: frozenset[str] = SUFFIXES) -> None:
-    """Fill `found`, without a stat per file; links to folders are followed, except to a folder around them.
-
-    Folders wait in a list, so that any number may lie in each other.
-    """
+    """Fill `found`, without a stat per file; links to folders are followed, except to a folder around them."""
+    # A list in place of recursion, so that any number of folders may lie in each other.
     waiting = [("", frozenset[tuple[int, int]]())]  # a folder, and the ones around it by device and inode
     while waiting:
         prefix, around = waiting.pop()

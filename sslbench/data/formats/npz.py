@@ -71,6 +71,7 @@ def _source(spec: str, split: str, arrays: Any, keys: dict[str, str]) -> Source:
     labels: Target = Unlabelled(len(images))
     if "labels" in keys:
         values = _array(spec, arrays, keys["labels"])
+        # MedMNIST's labels are (N, 1).
         column = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
         if len(values) != len(images):
             raise DataError(f"{spec}: {counted(len(images), 'image')} and {counted(len(values), 'label')} ({split})")

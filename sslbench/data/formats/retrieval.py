@@ -198,6 +198,7 @@ def open_copydays(path: Path, options: RetrievalOptions) -> Source:
 
 def _task_order(task: str) -> tuple[bool, str, int]:
     name, _, level = task.rpartition("_")
+    # False sorts first, and the first task leads.
     return task != "strong", name, int(level) if level.isdecimal() else 0
 
 

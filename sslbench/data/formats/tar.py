@@ -275,6 +275,7 @@ def _shards(spec: str) -> list[_Shard]:
     """Return the files that the string stands for, in order."""
     names = expanded(spec)
     if len(names) == 1 and not Path(names[0]).exists() and any(sign in names[0] for sign in "*?["):
+        # glob gives names in the order of the folder, which differs between machines.
         names = sorted(glob.glob(names[0]))  # noqa: PTH207 - the string may be relative or absolute
         if not names:
             raise UsageError(f"no file matches '{spec}'")

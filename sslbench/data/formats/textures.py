@@ -293,6 +293,7 @@ def _surface(picture: _Picture, test: bool) -> Texture:
     difference = grey - local(grey)
     value = difference / np.sqrt(local(difference**2) + _LEAST_CONTRAST**2)
     rank = np.empty(value.size, dtype=np.int64)
+    # Stable, so that equal values have the same ranks on every machine.
     rank[np.argsort(value, axis=None, kind="stable")] = np.arange(value.size)
     # The middles of equal steps from -1 to 1.
     return np.asarray((2 * rank + 1) / value.size - 1, dtype=np.float32).reshape(value.shape)

@@ -73,6 +73,7 @@ def _build(path: Path) -> Index:
             key, label = _others(path, number, cells, image, width)
             keys.append(key)
             texts.append(label)
+            # Behind the cells before it, each with its tab.
             numbers.append((start + sum(len(c) + 1 for c in cells[:image]), len(cells[image]), int(width > 2)))
     if not keys:
         raise DataError(f"{path} has no rows")

@@ -135,6 +135,7 @@ def _read(path: Path) -> Any:
                 old = version == (1, 0)
                 header = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
                 _, _, dtype = header(file)
+                # Arrays of objects are pickles, which go through the reader below that runs nothing.
                 if not dtype.hasobject:
                     return _checked_text(np.load(path, mmap_mode="r", allow_pickle=False))
             restricted = RestrictedPickle(path.stat().st_size)

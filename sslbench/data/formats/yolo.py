@@ -218,11 +218,9 @@ def _description_in(folder: Path) -> Path | None:
 
 
 def _annotates(folder: Path) -> bool:
-    """Return whether text files of boxes lie directly in a folder that is labels/, is in it, or has a list of names.
-
-    CVAT's list, obj.names, lies beside its folder obj_train_data/.
-    """
+    """Return whether text files of boxes lie directly in a folder that is labels/, is in it, or has a list of names."""
     inside = "labels" in (folder.name.lower(), folder.parent.name.lower())
+    # CVAT's obj.names lies beside its folder obj_train_data/.
     lists = [*(folder / name for name in _LISTS), folder.parent / "obj.names"]
     if not inside and not any(file.is_file() for file in lists):
         return False
@@ -325,6 +323,7 @@ def _described(file: Path) -> _Description:
     given = content["names"]
     pairs = enumerate(given) if isinstance(given, list) else given.items() if isinstance(given, dict) else ()
     numbered = {int(key): str(name) for key, name in pairs if str(key).isdecimal() and isinstance(name, str | int)}
+    # YAML 1.1 reads yes, no, on and off as true and false.
     if odd := [name for name in numbered.values() if name in ("True", "False")]:
         raise DataError(f"{file}: the class '{odd[0]}' is written as true or false in YAML", "Put it in quotes.")
     if not numbered or sorted(numbered) != list(range(len(numbered))) or len(numbered) > _MOST_CLASSES:
@@ -346,14 +345,14 @@ def _described(file: Path) -> _Description:
 def _image_folders(file: Path, root: Any, key: str, entry: Any) -> tuple[_Folder, ...]:
     """Return the folder of images, or those of a list, that data.yaml names; () for a test split that is not there.
 
-    Roboflow writes `../train/images` for `train/images`, and `path` is often the place on another machine. The last
-    folder of a path alone is taken only if it is named for a split: `images` would be that of every split.
+    Roboflow writes `../train/images` for `train/images`, and `path` is often the place on another machine.
     """
     if not isinstance(entry, str):
         raise DataError(f"{file}: '{key}' should be the path of a folder, not {str(entry)[:80]}")
     bases = [file.parent / str(root), Path(str(root))] if root else []
     ends = tails(entry)
     tried = [base / entry for base in (*bases, file.parent)]
+    # The last folder of a path alone only if it is named for a split: `images` would be that of every split.
     kept = ends if len(ends) == 1 or split_name(ends[-1]) else ends[:-1]
     tried += [file.parent / end for end in kept if not end.startswith("/")]
     for folder in dict.fromkeys(tried):

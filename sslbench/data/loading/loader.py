@@ -76,6 +76,7 @@ def batches(
     items = run(_BatchDataset(source.images, chunks, preprocessing), workers, start_method=start_method)
     for chunk, by_size in zip(chunks, items, strict=True):
         delivered = np.concatenate([batch.indices for batch in by_size])
+        # The first batch of a chunk names all that is unreadable in it.
         missing = np.array([index for index, _, _ in by_size[0].unreadable], dtype=np.int64)
         delivered = np.concatenate([delivered, missing])
         if not np.array_equal(np.sort(delivered), np.sort(chunk)):

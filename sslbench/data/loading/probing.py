@@ -102,4 +102,5 @@ def evaluation_view(preprocessing: Preprocessing, flip: float) -> Callable[[Tens
 
 def _evaluation_view(preprocessing: Preprocessing, flip: float, image: Tensor) -> Tensor:
     picture = resize_and_crop(image, preprocessing)
+    # torch's own generator, which is seeded for every image before its view is made.
     return picture.flip(2) if float(torch.rand(())) < flip else picture

@@ -69,6 +69,7 @@ def coding_beside(root: Path, options: LabelMapOptions) -> Coding | None:
             raise UsageError(f"the file of class names, {root / options.classes}, does not exist")
         return None
     try:
+        # utf-8-sig: a byte order mark is no part of the first name.
         text = found.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read the classes in {found}: {error}") from error

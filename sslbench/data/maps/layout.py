@@ -53,6 +53,7 @@ def walk(folder: Path) -> list[str]:
                 for entry in entries:
                     if in_clutter(entry.name):
                         continue
+                    # Links to folders may lead in a circle.
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(f"{prefix}{entry.name}/")
                     elif is_image(entry.name) and (entry.is_symlink() or entry.is_file()):

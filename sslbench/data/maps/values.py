@@ -253,6 +253,7 @@ def unit_normals(stored: npt.NDArray[np.number], path: str) -> npt.NDArray[np.fl
     unknown = ~np.isfinite(vectors).all(axis=2)
     if stored.dtype.kind != "f":
         unknown |= ~stored.any(axis=2)
+        # One bit of a signed type is its sign.
         largest = 2.0 ** (8 * stored.dtype.itemsize - (stored.dtype.kind == "i")) - 1
         vectors = np.asarray(vectors * (2 / largest) - 1, dtype=np.float32)
     length = np.sqrt(np.sum(vectors**2, axis=2))

@@ -180,6 +180,7 @@ def _by_image(
     numbers = None if raw.numbers is None else raw.numbers[rows]
     points = None if raw.keypoints is None else raw.keypoints[rows]
     masks = [raw.masks[i] for i in rows.tolist()]
+    # Objects stand in the order of their images, see `RawObjects`.
     starts = np.searchsorted(raw.images[rows], np.arange(n_images + 1)).tolist()
     found = []
     for start, stop in itertools.pairwise(starts):
@@ -243,11 +244,13 @@ def turned_sizes(
     fits, fits_turned = ((ends <= side + _SLACK).all(axis=1) & inside for side in (given[:, ::-1], given))
     if not (fits_turned & ~fits).any():
         return sizes, ()
+    # One box that does not fit the swapped sides shows that its image is not turned.
     never = set(raw.images[~fits_turned].tolist())
     only_turned = [i for i in dict.fromkeys(raw.images[fits_turned & ~fits].tolist()) if i not in never]
     if not only_turned or any(size_in_file(path_of(i)) != (sizes[i, 1], sizes[i, 0]) for i in only_turned[:_ENOUGH]):
         return sizes, ()
     found = sizes.copy()
+    # A square has the same size either way.
     for i in np.flatnonzero(sizes[:, 0] != sizes[:, 1]).tolist():
         if i not in never and size_in_file(path_of(i)) == (sizes[i, 1], sizes[i, 0]):
             found[i] = sizes[i, ::-1]

@@ -212,6 +212,7 @@ def _crops(
                 found.append(((x1, y1, x2, y2), int(objects.classes[k]), int(numbers[k])))
     if not kept:
         raise DataError(f"{source.name} has no box that can be a sample: all {crowds + ignored + small} were left out")
+    # Crops may sort otherwise than their images: 'a b#0000' comes before 'a#0000'.
     order = sorted(range(len(kept)), key=kept.__getitem__)
     ids, rows_, ks = zip(*(kept[i] for i in order), strict=True)
     boxes, classes, numbers_ = zip(*(found[i] for i in order), strict=True)

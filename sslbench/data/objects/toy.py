@@ -99,6 +99,7 @@ def _named(spec: str) -> _Toy:
     rest = [part for part, found in parts if found and not _is_side(found)]
     rest = ["msi" if part == "multispectral" else part for part in rest]
     rest += ["msi"] if "multisensor" in rest else []  # kwcoco needs both
+    # Sorted, so that the same words in another order name the same folder.
     key = "-".join([f"vidshapes{match['n']}", *sorted(set(rest))])
     return _Toy(int(match["n"]), int(sides[0]) if sides else _SIDE, key)
 

@@ -83,6 +83,7 @@ def refuse_existing(target: Path) -> None:
 @contextlib.contextmanager
 def _alone(partial: Path) -> Iterator[None]:
     with partial.with_name(f"{partial.name}.lock").open("ab") as mark:
+        # None stands for a file system without locks.
         if lock(mark, wait=False) is False:
             raise UsageError(f"another process is writing {partial}")
         yield

@@ -69,12 +69,13 @@ def refuse_unreachable(address: str, seconds: float = 10) -> None:
 
 
 def _over_http(url: str) -> RemoteFile:
-    """Ask with HEAD; where that is refused, as for URLs signed for GET, with GET of the first byte."""
+    """Ask with HEAD; where that is refused, with GET of the first byte."""
     try:
         head = _headers(_request(url, method="HEAD"))
     except urllib.error.HTTPError as error:
         if error.code not in _HEAD_REFUSED:
             raise
+        # URLs that are signed for GET refuse HEAD.
         head = _headers(_request(url, headers={"Range": "bytes=0-0"}))
     length = head.get("Content-Length")
     # Of a range, Content-Length is that of the part.
@@ -88,12 +89,13 @@ def _over_http(url: str) -> RemoteFile:
 
 
 def _request(url: str, **given: Any) -> urllib.request.Request:
-    """Return a request; a login in the URL goes to its server alone, not along with a redirection."""
+    """Return a request, with the login in the URL as a header."""
     parts = urllib.parse.urlsplit(url)
     login, at, host = parts.netloc.rpartition("@")
     request = urllib.request.Request(parts._replace(netloc=host).geturl(), **given)
     if at:
         coded = base64.b64encode(urllib.parse.unquote(login).encode()).decode()
+        # For its server alone: a redirection may lead to another one.
         request.add_unredirected_header("Authorization", f"Basic {coded}")
     return request
 

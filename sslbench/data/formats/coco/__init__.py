@@ -112,6 +112,7 @@ def _images(
 ) -> tuple[Files | AssetImages, list[str], list[str] | None, tuple[str, ...]]:
     """Return the images, their ids, their splits and notes."""
     listed, names, notes = images_of(spec, columns.assets, channels or provenance(columns.info, CHANNELS_KEY))
+    # Images may share an asset, and `find_listed` refuses a name that stands there twice.
     files = listed if isinstance(listed, list) else list(dict.fromkeys(map(str, listed.files.paths)))
     found = find_listed(spec, files, [below] if below else folders_beside(Path(spec)), "?images=FOLDER")
     images: Files | AssetImages

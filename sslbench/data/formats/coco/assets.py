@@ -84,8 +84,9 @@ class AssetImages:
         return as_wanted(Decoded(image, tuple(conversions)), self.path(index), decoder.wanted)
 
     def _file(self, at: int, kind: BandMapping, decoder: PictureDecoder) -> Decoded:
-        """Decode all bands of one file at full size; 16 bits are kept, so that bands of all depths have one scale."""
+        """Decode all bands of one file at full size."""
         path = self.files.path(at)
+        # 16 bits are kept, so that bands of all depths have one scale.
         wanted = dataclasses.replace(decoder.wanted, channels=len(kind.channels), deep=True, resize=None)
         try:
             return decoder.wanting(wanted)(path, self.files.read(at))

@@ -86,6 +86,7 @@ def _videos(source: ObjectSource, tracks: Mapping[Any, Any]) -> Source:
     if untracked:
         raise DataError(f"{source.name}: {untracked:,} annotations have no track_id, so objects cannot be followed")
     indices = source.attributes.get(FRAME, ("",) * len(source))
+    # By number: as text, frame 10 would come before frame 9.
     order = sorted(range(len(source)), key=lambda row: (names[row], _number(indices[row]), row))
     videos: dict[str, list[int]] = {}
     for row in order:

@@ -94,6 +94,7 @@ def _arrow_table(path: str) -> Any:
     try:
         return pyarrow.ipc.open_stream(mapped).read_all()
     except pyarrow.ArrowInvalid:
+        # The attempt above has read the beginning.
         mapped.seek(0)
         return pyarrow.ipc.open_file(mapped).read_all()
 

@@ -220,8 +220,9 @@ def _number(cell: object) -> float:
 
 
 def _attribute(table: TableColumns, name: str) -> list[str]:
-    """Return a column as text; equal cells share one object, so that a million rows of a few values cost little."""
+    """Return a column as text."""
     column = _find(table, name, (), "to group by") or name
+    # Equal cells share one text, so that a million rows of a few values cost little.
     texts: dict[str, str] = {}
     return [texts.setdefault(text, text) for text in map(_text, table.columns[column])]
 
@@ -245,6 +246,7 @@ def _read_text(path: Path) -> TableColumns:
         separator, text = given[1], text[given.end() :]
     elif separator not in header and (other := next((s for s in ";\t,|" if s in header), None)):
         separator, notes = other, (*notes, f"{path}: columns are separated by {other!r}")
+    # newline="" keeps line breaks in quoted cells; strict reports a quote that is not closed.
     reader, end, rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True), 0, []
     try:
         for row in reader:

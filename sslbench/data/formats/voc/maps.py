@@ -110,6 +110,7 @@ def _named_train(
     folder = root / _AUGMENTED
     further = by_key(folder, walk(folder)) if folder.is_dir() else {}
     places = {stem: f"{_AUGMENTED}/{path}" for stem, path in further.items()}
+    # VOC's own maps last, so that they replace those of SBD.
     places |= {stem: f"{CLASS_MAPS}/{path}" for stem, path in maps.items()}
     if without := [stem for stem in stems if stem not in places]:
         looked = f"Looked in {root / CLASS_MAPS} and {folder}{'' if folder.is_dir() else ', which does not exist'}."
