@@ -171,6 +171,7 @@ class _StrictLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
+# A copy: PyYAML's loaders share one table, and others in this process read dates.
 _StrictLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -180,6 +181,7 @@ _StrictLoader.yaml_implicit_resolvers = {
 def _mapping_without_duplicates(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for key_node, value_node in node.value:
+        # Deep: otherwise PyYAML fills lists and mappings only later.
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, Hashable):
             raise yaml.constructor.ConstructorError(None, None, "a list or mapping is not a key", key_node.start_mark)
@@ -263,6 +265,7 @@ def resolve(cls: type[T], layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tu
     merged: dict[str, Any] = {}
     origins = {f.name: "default" for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for origin, values in layers:
+        # Each layer on its own, so that an error names its origin.
         build_partial(cls, values, origin)
         merged.update(values)
         origins.update(dict.fromkeys(values, origin))
@@ -385,6 +388,7 @@ def _convert_plain(value: Any, kind: Any, where: str) -> Any:
     if kind in (None, type(None)):
         if value is None:
             return None
+    # The exact types: true is an int to Python.
     elif kind is float and type(value) in (int, float, str):
         try:
             return float(value)

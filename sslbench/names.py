@@ -209,6 +209,7 @@ def find_module(kind: ModuleKind, name: str) -> ModuleType:
     """Import the module of a protocol, source, method or optimizer: a built-in name, or the user's own dotted path."""
     known = modules(kind)
     if name in known:
+        # An error of a plug-in is the user's to mend; one of sslbench itself is a bug, whose traceback is needed.
         return _imported(known[name]) if name in installed(kind) else importlib.import_module(known[name])
     if "." in name:
         refuse_named_by_file(name)
@@ -329,6 +330,7 @@ def refuse_missing_module(spec: str) -> None:
     name = spec.partition(":")[0]
     package = name.partition(".")[0]
     here = search_current_folder()
+    # The package alone: to find a module inside it, Python imports the package.
     if package not in sys.modules and (not package or importlib.util.find_spec(package) is None):
         raise _no_module(name, here)
 
@@ -358,6 +360,7 @@ def _imported(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        # The module itself is missing, not one that it imports.
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise _no_module(name, str(Path.cwd())) from None
         raise UsageError(f"importing '{name}' failed: {error}") from error

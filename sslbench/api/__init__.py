@@ -248,6 +248,7 @@ def evaluate_checkpoints(
         out=Path(out),
         command="sslbench.evaluate_checkpoints(...)",
     )
+    # Only now: the records of the other checkpoints are to be written.
     if holes:
         raise SslbenchError(f"{holes[0].weights}: {holes[0].reason}", holes[0].remedy)
     curves = training_curves([(checkpoints.position(Path(file)), own) for file, own in found.items()])
@@ -354,6 +355,7 @@ def extract(
     by_layer = next(iter(found.values()))
     if len(by_layer) > 1:
         raise UsageError(f"there are {len(by_layer)} layers: {', '.join(by_layer)}", "Name one by layer=.")
+    # In memory: the stored array is mapped and read-only.
     return np.array(next(iter(by_layer.values())).x)
 
 
@@ -512,6 +514,7 @@ def pretrain(
     """
     refuse_other_fields(request, pretraining.PretrainRequest, of_settings=pretraining.PretrainSettings)
     composed = compose_pretraining(method, settings or {}, {})
+    # What the caller set is refused where it does not fit the images, and not adapted to them.
     values, typed = composed.values, tuple(key for key, origin in composed.origins.items() if origin == "key=value")
     checked = build(pretraining.PretrainSettings, values, f"pretrain {method}")
     pretrain_request = pretraining.PretrainRequest(

@@ -47,6 +47,7 @@ def copied_backbone(model: nn.Module, request: Mapping[str, Any]) -> Backbone:
     """Return a backbone around a copy of the user's module."""
     inner = unwrapped(model)
     name = request.get("backbone") or type(inner).__name__
+    # The user may go on training theirs, whose mode, device and gradients must not change.
     module = copied(inner).cpu().eval().requires_grad_(False)
     return from_module(name, module, users_preprocessing(name, inner), inner)
 
@@ -83,6 +84,7 @@ def tasks_of(
     Raises:
         UsageError: settings of another protocol, no mapping of protocols to their settings, or one needs a benchmark.
     """
+    # A text is a sequence too, of its letters.
     names = [protocols] if isinstance(protocols, str) else protocols
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise UsageError(f"protocols should be a name or a list of names, not {protocols!r:.80}")
@@ -146,6 +148,7 @@ def options_of(
     for key in given:
         if key not in known:
             raise UsageError(f"there is no option '{key}'", _nearest_option(key, known.union(beside)))
+    # `RunSettings` and its records have the device as text.
     given = {key: str(value) if isinstance(value, torch.device) else value for key, value in given.items()}
     if run is not None and not isinstance(run, evaluation.RunSettings):
         raise UsageError(f"run should be RunSettings, not {type(run).__name__}", "Its settings are arguments as well.")

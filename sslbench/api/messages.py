@@ -30,6 +30,7 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        # Before the call: Python's own TypeError does not tell the nearest name.
         for name in kwargs:
             if name not in parameters and not takes_others:
                 raise UsageError(f"{function.__name__} has no argument '{name}'", did_you_mean(name, parameters))
@@ -46,11 +47,13 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
 @contextlib.contextmanager
 def _logged_in_python(arguments: Collection[str]) -> Iterator[None]:
     """Name arguments in what sslbench logs meanwhile."""
+    # Not a filter: that of a logger does not see what its children log.
     make = logging.getLogRecordFactory()
 
     def rephrased(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)
         if record.name.partition(".")[0] == "sslbench":
+            # Formatted first, as a flag may stand in an argument of the message.
             record.msg, record.args = in_python(record.getMessage(), arguments), ()
         return record
 

@@ -23,6 +23,7 @@ from sslbench.weights.save import new_file
 
 log = logging.getLogger("sslbench")
 
+# ONNX files are messages of protobuf, which end at 2 GiB.
 _LARGEST = 1.9e9
 
 
@@ -166,6 +167,7 @@ def export(
         except Exception as error:  # torch raises errors of many kinds for networks that it cannot trace
             raise BackboneError(f"{backbone.name} cannot be exported: {cause_of(error)}") from error
         difference = max(relative_difference(run(images), own) for images, own in zip(examples, wanted, strict=True))
+        # Not `>`, which is false for NaN.
         if not difference <= LARGEST_DIFFERENCE:
             raise BackboneError(
                 f"{backbone.name}: the outputs of the exported network differ by {difference:.1e} of the largest; "

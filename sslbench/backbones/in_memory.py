@@ -66,6 +66,7 @@ def untrained_copy(backbone: Backbone, seed: int) -> Backbone | None:
             reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
             if callable(reset):
                 reset()
+                # A part answers for its own parameters only, not for those of the parts inside it.
                 left -= {id(parameter) for parameter in part.parameters(recurse=False)}
     if left:
         return None

@@ -217,6 +217,7 @@ def _sums_are_exact() -> bool:
     graph = helper.make_graph([helper.make_node("MatMulInteger", ["a", "b"], ["c"])], "sums", [a, b], [c])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     session = _session(model.SerializeToString())
+    # The largest numbers: a pair of their products is beyond 2^15.
     left, right = np.full((8, depth), 255, np.uint8), np.full((depth, width), 127, np.int8)
     found = session.run(None, {"a": left, "b": right})[0]
     return bool((found == 255 * 127 * depth).all())

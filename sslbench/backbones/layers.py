@@ -184,6 +184,7 @@ def relative_difference(got: Tensor, wanted: Tensor) -> float:
     """Return the largest difference as a fraction of the largest value; infinite for other shapes."""
     if got.shape != wanted.shape:
         return float("inf")
+    # Where all values are 0 the quotient would be NaN.
     scale = wanted.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
     return float((got - wanted).abs().max() / scale)
 

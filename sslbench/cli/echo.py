@@ -14,6 +14,7 @@ def echo(message: Any = "", *, err: bool = False, before: str = "", after: str =
         # Names of files and tensors may hold escape sequences, which would move the cursor or hide lines.
         click.echo(before + visible(str(message)) + after, err=err)
     except BrokenPipeError:
+        # `main` ends a command whose output has no reader any more.
         if not err:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the reader of stderr has gone; continue without it

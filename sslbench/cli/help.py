@@ -90,6 +90,7 @@ class SettingsCommand(GroupedCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Keep the words for the help; tell how a setting is written that is typed as a flag."""
+        # Before the parsing, which --help ends.
         ctx.meta["words"] = list(args)
         try:
             return super().parse_args(ctx, args)

@@ -163,6 +163,7 @@ class _Terminated(KeyboardInterrupt):
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
     """Raise `_Terminated` for a SIGTERM in this process; of several processes, their launcher ends all."""
+    # Python lets the main thread alone set handlers of signals.
     if threading.current_thread() is not threading.main_thread() or os.environ.get("WORLD_SIZE", "1") != "1":
         yield
         return
@@ -209,12 +210,15 @@ def _os_problem(error: OSError) -> str:
 
 def _run(words: list[str]) -> int:
     """Run a command and return its exit code; print a user's mistake as one message."""
+    # click replaces it where a pipe is closed, which tells that exit from others.
     stdout = sys.stdout
     try:
         outcome = cli.main(
             args=words,
             prog_name="sslbench",
+            # click would print errors and exit by itself.
             standalone_mode=False,
+            # It stands in records, and addresses may hold a login.
             obj=shlex.join(["sslbench", *map(without_secrets, words)]),
         )
         return outcome if isinstance(outcome, int) else 0

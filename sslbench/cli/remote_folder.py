@@ -102,6 +102,7 @@ def _push(place: str | Path) -> None:
         for file in paths.files_below(folder, ""):
             name = file.relative_to(folder).as_posix()
             if not name.startswith("slurm/") and _is_unsent(file, states.get(name)):  # logs of jobs stay here
+                # Noted before it is sent: what is written meanwhile is sent the next time.
                 sent[name] = file.stat().st_mtime_ns
                 system.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
                 system.put_file(str(file), f"{root}/{name}")

@@ -169,6 +169,7 @@ class Job:
             self.run.send_signal(signal.SIGUSR1)
             with contextlib.suppress(ChildProcessError):  # it has ended
                 os.waitpid(self.run.pid, 0)  # Popen.wait has a lock, which the interrupted `__call__` holds
+        # A new one: it is pickled, which the process in this one cannot be.
         return DelayedSubmission(Job(self.words))
 
     @contextlib.contextmanager

@@ -99,6 +99,7 @@ def split_listed(words: Sequence[str]) -> tuple[list[str], dict[str, tuple[Any, 
             ) from None
         key = override.key_or_group
         listed = override.is_choice_sweep() and "choice(" not in word  # without brackets, which some shells expand
+        # Hydra also reads +key and ~key, which mean nothing here.
         if override.type is None or override.type.name != "CHANGE" or (override.is_sweep_override() and not listed):
             raise UsageError(f"'{word}' is not of the form key=value", "Write a list as key=[1,2].")
         if key in values:

@@ -137,6 +137,7 @@ def extract(
         remove(entry.layer_file(layer.text))  # left by a run killed right after publishing
     store.update_index(entry, source, split)
     unreadable = entry.unreadable()
+    # An earlier run with on_error=skip left them out.
     if unreadable and settings.on_error == "stop":
         raise unreadable_error(source, [(r["path"], r["reason"]) for r in unreadable])
     features = {layer.text: _as_features(entry, layer, source, unreadable) for layer in layers}

@@ -239,6 +239,7 @@ class ExtractionJob:
         batches = torch.split(images, most)
         if self.settings.device.type != "cpu":
             return list(batches)
+        # The same pieces for any number of threads: the features must not depend on it.
         return [piece for batch in batches for piece in torch.split(batch, CPU_CHUNK)]
 
     def encoded(self, encode: Encoder, images: torch.Tensor) -> list[npt.NDArray[np.float32]]:

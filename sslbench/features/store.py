@@ -310,6 +310,7 @@ def write_skipped(folder: Path, rows: Sequence[Mapping[str, str]]) -> None:
     """Write skipped.csv: id, path and reason of the unreadable images left out."""
     columns = ("id", "path", "reason")
     lines = [tuple(row[column] for column in columns) for row in rows]
+    # Texts as they are: the file is read back.
     write_text(folder / SKIPPED, csv_text([columns, *lines], escape=False))
 
 
@@ -343,6 +344,7 @@ def find_stored(root: Path, data: TrainTest) -> StoredPair | None:
             continue  # damaged
         key = dict(meta["key"])
         images = key.pop("images", None)
+        # Where images were left out, the rows are not those of the data.
         if images in fingerprints and not meta.get("left_out"):
             for layer in entry.layers():
                 group = groups.setdefault(json.dumps([layer, key], sort_keys=True), {})

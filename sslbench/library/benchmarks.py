@@ -184,6 +184,7 @@ def _read(file: Path, name: str, around: tuple[Path, ...] = ()) -> dict[str, Any
     bases = [_base(file, base, (*around, file)) for base in given]
     merged: dict[str, Any] = {}
     for part in (*bases, content):
+        # One level deep: a setting that is a mapping itself is replaced as a whole.
         both = {key: {**merged[key], **part[key]} for key in _MERGED if key in merged and key in part}
         merged |= part | both
     return merged

@@ -52,6 +52,7 @@ def compose(config: str, choices: Mapping[str, str]) -> tuple[dict[str, Any], di
         if group in ("method", *GROUPS):
             read_recipe(group, name)  # raises a clear message
     folders = [folder.resolve() for folder in paths.search_path("configs")]
+    # A quote in the name of a folder would end the text in Hydra's grammar.
     escaped = [str(folder).replace("'", "\\'") for folder in folders]
     searchpath = ",".join(f"'file://{folder}'" for folder in escaped)
     overrides = [f"hydra.searchpath=[{searchpath}]", *(f"{group}={name}" for group, name in choices.items())]
@@ -159,6 +160,7 @@ def _mark_code(values: dict[str, Any], origins: Mapping[str, str], method: str) 
     key = "method.teacher_backbone"
     if isinstance(settings, dict) and settings.get("teacher_backbone") and origins.get(key) not in typed:
         teacher = settings["teacher_backbone"]
+        # 'timm:NAME' looks like code, MODULE:ATTRIBUTE, and is none.
         if not str(teacher).startswith("timm:"):
             settings["teacher_backbone"] = from_file(teacher, f"{method}: {key}", f"{key}={{}}")
     if origins.get("backbone") not in typed and not str(backbone).startswith("timm:"):
@@ -236,6 +238,7 @@ def _base(method: str) -> tuple[Composed, dict[str, str]]:
     """Return the settings before the user's words, and the file of every group."""
     if method in list_names("method"):
         path = find_file("method", method)
+        # For its messages, which are clearer than Hydra's.
         read_yaml(path)
         # Without it Hydra would put the recipe's groups below `method`, where nobody reads them.
         if "@package _global_" not in path.read_text(encoding="utf-8").partition("\n")[0]:

@@ -45,6 +45,7 @@ def make_backbone(request: PretrainRequest) -> Backbone:
     )
     if backbone.report is not None:
         log.info(f"{request.init}: {backbone.name}, {backbone.report.line()}")
+    # Loaded backbones are frozen and in evaluation mode.
     backbone.module.requires_grad_(True).train()
     # Trained weights are saved under the plain architecture, without its initialisation.
     return dataclasses.replace(backbone, name=without_initialisation(backbone.name))
@@ -124,6 +125,7 @@ def _frozen_statistics(block: nn.Module) -> Iterator[None]:
     momenta = [m.momentum for m in norms]
     counts = [None if m.num_batches_tracked is None else m.num_batches_tracked.clone() for m in norms]
     for m in norms:
+        # The batch then leaves the running statistics as they are.
         m.momentum = 0.0
     try:
         yield

@@ -298,6 +298,7 @@ def _open(request: PretrainRequest) -> Source:
 
 def _plan(settings: PretrainSettings, precision: Precision, per_epoch: int) -> TrainingPlan:
     steps = max(1, round(settings.epochs * per_epoch))
+    # Of the updates that are done: schedules end with the last of them.
     epochs = steps / per_epoch
     return TrainingPlan(
         steps=steps,

@@ -312,6 +312,7 @@ class _PretrainingRun(RunOnViews):
     def _export(self) -> Path:
         """Write weights.torch and, if there is a moving average, weights_ema.torch; return the first."""
         name, network = self._exported()
+        # By all processes: with fsdp each holds a part of every tensor.
         tensors, target = module_state(network, everywhere=False), self.request.out / "weights.torch"
         average = module_state(self.state.average, everywhere=False) if self.state.average is not None else None
         heads, kinds = self._heads(name, module_state)
@@ -320,6 +321,7 @@ class _PretrainingRun(RunOnViews):
             if average is not None:
                 metadata = self._metadata(f"average of {self.settings.ema}", {})
                 self._save_weights(target.with_name("weights_ema.torch"), average, metadata, {})
+        # The outcome of every process names this file.
         barrier()
         return target
 

@@ -295,6 +295,7 @@ def differences(
     for key in sorted({*old, *new} - set(free)):
         before, after = old.get(key), new.get(key)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
+            # `free` holds keys of the run itself: equal names further down are other settings.
             found += differences(before, after, free=(), prefix=f"{prefix}{key}.")
         elif before != after:
             found.append(f"{prefix}{key}: {before}, now {after}")

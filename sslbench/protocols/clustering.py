@@ -95,6 +95,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     ks = settings.k or (min(len(train.target.classes), len(train)),)
     # Runs with different seeds share no start.
     seeds = [seed * settings.restarts + i for i in range(settings.restarts)]
+    # By rank: what is drawn does not depend on how the rows lie.
     rows = train.order[drawn_rows(len(train), settings.samples, seed)]
     clusters = _cluster(train.x, test.x, list(itertools.product(ks, seeds)), rows, settings)
     runs = {k: clusters[i * len(seeds) : (i + 1) * len(seeds)] for i, k in enumerate(ks)}

@@ -247,6 +247,7 @@ class Depth(DenseProtocol[Settings]):
             scored_region(target[0], (low, high), self.settings.scored)
         except ValueError as error:
             raise DataError(f"{source.name}: {source.images.path(index)}: {error}") from error
+        # Comparisons with NaN, an unknown depth, would warn.
         with np.errstate(invalid="ignore"):
             return np.where((target > low) & (target < high), target, np.float32(np.nan))
 

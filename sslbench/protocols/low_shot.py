@@ -386,6 +386,7 @@ def _problem(x: Matrix, labels: Target, targets: npt.NDArray[np.int8], learned: 
 
 def _for_all_classes(decision: FloatArray, learned: IntArray, labels: Target) -> FloatArray:
     if isinstance(labels, Classes) and len(learned) == 2:
+        # Halved, as in `linear`: their softmax is the sigmoid that was fitted.
         decision = np.concatenate([-decision, decision], axis=1) / 2
     return for_all_classes(decision, learned, labels)
 

@@ -268,6 +268,7 @@ def _majority(pixels: IntArray, labelled: IntArray) -> dict[str, float]:
 def _of_position(memory: PatchMemory, test: Features) -> dict[str, float]:
     """Return the metrics of predicting at each place the class that is most frequent there in train."""
     maps, grid = _parts(test)
+    # A place may have no counted pixel in any training image.
     scores = (memory.places / np.maximum(memory.places.sum(axis=1, keepdims=True), 1e-12)).astype(np.float32)
     total = np.zeros((scores.shape[1],) * 2, dtype=np.int64)
     for index in range(len(test)):

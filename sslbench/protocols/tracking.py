@@ -306,6 +306,7 @@ class Tracking(LayerRun[Settings]):
                         _taken(queues[name]), own, settings.propagation(), max_memory=settings.max_memory
                     )
                 queues[name].append(value)
+                # The solver takes the frame out of the queue only now.
                 found[name] = next(labels[name])
             yield fitted, found
 

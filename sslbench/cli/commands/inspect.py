@@ -112,6 +112,7 @@ def _is_shard(path: Path) -> bool:
         return True
     try:
         with tarfile.open(path) as archive:
+            # Only the first: a shard may have gigabytes.
             first = archive.next()
     except (tarfile.TarError, OSError):
         return False

@@ -82,6 +82,7 @@ def _submit(runs: Sequence[SweepRun], launcher: slurm.Slurm, chosen: EvalOptions
         told = {(hole.weights, hole.benchmark) for hole in holes.read(out)}
         lost += [
             holes.Hole(cell.weights, cell.benchmark, end.reason or f"its job ended with exit code {end.code}")
+            # Jobs that are not waited for have no ends.
             for (cell, _), end in zip(able, ends or (), strict=False)
             if end.code and (cell.weights, cell.benchmark) not in told  # the job was killed
         ]

@@ -134,6 +134,7 @@ def _cells_near(
     last = np.array(grid[::-1]) - 1
     side = np.abs(np.diff(fitted.from_cells(np.array([[0.0, 0.0], [1.0, 1.0]]), grid), axis=0)[0]) * unit
     reach_x, reach_y = (math.ceil(PIXELS[-1] / length) for length in side)
+    # A homography may send points to infinity, of which no number of a cell can be made.
     position = np.nan_to_num(fitted.to_cells(points, grid), posinf=1e6, neginf=-1e6)
     centre = np.clip(np.round(position), 0, last)
     nearest, counts = np.full(len(points), np.inf), np.zeros((len(points), len(PIXELS)))

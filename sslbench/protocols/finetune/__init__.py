@@ -30,6 +30,7 @@ def check(settings: Settings, train: Target) -> None:
     from sslbench.train.observers.always import requested
 
     check_labels(settings, train)
+    # For its error: a logger that is not installed is told before the training.
     requested(settings, Path(), {})
     if not train.labelled:
         raise DataError(

@@ -204,6 +204,7 @@ def make_batches(
             f"{settings.accumulate} passes",
             f"Use a multiple of {passes}.",
         )
+    # A smaller batch has to divide into processes and passes as well.
     batch_size = min(batch_size, len(source) // passes * passes)
     if batch_size < 2:
         raise DataError(

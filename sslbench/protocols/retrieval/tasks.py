@@ -112,6 +112,7 @@ def by_label(test: Features, database: Features, *, same_part: bool) -> Search:
     labels, none = test.target.values, np.zeros(0, np.int64)
 
     def answers(row: int) -> GroundTruth:
+        # Queries may have labels that no image of the database has.
         same = of_label.get(int(labels[row]), none)
         if groups is None:
             return GroundTruth(same)

@@ -153,6 +153,7 @@ def open_unknown(location: str, train: Source, known_list: str) -> Source:
     shared = [
         each
         for each, has in zip(source.target.classes, present, strict=False)
+        # Folders called 0, 1, ... are numbered, and not named as classes of train.
         if has and each in known and not each.isdecimal()
     ]
     if shared and not (known_list and set(shared) <= set(listed)):

@@ -320,6 +320,7 @@ def _unknown_metrics(
     chance: dict[str, float] = {}
     for name, (of_test, of_unknown) in novelty.items():
         detected = measures.unknown_detection(of_test, of_unknown, units, seed=seed)
+        # AUROC, AUPR and FPR95, in the order of the metrics.
         guessed = (0.5, len(unknown) / units.samples, 0.95)
         for (metric, interval), guess in zip(detected.items(), guessed, strict=True):
             metrics[f"{metric}({name})"], chance[f"{metric}({name})"] = interval, guess

@@ -57,6 +57,7 @@ def print_results(results: list[Result], out: Path) -> None:
     remarks = [line for result in results if (line := _overlaps(result))]
     remarks += _missing_floors(results)
     remarks += [_trainings(result) for result in results if result.seeds is not None]
+    # Results of several layers have the same remark.
     for line in dict.fromkeys(remarks):
         echo(line)
     for result in results:

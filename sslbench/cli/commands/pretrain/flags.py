@@ -96,6 +96,7 @@ def _values(name: str) -> dict[str, Any]:
     content = read_recipe("method", name)
     found: dict[str, Any] = {}
     for entry in content.pop("defaults", None) or ():
+        # Entries for groups, and '_self_', stand in the same list.
         if isinstance(entry, str) and entry in list_names("method"):
             found |= _values(entry)
     return found | leaves(content)

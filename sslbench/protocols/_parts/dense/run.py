@@ -212,6 +212,7 @@ class _Run:
         if not len(known):
             return b""
         chosen = {name: known[at].tolist() for name, at in chosen_by_score(values[known], _SHOWN).items()}
+        # In the order in which their outputs come.
         shown = sorted(index for group in chosen.values() for index in group)
         drawn = {}
         with torch.inference_mode():
