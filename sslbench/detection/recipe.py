@@ -56,7 +56,7 @@ class DetectionRecipe:
         1.0, "factor of the learning rate from each transformer block to the one below", within="[0, 1]"
     )
     backbone_rate: float = setting(1.0, "factor of the learning rate of the backbone", within="[0, inf)")
-    clip_gradients: float = setting(0.0, "largest norm of the gradient of all weights; 0: no limit", within="[0, inf)")
+    clip_gradients: float = setting(0.0, "largest norm of the gradient of all weights; 0: no limit", within="[0, inf]")
     precise_bn: int = setting(
         0, "batches over which BatchNorm statistics are averaged before evaluation; 0: none", within="[0, inf)"
     )

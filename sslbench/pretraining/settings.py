@@ -51,7 +51,7 @@ class PretrainSettings:
     epochs: float = setting(100, "passes over the data", unit="epochs", within="(0, inf)")
     batch_size: int = setting(256, "images per update over all processes", within="[1, inf)")
     accumulate: int = setting(1, "forward passes per update", within="[1, inf)")
-    clip_norm: float | None = setting(None, "largest norm of the gradients; null does not clip", within="[0, inf)")
+    clip_norm: float | None = setting(None, "largest norm of the gradients; null does not clip", within="[0, inf]")
     clip_each: bool = setting(False, "apply clip_norm to each tensor's gradient (DINO's code) instead of all together")
     precision: AskedPrecision = setting(
         "auto", "precision of the forward pass (autocast); auto: bf16 on a GPU that computes in it, else fp32"

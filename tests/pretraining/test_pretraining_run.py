@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import importlib
+import math
 import os
 import random
 import shutil
@@ -21,11 +22,15 @@ from torch.nn import functional
 import sslbench
 from sslbench.backbones.classifier import read_classifier
 from sslbench.backbones.load import load_backbone, load_file
+from sslbench.config import build
+from sslbench.detection.recipe import DetectionRecipe
+from sslbench.detection.recipe import check as check_recipe
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.evaluation import RunSettings
 from sslbench.evaluation.pretraining import knn_evaluator
 from sslbench.pretraining import PretrainRequest, pretrain
 from sslbench.pretraining.settings import FREE, ROUNDING
+from sslbench.protocols.finetune import Settings as Finetune
 from sslbench.runtime.signals import StoppedError
 from sslbench.train import checkpoints
 from sslbench.train.loop import NotFiniteError
@@ -554,6 +559,21 @@ def test_what_cannot_be_is_refused_before_anything_is_written(changes, message, 
             command="test",
         )
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        lambda clip: runs.settings("simclr", clip_norm=clip).check(),
+        lambda clip: build(Finetune, {"clip_norm": clip}, "finetune"),
+        lambda clip: check_recipe(DetectionRecipe(clip_gradients=clip)),
+    ],
+    ids=["pretraining", "finetune", "detection"],
+)
+def test_an_infinite_norm_clips_nothing_and_logs_the_norm(settings):
+    settings(math.inf)
+    with pytest.raises(UsageError, match="not -1"):
+        settings(-1.0)
 
 
 def run_of_two(rank, out):

@@ -73,7 +73,7 @@ class Settings(ProtocolSettings):
     batch_norm: Literal["train", "frozen"] = setting(
         "train", "statistics of the backbone's BatchNorm: of each batch (train), or the pretrained ones (frozen)"
     )
-    clip_norm: float | None = setting(None, "largest norm of the gradients; null does not clip", within="(0, inf)")
+    clip_norm: float | None = setting(None, "largest norm of the gradients; null does not clip", within="(0, inf]")
     ema: float | None = setting(
         None, "decay of a moving average of the network, which is evaluated; null: none", within="(0, 1)"
     )
