@@ -113,8 +113,12 @@ def interval_text(within: str) -> str:
 
     >>> [interval_text(within) for within in ("(0, inf)", "[1, inf)", "[0, 1]", "[0, 1)", "(0, 1]", "(0, 1)")]
     ['above 0', '1 or more', 'from 0 to 1', 'from 0 to below 1', 'above 0 to 1', 'above 0 and below 1']
+    >>> interval_text("(-inf, inf)")
+    'finite'
     """
     low, high = (end.strip() for end in within[1:-1].split(","))
+    if low == "-inf":
+        return "finite"
     if high == "inf":
         return f"above {low}" if within[0] == "(" else f"{low} or more"
     if within[0] == "[":

@@ -16,6 +16,7 @@ from sslbench.preprocessing import MAX_PIXELS, Preprocessing
 from sslbench.protocols import WHOLE_IMAGES, Kind, Part, WholeImages
 from sslbench.runtime.resources import EncodingPrecision, StartMethod, refuse_unknown_device, resolve_workers
 from sslbench.text import HIDDEN, without_secrets
+from sslbench.weights.format_name import find_format
 
 if TYPE_CHECKING:
     import torch
@@ -355,16 +356,23 @@ def read_request(content: Mapping[str, Any], where: str) -> tuple[Request | Feat
     if kind is Request:
         build_partial(Preprocessing, _mapping(preprocessing, f"{where}: preprocessing"), f"{where}: preprocessing")
         values["preprocessing"] = preprocessing
+        if values.get("format") is not None:
+            find_format(values["format"])
+    if not isinstance(tasks, list | tuple):
+        raise UsageError(f"{where}: tasks should be a list", "For instance: tasks: [{protocol: knn}].")
     layers = values.get("layers", ())
     read = []
     for number, entry in enumerate(tasks, 1):
         place = f"{where}: task {number}"
         each = build(_WrittenTask, _mapping(entry, place), place)
+        build_partial(protocols.find(each.protocol).settings, each.settings, f"{place}: settings")
         benchmark = load_benchmark(each.benchmark) if each.benchmark else None
         preset = load_preset(each.preset) if each.preset else None
         task = make_task(each.protocol, each.settings, benchmark, preset)
         protocols.find(each.protocol).check_settings(task.settings)
         read.append(mark_changes(task, layers, preprocessing))
+    if values.get("baselines") and not any(task.kind.on_objects for task in read):
+        raise UsageError(f"{where}: baselines has no effect without detection", "Leave it out.")
     # On the defaults of the class, not of configs/eval.yaml, which is another on another machine.
     settings = build(RunSettings, _mapping(run, f"{where}: run"), f"{where}: run")
     settings.check()

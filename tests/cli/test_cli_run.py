@@ -62,6 +62,8 @@ def test_several_requests_leave_holes_and_what_has_a_record_is_skipped(run):
 
 
 def test_a_record_and_requests_of_features_and_pretraining_run(run, sslbench):
+    code, _, err = run(PIXELS, "--dry-run")
+    assert code == 2 and "--dry-run does not print" in err and not Path("s").exists()
     assert run(PIXELS)[1].startswith("train\tpixels\t100 x 12")
     settings = {"augment": "digits", "augment.size": 16, "batch_size": 16, "method.projector": [32, 16]}
     settings |= {"epochs": 1, "schedule.warmup_epochs": 0, "save_every": "1 update"}
@@ -91,6 +93,14 @@ def test_a_record_and_requests_of_features_and_pretraining_run(run, sslbench):
         ({"tasks": [{"protocol": "knn", "settings": {"kk": 3}}]}, "kk"),
         ({"run": {"seed": -1}}, "seed should be from 0"),
         ({"data": None}, "data"),
+        ({"tasks": None}, "tasks should be a list"),
+        ({"tasks": 3}, "tasks should be a list"),
+        ({"tasks": {"protocol": "knn"}}, "tasks should be a list"),
+        ({"tasks": [{"protocol": "knn", "settings": {"kk": 3}}]}, "request 1: task 1: settings: unknown key"),
+        ({"baselines": ["random"]}, "baselines has no effect"),
+        ({"format": "no_format"}, "no_format"),
+        ({"requests": []}, "requests should be a list"),
+        ({"requests": [PIXELS]}, "'version' has no effect beside requests"),
     ],
 )
 def test_mistakes_and_code_are_refused(run, change, message):

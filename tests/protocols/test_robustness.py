@@ -438,6 +438,8 @@ REFUSED = {
     "known has no effect without unknown": {"known": "imagenet-o"},
     "nothing is left to measure": NOTHING,
     "reference has no errors for fog": {"corrupt": ["fog"], "reference": {"snow": [0.5] * 5}},
+    "reference has no errors for snow": {"corrupt": ["snow"], "reference": {}},
+    "rotations should be finite, not inf": {"rotations": [float("inf")]},
     "reference.fog should be 5 errors from 0 to 1": {"corrupt": ["fog"], "reference": {"fog": [50.0] * 5}},
     "reference has no effect": {"corrupt": [], "reference": {"fog": [0.5] * 5}},
     "severities has no effect": {"corrupt": [], "severities": [1]},
@@ -454,6 +456,10 @@ def test_settings_that_cannot_work_are_refused(message):
     with pytest.raises(UsageError, match=message):
         settings = make_task("robustness", REFUSED[message]).settings
         find("robustness").kind.check(settings, single_labels(["a", "b"] * 60))
+
+
+def test_any_number_of_degrees_is_a_rotation():
+    assert make_task("robustness", {"rotations": [-400, 720]}).settings.rotations == (-400.0, 720.0)
 
 
 def test_images_that_cannot_be_corrupted_are_refused_before_any_is_decoded(network, data, tmp_path):

@@ -58,7 +58,9 @@ def command(
                 where = f"{file}: request {number}"
                 if "method" in content:
                     pretrain.run_written(content, where, dry_run=dry_run)
-                elif not content.get("tasks"):
+                elif content.get("tasks", []) == []:
+                    if dry_run:
+                        raise UsageError(f"{where} extracts features, which --dry-run does not print", "Leave it out.")
                     extract.run_written(content, where, options.store_folder(store))
                 else:
                     requests.append(read_trusted(content, where, trust_code=trust_code))
@@ -75,8 +77,10 @@ def written_requests(file: Path) -> list[dict[str, Any]]:
     if isinstance(content.get("method"), dict):  # the config.yaml of a pretraining run is its request
         return [{"version": VERSION, "method": str(file)}]
     requests = content.get("requests", [content])
-    if not isinstance(requests, list) or not all(isinstance(one, Mapping) for one in requests):
+    if not requests or not isinstance(requests, list) or not all(isinstance(one, Mapping) for one in requests):
         raise UsageError(f"{file}: requests should be a list of requests")
+    if "requests" in content and (others := [key for key in content if key != "requests"]):
+        raise UsageError(f"{file}: '{others[0]}' has no effect beside requests", "Write it into each of them.")
     return [dict(one) for one in requests]
 
 

@@ -68,7 +68,7 @@ class Settings(ProtocolSettings):
         "rotations of the test images, for the similarity of features",
         unit="degrees",
         distinct=True,
-        within="[-360, 360]",
+        within="(-inf, inf)",
     )
     scales: tuple[float, ...] = setting(
         (0.5, 0.75, 1.5),
@@ -159,9 +159,10 @@ class Settings(ProtocolSettings):
                 )
 
     def _check_references(self) -> None:
-        if self.reference and (missing := [name for name in corruptions(self) if name not in self.reference]):
+        reference = self.reference
+        if reference is not None and (missing := [name for name in corruptions(self) if name not in reference]):
             raise UsageError(f"robustness: reference has no errors for {', '.join(missing)}")
-        for name, errors in (self.reference or {}).items():
+        for name, errors in (reference or {}).items():
             number = 1 if name == "clean" else len(SEVERITIES)
             if len(errors) != number or not all(0 < error <= 1 for error in errors):
                 raise UsageError(
