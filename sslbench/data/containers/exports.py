@@ -342,7 +342,7 @@ def some_files(folder: Path) -> Iterator[Path]:
         top, depth = waiting.pop(0)
         seen: collections.Counter[str] = collections.Counter()
         with os.scandir(top) as entries:
-            # A folder of images may have millions of entries, and this is for a message.
+            # Only so many, since a folder of images may have millions.
             found = sorted((e.name, e.is_dir()) for e in itertools.islice(entries, _MOST_ENTRIES))
         for name, is_folder in found:
             if is_clutter(name):

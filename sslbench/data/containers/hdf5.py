@@ -53,8 +53,8 @@ class Hdf5Images:
 
     def read(self, index: int) -> npt.NDArray[np.uint8]:
         """Return one image: uint8 (H, W, C)."""
+        # Opened for every image: an open HDF5 file can neither be pickled nor be used after a fork.
         with self._opened() as opened:
-            # Opened for every image: an open HDF5 file can neither be pickled nor be used after a fork.
             image: npt.NDArray[np.uint8] = opened[self.key][int(self.rows[index])]
         return image
 

@@ -361,7 +361,7 @@ def _texts(content: Mapping[str, Any], key: str, file: Path) -> list[str]:
 
 def _ids(rows: Any, database: Sequence[str], base: int, file: Path) -> tuple[str, ...]:
     try:
-        # scipy reads an array of one row as a number.
+        # scipy reads an array of one element as a number.
         numbers = np.atleast_1d(np.asarray(rows, dtype=np.float64)).astype(np.int64) - base
     except (TypeError, ValueError) as error:
         raise _wrong(file, "an entry of 'gnd' has rows that are no numbers") from error

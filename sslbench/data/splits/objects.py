@@ -43,7 +43,7 @@ def split_objects(
 
 def _seeded(source: ObjectSource, seed: int, fraction: float) -> Parts[ObjectSource]:
     present = [{source.target.classes[c] for c in objects.classes} for objects in source.target.objects]
-    # A share that gives both parts the images that they need.
+    # The test part needs two images, also where its share would give fewer.
     least = _FEWEST / len(source) if len(source) >= 2 * _FEWEST else 0.0
     groups = group_numbers(source.attributes.get(source.grouped_by, ()))
     grouped = groups is not None
