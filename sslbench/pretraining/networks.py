@@ -90,6 +90,7 @@ def checkpoint_activations(backbone: Backbone) -> None:
     for stage in stages:
         for block in stage:
             # Wrapping forward leaves the names of parameters as they are, unlike a wrapping module.
+            # torch takes a context for the recomputation only where that is not reentrant.
             block.forward = functools.partial(
                 checkpoint, block.forward, use_reentrant=False, context_fn=functools.partial(_contexts, block)
             )
@@ -115,6 +116,7 @@ def make_state(method: Method[Any], settings: PretrainSettings, device: torch.de
 def _contexts(
     block: nn.Module,
 ) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+    # Of the forward pass, and of its recomputation.
     return contextlib.nullcontext(), _frozen_statistics(block)
 
 
@@ -123,6 +125,7 @@ def _frozen_statistics(block: nn.Module) -> Iterator[None]:
     """Keep BatchNorm's running statistics during a block, or recomputation would count every batch twice."""
     norms = [m for m in block.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     momenta = [m.momentum for m in norms]
+    # Copies: the counters are increased in place.
     counts = [None if m.num_batches_tracked is None else m.num_batches_tracked.clone() for m in norms]
     for m in norms:
         # The batch then leaves the running statistics as they are.

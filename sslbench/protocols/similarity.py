@@ -62,10 +62,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
 
 
 def preferences(features: Features, settings: Settings) -> FloatArray:
-    """Return the similarity of reference and right candidate minus that of reference and left candidate, (N,).
-
-    The cosine with a vector of zeros is 0.
-    """
+    """Return the similarity of reference and right candidate minus that of reference and left candidate, (N,)."""
     found = np.empty(len(features))
     for start in range(0, len(features), _ROWS):
         block = features.x[start : start + _ROWS].astype(np.float64)
@@ -75,6 +72,7 @@ def preferences(features: Features, settings: Settings) -> FloatArray:
             found[start : start + _ROWS] = left - right
             continue
         lengths = np.linalg.norm(vectors, axis=2, keepdims=True)
+        # A vector of zeros stays one: its cosine with any other is 0.
         vectors = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
         found[start : start + _ROWS] = np.einsum("nd,nd->n", vectors[:, 0], vectors[:, 2] - vectors[:, 1])
     return found

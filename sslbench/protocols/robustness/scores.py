@@ -113,11 +113,7 @@ def energy_novelty(scores: FloatArray) -> FloatArray:
 
 
 class MahalanobisNovelty:
-    """Distance to the nearest class mean under the covariance that all classes share (Lee et al., NeurIPS 2018).
-
-    Directions in which training features do not vary about their class means but for rounding (eigenvalues below
-    1e-12 of the largest) are left out: the distance along them is not known.
-    """
+    """Distance to the nearest class mean under the covariance that all classes share (Lee et al., NeurIPS 2018)."""
 
     def __init__(self, x: Matrix, labels: IntArray) -> None:
         classes, place = np.unique(labels, return_inverse=True)
@@ -131,6 +127,7 @@ class MahalanobisNovelty:
             residual = x[start : start + _ROWS].astype(np.float64) - means[place[start : start + _ROWS]]
             covariance += residual.T @ residual
         values, axes = np.linalg.eigh(covariance / len(x))
+        # Along the others training features vary about their means by rounding only: the distance there is not known.
         kept = values > 1e-12 * values[-1]
         self._whiten = axes[:, kept] / np.sqrt(values[kept])
         self._means = means @ self._whiten
