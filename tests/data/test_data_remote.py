@@ -1,5 +1,6 @@
 """Data behind URLs: copied once, whole, to a cache that stays within its limit."""
 
+import gzip
 import os
 import subprocess
 import sys
@@ -214,3 +215,19 @@ def test_with_no_cache_the_copies_go_when_the_process_ends(tmp_path, server):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "True"]
     assert copies() == []
+
+
+@pytest.mark.parametrize(("bound", "message"), [("100", "has more than"), ("much", "which is not a size")])
+def test_a_packed_file_that_cannot_be_kept_is_told_at_once_and_in_words(tmp_path, bound, message):
+    packed = tmp_path / "t.tar.gz"
+    containers.write_tar(tmp_path, containers.pictures())
+    packed.write_bytes(gzip.compress((tmp_path / "t.tar").read_bytes()))
+    # What is known about files of earlier commands counts, and cannot make room.
+    about = tmp_path / "cache" / "remote" / "0123456789abcdef" / ".other.tar.info"
+    about.parent.mkdir(parents=True)
+    about.write_text("x" * 200, encoding="utf-8")
+    environment = os.environ | {"SSLBENCH_REMOTE_CACHE": bound, "SSLBENCH_CACHE": str(tmp_path / "cache")}
+    program = "import sys; from sslbench.data.open import open_data; open_data(sys.argv[1])"
+    arguments = [sys.executable, "-c", program, str(packed)]
+    found = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=50, check=False)
+    assert message in found.stderr and "Exception ignored" not in found.stderr

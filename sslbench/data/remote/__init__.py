@@ -428,7 +428,8 @@ class _NewCopy:
     def __init__(self, path: Path, origin: Origin, size: int | None) -> None:
         self._path, self._origin, self._reserved, self._written = path, origin, 0, 0
         self._file = path.open("r+b")
-        self._reserve(size or 0)
+        if size:
+            self._reserve(size)
 
     def write(self, chunk: bytes) -> None:
         """Append a chunk; a file of unknown size grows within the bound."""
@@ -535,7 +536,7 @@ def _join_users(place: Path) -> None:
 
 def _leave_users(users: IO[bytes]) -> None:
     users.close()
-    with contextlib.suppress(OSError), Path(users.name).open("ab") as last:
+    with contextlib.suppress(OSError, UsageError), Path(users.name).open("ab") as last:
         if limit() == 0 and lock(last, wait=False):
             for copy in Path(users.name).parent.glob("*/[!.]*"):
                 copy.unlink()
