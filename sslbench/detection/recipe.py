@@ -475,8 +475,10 @@ class DetectionSettings(DetectionRecipe):
         "library that trains the detector (--backend)",
         changes_result=False,  # a benchmark is not modified by it; `recorded` has it
     )
-    tensorboard: bool = setting(False, "write scalars for TensorBoard beside the record", changes_result=False)
-    wandb: str | None = setting(None, "Weights & Biases project to log to", changes_result=False)
+    tensorboard: bool = setting(
+        False, "write scalars for TensorBoard beside the record", changes_result=False, added_later=True
+    )
+    wandb: str | None = setting(None, "Weights & Biases project to log to", changes_result=False, added_later=True)
     d2: dict[str, Any] | None = setting(None, "d2.KEY=value: changes of Detectron2's own configuration")
 
     @property

@@ -234,7 +234,6 @@ def mean_places(places: FloatArray, numbers: IntArray, n_cells: int) -> FloatArr
     each has a place.
 
     >>> mean_places(np.array([[0.0, 170.0], [0.0, -160.0]]), np.array([0, 0]), 1).round(6).tolist()
-
     [[0.0, -175.0]]
     """
     total, inside = np.zeros((n_cells, 3)), numbers >= 0

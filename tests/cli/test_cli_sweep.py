@@ -90,7 +90,7 @@ MISTAKES = [
     ("knn --weights pixels kk=1,2", "there is no setting 'kk'"),
     ("knn --weights pixels seed=1 --seed 2", "same setting"),
     ("knn k=10", "--weights is missing"),
-    ("knn --weights pixels k=5,0", "knn: k should be one or several different numbers of at least 1"),
+    ("knn --weights pixels k=5,0", "knn: k should be 1 or more, not 0"),
     ("--weights pixels", "no protocol is named"),
 ]
 

@@ -79,7 +79,6 @@ def fit(original: tuple[int, int], size: int, shape: Shape, multiple: int) -> Fi
     `size`: longer side of the input in pixels; rounded to the nearest multiple.
 
     >>> fit((300, 400), 448, "aspect", 14).canvas, fit((300, 400), 448, "pad", 14).offset
-
     ((336, 448), (56, 0))
     """
     side = max(multiple, round(size / multiple) * multiple)

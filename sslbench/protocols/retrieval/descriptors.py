@@ -68,7 +68,6 @@ def expand_queries(
     may be.
 
     >>> expand_queries(np.array([[1.0, 0.0]]), np.array([[0.6, 0.8], [-1.0, 0.0]]), n_neighbours=1, alpha=0.0).round(3)
-
     array([[0.894, 0.447]])
     """
     scope = scope or Scope()
@@ -98,11 +97,8 @@ def subtract_background(
     D) images that are in neither, such as a training set.
 
     >>> background = np.array([[0.8, 0.6], [0.8, -0.6], [0.8, 0.6]])
-
     >>> queries, database = subtract_background(np.array([[1.0, 0.0]]), np.eye(2), background)
-
     >>> (queries @ database.T).round(3).tolist()
-
     [[0.2, -0.8]]
     """
     if len(background) <= last:
@@ -136,11 +132,8 @@ def positive_ranks(
     bytes); `device`: device of the products; one without float64 is replaced by the processor.
 
     >>> database = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
-
     >>> truth = lambda query: GroundTruth(np.array([2]), np.array([query]))
-
     >>> [ranks.tolist() for ranks in positive_ranks(database[:1], database, truth, max_memory=0.1)]
-
     [[1]]
     """
     import torch

@@ -206,11 +206,9 @@ def fitted_sizes(settings: HeadSettings, multiple: int, short_side: float, train
     `settings`: sizes are rounded up to multiples of the patch; `enlarge` says how far they shrink to small data.
 
     >>> fitted_sizes(HeadSettings(), 14, 480.0, 224)
-
     Sizes(short_side=490, crop=(490, 490), window=(490, 490), stride=(320, 320))
 
     >>> fitted_sizes(HeadSettings(enlarge="trained"), 14, 92.0, 224).short_side
-
     224
     """
     shrink = 1.0
