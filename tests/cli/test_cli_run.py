@@ -64,11 +64,14 @@ def test_several_requests_leave_holes_and_what_has_a_record_is_skipped(run):
 def test_a_record_and_requests_of_features_and_pretraining_run(run, sslbench):
     code, _, err = run(PIXELS, "--dry-run")
     assert code == 2 and "--dry-run does not print" in err and not Path("s").exists()
+    assert run(PIXELS, "--skip-existing")[0] == 2
     assert run(PIXELS)[1].startswith("train\tpixels\t100 x 12")
     settings = {"augment": "digits", "augment.size": 16, "batch_size": 16, "method.projector": [32, 16]}
     settings |= {"epochs": 1, "schedule.warmup_epochs": 0, "save_every": "1 update"}
     training = {"backbone": "resnet18w0.125", "limit": 32, "workers": 0, "device": "cpu", "out": "a"}
     code, _, err = run({"version": 1, "method": "simclr", "settings": settings, **training})
+    assert code == 2 and "--store does not go with a request of pretraining" in err
+    code, _, err = sslbench("run", "job.yaml")
     assert code == 0 and Path("a/weights.torch").is_file(), err
     code, out, err = sslbench("run", "a/config.yaml", "--dry-run")
     assert code == 0 and "resnet18w0.125" in out and "32 images" in out, err

@@ -49,6 +49,7 @@ def command(
     sslbench run results/knn/w.torch-1f0c.json --out again
     """  # noqa: D301
     terminal.show_messages()
+    _refuse_unused(ctx, [content for file in files for content in written_requests(file)])
     requests: list[tuple[Request | FeaturesRequest, RunSettings, str]] = []
     with contextlib.ExitStack() as stack:
         for file in files:
@@ -67,6 +68,14 @@ def command(
         with told_on_interrupt(KEPT), remote_folder.synchronised(out) as folder:
             place = options.store_folder(store)
             return _evaluate(requests, place, folder, str(ctx.obj), skip_existing=skip_existing, dry_run=dry_run)
+
+
+def _refuse_unused(ctx: click.Context, contents: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse flags that have no effect on any of the requests."""
+    if all("method" in content for content in contents):
+        options.refuse(ctx, used={"trust_code", "dry_run"}, what="a request of pretraining")
+    elif not any(content.get("tasks") for content in contents):
+        options.refuse(ctx, used={"trust_code", "dry_run", "store"}, what="a request of features")
 
 
 def written_requests(file: Path) -> list[dict[str, Any]]:
