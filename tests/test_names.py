@@ -231,10 +231,10 @@ def test_a_full_disk_is_told_with_the_file_and_the_free_bytes(tmp_path):
 
 def test_a_full_cache_is_no_missing_network(tmp_path, monkeypatch):
     monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path))
-    fsspec.filesystem("memory").pipe_file("/b/w.pth", b"weights")
+    fsspec.filesystem("memory").pipe_file("/full/w.pth", b"weights")
     monkeypatch.setattr(remote._NewCopy, "finish", full)
     with pytest.raises(DataError, match=r"w.pth cannot be copied: .* bytes are free in .*\n.*SSLBENCH_CACHE") as caught:
-        fetch("memory://b/w.pth")
+        fetch("memory://full/w.pth")
     assert "network" not in str(caught.value)
     assert not list(tmp_path.rglob("*.part"))
 

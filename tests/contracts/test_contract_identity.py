@@ -470,14 +470,14 @@ def setting(folder, _):
 
 @change("code of a user's protocol")
 def code_of_a_protocol(folder, _):
-    (folder / "my_protocols").mkdir()
-    (folder / "my_protocols" / "__init__.py").write_text("")
-    file = folder / "my_protocols" / "mine.py"
+    (folder / "my_measures").mkdir()
+    (folder / "my_measures" / "__init__.py").write_text("")
+    file = folder / "my_measures" / "mine.py"
     file.write_text(PROTOCOL)
-    mine = base(folder, protocol="my_protocols.mine", settings=())
+    mine = base(folder, protocol="my_measures.mine", settings=())
     first = mine.keys()
     file.write_text(PROTOCOL.replace("return 1", "return 22"))
-    sys.modules.pop("my_protocols.mine")
+    sys.modules.pop("my_measures.mine")
     return Known(first), mine
 
 

@@ -229,5 +229,5 @@ def test_a_packed_file_that_cannot_be_kept_is_told_at_once_and_in_words(tmp_path
     environment = os.environ | {"SSLBENCH_REMOTE_CACHE": bound, "SSLBENCH_CACHE": str(tmp_path / "cache")}
     program = "import sys; from sslbench.data.open import open_data; open_data(sys.argv[1])"
     arguments = [sys.executable, "-c", program, str(packed)]
-    found = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=50, check=False)
+    found = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert message in found.stderr and "Exception ignored" not in found.stderr

@@ -154,8 +154,16 @@ def test_variables_that_contradict_each_other_are_refused(variables, monkeypatch
         this_process()
 
 
-def _dying(backbone, root, rank, queue, reached, killed, fails):
+def _dying(backbone, root, rank, queue, reached, seen, killed, fails):
     """Encode images one by one; process 1 gets to its third one. Once it is killed, time flies for the other one."""
+    check = presence.Presence._check
+
+    def look(self, other, now):
+        check(self, other, now)
+        if other in self._moved:
+            seen.set()
+
+    presence.Presence._check = look
     os.environ.update(RANK=str(rank), WORLD_SIZE="2")
     seconds = itertools.count(0, 5)
     presence.BEAT_SECONDS, job.FLUSH_SECONDS = 0.1, 0.0
@@ -180,15 +188,16 @@ def _dying(backbone, root, rank, queue, reached, killed, fails):
 
 @pytest.mark.parametrize("how", ["killed", "fails"])
 def test_a_process_that_dies_ends_the_others_with_its_reason(backbone, tmp_path, how):
-    queue, reached, killed = FORK.Queue(), FORK.Event(), FORK.Event()
+    queue, reached, seen, killed = FORK.Queue(), FORK.Event(), FORK.Event(), FORK.Event()
     ranks = [
-        FORK.Process(target=_dying, args=(backbone, tmp_path, rank, queue, reached, killed, how == "fails"))
+        FORK.Process(target=_dying, args=(backbone, tmp_path, rank, queue, reached, seen, killed, how == "fails"))
         for rank in range(2)
     ]
     for process in ranks:
         process.start()
     if how == "killed":
-        assert reached.wait(SECONDS)
+        # One that dies before the other has seen it live could be of an earlier run.
+        assert reached.wait(SECONDS) and seen.wait(SECONDS)
         os.kill(ranks[1].pid, signal.SIGKILL)
         ranks[1].join()
         killed.set()
