@@ -109,3 +109,10 @@ def test_a_record_and_requests_of_features_and_pretraining_run(run, sslbench):
 def test_mistakes_and_code_are_refused(run, change, message):
     code, out, err = run({**PIXELS, "tasks": [{"protocol": "knn"}], **change})
     assert (code, out) == (2, "") and message in err
+
+
+def test_a_mistake_in_the_last_request_is_told_before_the_first_training(run, sslbench):
+    training = {"version": 1, "method": "simclr", "out": "a", "limit": 32, "backbone": "resnet18w0.125"}
+    wrong = {**PIXELS, "tasks": [{"protocol": "knn", "settings": {"kk": 3}}]}
+    code, out, err = run({"requests": [training, wrong]})
+    assert (code, out) == (2, "") and "request 2: task 1" in err and not Path("a").exists()

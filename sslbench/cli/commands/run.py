@@ -49,22 +49,28 @@ def command(
     sslbench run results/knn/w.torch-1f0c.json --out again
     """  # noqa: D301
     terminal.show_messages()
-    _refuse_unused(ctx, [content for file in files for content in written_requests(file)])
+    contents = {file: written_requests(file) for file in files}
+    _refuse_unused(ctx, [content for one in contents.values() for content in one])
+    others: list[tuple[dict[str, Any], str]] = []
     requests: list[tuple[Request | FeaturesRequest, RunSettings, str]] = []
     with contextlib.ExitStack() as stack:
-        for file in files:
+        # All evaluations are read before the first training, so that a mistake in the last one is told at once.
+        for file, written in contents.items():
             # It lasts until the end: code is imported when the evaluation needs it, long after the file was read.
             stack.enter_context(code_of(str(file), trust_code=trust_code))
-            for number, content in enumerate(written_requests(file), 1):
+            for number, content in enumerate(written, 1):
                 where = f"{file}: request {number}"
-                if "method" in content:
-                    pretrain.run_written(content, where, dry_run=dry_run)
-                elif content.get("tasks", []) == []:
-                    if dry_run:
-                        raise UsageError(f"{where} extracts features, which --dry-run does not print", "Leave it out.")
-                    extract.run_written(content, where, options.store_folder(store))
+                if "method" in content or content.get("tasks", []) == []:
+                    others.append((content, where))
                 else:
                     requests.append(read_trusted(content, where, trust_code=trust_code))
+        for content, where in others:
+            if "method" in content:
+                pretrain.run_written(content, where, dry_run=dry_run)
+            elif dry_run:
+                raise UsageError(f"{where} extracts features, which --dry-run does not print", "Leave it out.")
+            else:
+                extract.run_written(content, where, options.store_folder(store))
         with told_on_interrupt(KEPT), remote_folder.synchronised(out) as folder:
             place = options.store_folder(store)
             return _evaluate(requests, place, folder, str(ctx.obj), skip_existing=skip_existing, dry_run=dry_run)
