@@ -2,18 +2,19 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from sslbench.arrays import FloatArray, IntArray, OfRows
-from sslbench.data.decode.handlers import Handler, PictureDecoder, handlers_of, picture_decoder, picture_of
+from sslbench.arrays import FloatArray, IntArray
+from sslbench.data.changed import ChangedPictures
+from sslbench.data.decode.handlers import PictureDecoder, picture_of
 from sslbench.data.decode.picture import Decoded
-from sslbench.data.images import DIGEST_BYTES, UNREADABLE_DIGEST, digest
+from sslbench.data.images import digests_with
 from sslbench.data.source import Source
-from sslbench.data.wording import some
+from sslbench.data.wording import refuse_problems
 from sslbench.errors import DataError
 from sslbench.targets.pairs import Homographies, HomographyPair, PointPair, Points
 from sslbench.targets.target import Images
@@ -60,12 +61,7 @@ def pairs_source(
 
 def check_points(name: str, ids: Sequence[str], pairs: Sequence[PointPair], sizes: Sequence[tuple[int, int]]) -> None:
     """Refuse pairs without points, without an extent of the target, or with points outside their images."""
-    problems = {
-        "have no point that is visible in both images": list[str](),
-        "have points outside the image": list[str](),
-    }
-    empty, outside = problems.values()
-    sides: list[str] = []
+    empty, outside, sides = list[str](), list[str](), list[str]()
     for pair_id, pair in zip(ids, pairs, strict=True):
         if not len(pair.source_points):
             empty.append(pair_id)
@@ -74,12 +70,12 @@ def check_points(name: str, ids: Sequence[str], pairs: Sequence[PointPair], size
         both = ((pair.source, pair.source_points), (pair.target, pair.target_points))
         if not all(_inside(points, sizes[image]) for image, points in both):
             outside.append(pair_id)
-    problems["have a target box without extent"] = sides
-    found = [
-        f"{len(which):,} of {len(ids):,} pairs {what}: {some(which, 5)}" for what, which in problems.items() if which
-    ]
-    if found:
-        raise DataError(f"{name}:\n" + "\n".join(f"  {line}" for line in found), "Correct or remove these annotations.")
+    problems = {
+        "have no point that is visible in both images": empty,
+        "have points outside the image": outside,
+        "have a target box without extent": sides,
+    }
+    refuse_problems(name, "pairs", len(ids), problems, "Correct or remove these annotations.")
 
 
 def _inside(points: FloatArray, size: tuple[int, int]) -> bool:
@@ -120,7 +116,7 @@ def in_pixels(homography: FloatArray, height: int, width: int) -> FloatArray:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class WarpedImages(OfRows):
+class WarpedImages(ChangedPictures):
     """Images and warped copies of them.
 
     Attributes:
@@ -131,20 +127,9 @@ class WarpedImages(OfRows):
     """
 
     of_rows = ("rows", "homographies")
-    base: Images
     rows: IntArray
     homographies: FloatArray
     reflected: bool = False
-
-    @property
-    def handlers(self) -> Iterable[Handler]:
-        """Handlers of the images themselves."""
-        return handlers_of(self.base)
-
-    def read(self, index: int) -> npt.NDArray[np.uint8]:
-        """Return the picture in RGB, (H, W, 3)."""
-        picture = self.decoded(index, picture_decoder(None, self.base)).image
-        return np.ascontiguousarray(picture.permute(1, 2, 0).numpy())
 
     def decoded(self, index: int, decoder: PictureDecoder) -> Decoded:
         """Return the warped picture that `decoder` reads, of the same size."""
@@ -170,13 +155,8 @@ class WarpedImages(OfRows):
 
     def digests(self) -> npt.NDArray[np.uint8]:
         """Return the digest of content and homography of each image, (N, 16); zeros for unreadable images."""
-        own = self.base.digests()[self.rows]
         border = b"reflected" if self.reflected else b""
-        found = np.zeros((len(self), DIGEST_BYTES), dtype=np.uint8)
-        for row, (content, matrix) in enumerate(zip(own, self.homographies, strict=True)):
-            if content.tobytes() != UNREADABLE_DIGEST:
-                found[row] = np.frombuffer(digest(content.tobytes() + matrix.tobytes() + border), dtype=np.uint8)
-        return found
+        return digests_with(self.base.digests()[self.rows], [matrix.tobytes() + border for matrix in self.homographies])
 
 
 def homography_pairs(source: Source, name: str) -> Source:

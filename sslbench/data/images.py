@@ -7,7 +7,7 @@ import io
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,6 +36,15 @@ EMPTY_DIGEST = digest(b"")
 
 UNREADABLE_DIGEST = bytes(DIGEST_BYTES)
 """Digest of an unreadable file; hashing does not stop at one, since decoding reports it by name."""
+
+
+def digests_with(contents: npt.NDArray[np.uint8], others: Iterable[bytes]) -> npt.NDArray[np.uint8]:
+    """Return the digests of (N, 16) digests of images with N other values; those of unreadable files stay zeros."""
+    digests = np.zeros((len(contents), DIGEST_BYTES), dtype=np.uint8)
+    for row, (content, other) in enumerate(zip(contents, others, strict=True)):
+        if (image := content.tobytes()) != UNREADABLE_DIGEST:
+            digests[row] = np.frombuffer(digest(image + other), dtype=np.uint8)
+    return digests
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from typing import Any, get_args, get_type_hints
 import yaml
 
 from sslbench import config
-from sslbench.data import bands, remote, strings, tiles
+from sslbench.data import changed, remote, strings, tiles
 from sslbench.data.containers.exports import NOT_READ, export_in, is_manifest, refuse_export, some_files
 from sslbench.data.containers.sniff import is_clutter
 from sslbench.data.format import (
@@ -59,7 +59,7 @@ def open_data(
             catalog, or 'my_pkg.my_source:REST' for a module of the user's (see `sslbench.data.format.user_format`).
             Behind a '?' options of the format: 'photos.kwcoco.json?unit=annotation&margin=0.1'; of any images
             'photos/?unit=tile&size=224&overlap=32' (`sslbench.data.tiles`), 'photos/?channels=1|2|3'
-            (`sslbench.data.bands`).
+            (`sslbench.data.changed`).
         image_column: of a table, the column with the paths.
         label_column: of a table, the column with the labels.
         attribute_columns: of a table or a manifest, further columns (keys of its images) to keep as attributes.
@@ -89,7 +89,7 @@ def open_data(
     of_tiles, options = tiles.split_options(location.text, location.options)
     # Formats that know names of channels (red|nir) have this option themselves; numbers are read here.
     named = "channels" in {field.name for field in dataclasses.fields(reader.options)}
-    take, options = bands.split_option(location.text, options, named=named)
+    take, options = changed.split_option(location.text, options, named=named)
     request = SampleRequest(
         text,
         _parsed_options(location.text, reader, options),
@@ -103,7 +103,7 @@ def open_data(
     sources = dict(reader.open(request))
     if not sources:
         raise DataError(f"'{location.text}' holds no data")
-    sources = {split: bands.with_channels(found, take) for split, found in sources.items()} if take else sources
+    sources = {split: changed.with_channels(found, take) for split, found in sources.items()} if take else sources
     return sources if of_tiles is None else {split: tiles.tiles_of(found, of_tiles) for split, found in sources.items()}
 
 

@@ -2,8 +2,10 @@
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from sslbench.errors import DataError
 
 
 def counted(n: int, thing: str) -> str:
@@ -26,6 +28,17 @@ def some(names: Sequence[object], n: int = 3) -> str:
     """
     listed = ", ".join(str(name) for name in names[:n])
     return listed if len(names) <= n else f"{listed} and {len(names) - n:,} more"
+
+
+def refuse_problems(name: str, things: str, total: int, problems: Mapping[str, Sequence[object]], remedy: str) -> None:
+    """Raise if something has one of the problems, with the number of things that have it and some of them."""
+    lines = [
+        f"  {len(having):,} of {total:,} {things} {problem}: {some(having, 5)}"
+        for problem, having in problems.items()
+        if having
+    ]
+    if lines:
+        raise DataError("\n".join([f"{name}:", *lines]), remedy)
 
 
 def in_python(path: Path) -> str:

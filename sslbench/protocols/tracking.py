@@ -33,7 +33,6 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.config import setting
-from sslbench.data.tracks import UNLABELLED, inside
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.dense.poses import joint_counts
 from sslbench.metrics.dense.segmentation import class_areas
@@ -45,7 +44,7 @@ from sslbench.results import Outcome
 from sslbench.solvers.in_context import class_counts, shares
 from sslbench.solvers.propagation_settings import DINO, Propagation
 from sslbench.targets.target import Target
-from sslbench.targets.videos import Ids, MaskedVideos, Parts, Poses, Tracks, Videos
+from sslbench.targets.videos import UNLABELLED, Ids, MaskedVideos, Parts, Poses, Tracks, Videos, inside
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import FloatArray, IntArray
+from sslbench.arrays import BoolArray, FloatArray, IntArray
 from sslbench.metrics.dense import poses, video
 from sslbench.metrics.dense.pooling import counts_of_rows
 from sslbench.metrics.intervals import Units
@@ -17,6 +17,20 @@ from sslbench.targets.target import Images, Rows, SeveralImages, WithoutValues
 
 Ids = npt.NDArray[np.int32]
 """(H, W) numbers of objects or classes, 0 for background."""
+
+UNLABELLED = 255
+"""Number of pixels without a class, in masks of classes."""
+
+
+def inside(joints: FloatArray, size: tuple[int, int]) -> BoolArray:
+    """Return the joints (..., 2) that lie within an image of this height and width, (...).
+
+    >>> inside(np.array([[0.0, 3.4], [-2.0, 1.0], [2.0, 3.6]]), (4, 4)).tolist()
+    [True, False, False]
+    """
+    # Pixels reach half a pixel around their centres, which lie at whole numbers.
+    low, high = np.full(2, -0.5), np.array(size[::-1]) - 0.5
+    return np.asarray(((joints >= low) & (joints < high)).all(axis=-1))
 
 
 class ObjectIds(Protocol):

@@ -8,8 +8,8 @@ from PIL import Image
 
 from sslbench.cli.commands import demo
 from sslbench.cli.main import main
-from sslbench.data import grey_digits
-from sslbench.data.grey_digits import SIDE, TRAIN, draw_digits
+from sslbench.data.prepare import grey_digits
+from sslbench.data.prepare.grey_digits import SIDE, TRAIN, draw_digits
 
 
 def test_the_digits_are_drawn_once_and_in_two_parts(tmp_path):

@@ -23,10 +23,10 @@ from sslbench.cli.commands.data import command
 from sslbench.cli.commands.eval.check import expand
 from sslbench.data import catalog, remote
 from sslbench.data.catalog import CatalogEntry
-from sslbench.data.download import downloads, find_download, states
 from sslbench.data.formats.torchvision import all_sets
 from sslbench.data.location import locate
 from sslbench.data.open import open_data
+from sslbench.data.prepare.download import downloads, find_download, states
 from sslbench.data.remote import urls
 from sslbench.errors import DataError, SslbenchError, UsageError
 from sslbench.library.benchmarks import load_benchmark

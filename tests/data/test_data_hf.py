@@ -28,10 +28,10 @@ from helpers.containers import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sslbench.data.download import find_download
 from sslbench.data.formats.tfds.tfrecord import _masked_crc, parse
 from sslbench.data.loading.loader import scan
 from sslbench.data.open import open_data
+from sslbench.data.prepare.download import find_download
 from sslbench.errors import DataError, UsageError
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.none import Unlabelled

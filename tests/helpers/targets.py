@@ -16,7 +16,7 @@ from sslbench.data.image_pairs import PointPair, homography_pairs, pairs_source
 from sslbench.data.images import Arrays
 from sslbench.data.objects import ObjectSource
 from sslbench.data.source import Source
-from sslbench.data.tracks import poses_source, videos_source
+from sslbench.data.videos import poses_source, videos_source
 from sslbench.errors import DataError
 from sslbench.features.array import Features
 from sslbench.metrics.detection import masks as rle

@@ -12,10 +12,10 @@ from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo
 from sslbench.cli.options import LocalPath
 from sslbench.data import catalog
-from sslbench.data import download as downloading
 from sslbench.data import prepare as prepared
-from sslbench.data.download import states
 from sslbench.data.export import check_manifest
+from sslbench.data.prepare import download as downloading
+from sslbench.data.prepare.download import states
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 

@@ -83,7 +83,7 @@ def command(out: str, seed: int) -> None:
     refuse_unwritable(Path(out))
 
     from sslbench.cli.commands.eval import table
-    from sslbench.data.grey_digits import draw_digits
+    from sslbench.data.prepare.grey_digits import draw_digits
 
     folder = Path(out)
     evaluation.check_writable(folder)

@@ -7,8 +7,8 @@ which counts as background.
 from pathlib import Path
 
 from sslbench.data.format import SourceFormat, plain_reader
-from sslbench.data.palette_masks import palette_videos
 from sslbench.data.source import Source
+from sslbench.data.videos import palette_videos
 from sslbench.data.wording import some
 from sslbench.errors import DataError
 from sslbench.targets.videos import Tracks

@@ -15,9 +15,8 @@ from sslbench.arrays import FloatArray
 from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.images import Files
 from sslbench.data.objects.boxes import size_in_file
-from sslbench.data.palette_masks import frames_in
 from sslbench.data.source import Source
-from sslbench.data.tracks import poses_source
+from sslbench.data.videos import frames_in, poses_source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
 from sslbench.targets.videos import Poses

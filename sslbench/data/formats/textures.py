@@ -30,7 +30,7 @@ from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.foreground import map_readers
 from sslbench.data.objects import ObjectSource
 from sslbench.data.source import Source
-from sslbench.data.tracks import videos_source
+from sslbench.data.videos import videos_source
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.detection import masks as rle
 from sslbench.targets.classes import Classes

@@ -1,7 +1,6 @@
 """Crops: every object of a manifest as a sample, the part of the image in its box (`?unit=annotation`)."""
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping
 from typing import Literal
 
@@ -11,7 +10,7 @@ import numpy.typing as npt
 from sslbench.config import setting
 from sslbench.data.decode.handlers import PictureDecoder, picture_decoder, picture_of
 from sslbench.data.decode.picture import Decoded, UnreadableImage
-from sslbench.data.images import DIGEST_BYTES, UNREADABLE_DIGEST
+from sslbench.data.images import digests_with
 from sslbench.data.labels import single_labels
 from sslbench.data.objects import ObjectSource
 from sslbench.data.source import Source
@@ -129,16 +128,11 @@ class Crops:
 
     def digests(self) -> npt.NDArray[np.uint8]:
         """Return (N, 16) bytes: of the image's content, the box and the margin; zeros where the file cannot be read."""
-        whole = self.images.digests()
-        digests = np.zeros((len(self), DIGEST_BYTES), dtype=np.uint8)
-        for i, row in enumerate(self.rows.tolist()):
-            content = whole[row].tobytes()
-            if content != UNREADABLE_DIGEST:
-                state = hashlib.blake2b(content, digest_size=DIGEST_BYTES)
-                # Of one byte order, so that keys agree between machines.
-                state.update(self.boxes[i].astype("<f4").tobytes() + repr(float(self.margin)).encode())
-                digests[i] = np.frombuffer(state.digest(), dtype=np.uint8)
-        return digests
+        margin = repr(float(self.margin)).encode()
+        # Of one byte order, so that keys agree between machines.
+        return digests_with(
+            self.images.digests()[self.rows], [box.tobytes() + margin for box in self.boxes.astype("<f4")]
+        )
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Crops":
         """Return the crops at `indices`, in that order."""

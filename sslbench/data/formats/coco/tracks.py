@@ -14,7 +14,7 @@ from sslbench.data.formats.coco.columns import Rows
 from sslbench.data.formats.coco.videos import FRAME, VIDEO
 from sslbench.data.objects import ObjectSource
 from sslbench.data.source import Source
-from sslbench.data.tracks import videos_source
+from sslbench.data.videos import videos_source
 from sslbench.errors import DataError
 from sslbench.metrics.detection import masks as rle
 from sslbench.targets.objects import Objects
