@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 from sslbench import paths
 from sslbench.errors import UsageError
 
-ModuleKind = Literal["protocol", "source", "method", "optimizer"]
+ModuleKind = Literal["protocol", "source", "method", "optimizer", "sink"]
 FileKind = Literal["benchmark", "suite", "preset", "method", "format", "augment", "optimizer", "schedule", "launcher"]
 
 _PACKAGES: dict[str, str] = {
@@ -27,6 +27,7 @@ _PACKAGES: dict[str, str] = {
     "source": "sslbench.data.formats",
     "method": "sslbench.methods",
     "optimizer": "sslbench.train.optimizers",
+    "sink": "sslbench.results.sinks",
 }
 _FOLDERS: dict[str, tuple[paths.DataFolder, str]] = {
     "benchmark": ("benchmarks", ""),
@@ -206,7 +207,7 @@ class NamedByFile(str):
 
 
 def find_module(kind: ModuleKind, name: str) -> ModuleType:
-    """Import the module of a protocol, source, method or optimizer: a built-in name, or the user's own dotted path."""
+    """Import the module that a built-in name or the user's own dotted path names."""
     known = modules(kind)
     if name in known:
         # An error of a plug-in is the user's to mend; one of sslbench itself is a bug, whose traceback is needed.

@@ -14,6 +14,7 @@ from sslbench.library.benchmarks import Benchmark, load_benchmark
 from sslbench.library.presets import Preset, load_preset
 from sslbench.preprocessing import MAX_PIXELS, Preprocessing
 from sslbench.protocols import WHOLE_IMAGES, Kind, Part, WholeImages
+from sslbench.results import sinks
 from sslbench.runtime.resources import EncodingPrecision, StartMethod, refuse_unknown_device, resolve_workers
 from sslbench.text import HIDDEN, without_secrets
 from sslbench.weights.format_name import find_format
@@ -88,6 +89,7 @@ class RunSettings:
         if self.max_pixels < 1:
             raise UsageError(f"max_pixels should be at least 1, not {self.max_pixels}")
         check_decoder(self.decoder)
+        sinks.requested()
 
     def torch_device(self) -> "torch.device":
         """Return the device of this process; see `choose_device`."""

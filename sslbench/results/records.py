@@ -28,7 +28,7 @@ from sslbench.metrics.classification import predicted_classes
 from sslbench.metrics.measure import SampleMeans
 from sslbench.names import did_you_mean, plugin_remedy
 from sslbench.paths import files_below, not_written, temporary_beside
-from sslbench.results import SCHEMA, Neighbours, Result, WorkingFolder, canonical, plain
+from sslbench.results import SCHEMA, Neighbours, Result, WorkingFolder, canonical, plain, sinks
 from sslbench.targets import kinds
 from sslbench.targets.classes import Classes
 
@@ -213,6 +213,7 @@ def _write(
         replace_file(path, text.encode())
     except OSError as error:
         raise ResultError(not_written(path, error), "Free some, or give another --out.") from error
+    sinks.send(content, path)
     return dataclasses.replace(result, checksum=checksum, file=path)
 
 

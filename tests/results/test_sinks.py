@@ -1,0 +1,71 @@
+"""Places that records are sent to: found by name, before anything is computed; a failure costs no record."""
+
+import json
+
+import pytest
+
+from sslbench.errors import UsageError
+from sslbench.evaluation.request import RunSettings
+from sslbench.names import list_names, requests_from_file
+from sslbench.results import records, sinks
+
+OWN = """
+sent = []
+
+def send(record, file):
+    sent.append((record, file))
+    if len(sent) > 1:
+        raise OSError("no answer")
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    package = tmp_path / "own_sinks"
+    package.mkdir()
+    (package / "listed.py").write_text(OWN)
+    (package / "empty.py").write_text("")
+    (package / "lacking.py").write_text("NEEDS = 'no_such_library'\ndef send(record, file): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("SSLBENCH_SINKS", "own_sinks.listed")
+
+
+def test_a_record_is_sent_as_its_file_has_it_and_a_failure_leaves_the_file(own, result, tmp_path, caplog):
+    with requests_from_file("requests.yaml"):  # not code that the file names
+        RunSettings().check()
+        file = records.write_without_scores(result, tmp_path).file
+    from own_sinks.listed import sent
+
+    assert sent == [(json.loads(file.read_text()), file)] and not caplog.messages
+    assert records.write_without_scores(result, tmp_path).file == file and len(sent) == 2
+    assert caplog.messages == [f"{file} was not sent to own_sinks.listed: OSError: no answer"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("wandbb", "there is no sink called 'wandbb'"),
+        ("own_sinks.empty", "defines no sink"),
+        (" ,own_sinks.lacking", "own_sinks.lacking needs no_such_library, which is not installed"),
+    ],
+)
+def test_a_sink_that_cannot_work_is_refused_before_the_run(own, monkeypatch, names, message):
+    monkeypatch.setenv("SSLBENCH_SINKS", names)
+    with pytest.raises(UsageError, match=message):
+        RunSettings().check()
+
+
+@pytest.mark.parametrize("name", list_names("sink"))
+def test_every_sink_of_the_package_is_found(monkeypatch, name):
+    monkeypatch.setattr(sinks.importlib.util, "find_spec", lambda needed: needed)
+    monkeypatch.setenv("SSLBENCH_SINKS", name)
+    assert list(sinks.requested()) == [name]
+
+
+def test_wandb_has_one_run_per_record(result, tmp_path, monkeypatch, caplog):
+    pytest.importorskip("wandb", reason="wandb is not installed (pip install wandb)")
+    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SSLBENCH_SINKS", "wandb")
+    records.write_without_scores(result, tmp_path / "results")
+    assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 1 and not caplog.messages
