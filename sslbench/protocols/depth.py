@@ -15,20 +15,19 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import BoolArray, FloatArray
+from sslbench.arrays import BoolArray, ByteArray, FloatArray
 from sslbench.config import other_default, setting
 from sslbench.data.source import Source
 from sslbench.errors import DataError, SslbenchError, UsageError
 from sslbench.metrics.dense import depth
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense import DenseProtocol
-from sslbench.protocols._parts.dense.task import DenseRow, SurfaceSettings, enlarged, read_pixel_values
+from sslbench.protocols._parts.dense.task import DenseRow, SurfaceSettings, coloured, enlarged, read_pixel_values
 from sslbench.protocols.protocol import Protocol
 from sslbench.solvers.dense import Normalisation, Spacing
 from sslbench.targets import pixel_values
 
 if TYPE_CHECKING:
-    from PIL import Image
     from torch import Tensor
 
     from sslbench.data.loading.joint import PixelTarget
@@ -156,10 +155,10 @@ def range_of(train: Source, seed: int) -> Range | None:
 
 def check_region(train: Source, region: tuple[int, int, int, int] | None) -> None:
     """Refuse a region that does not lie in the training images; up to 500 of them are looked at."""
-    if region is None:
-        return
     from sslbench.data.maps.types import size_and_turn
 
+    if region is None:
+        return
     _, _, right, bottom = region
     for index in range(min(len(train), _SAMPLE)):
         size = size_and_turn(train.images, index)[0]
@@ -280,10 +279,8 @@ class Depth(DenseProtocol[Settings]):
         predicted = enlarged(output, target)[0].numpy()
         return depth.depth_row(predicted, target[0], valid, low=low, high=high, alignment=alignment)
 
-    def drawn(self, output: "Tensor", target: "PixelTarget") -> "tuple[Image.Image, Image.Image]":
+    def drawn(self, output: "Tensor", target: "PixelTarget") -> tuple[ByteArray, ByteArray]:
         """Return the true and the predicted depth in the colours of one range, that of both."""
-        from sslbench.protocols._parts.pictures import coloured
-
         predicted = enlarged(output, target).numpy()
         both = np.concatenate([target.ravel(), predicted.ravel()])
         low, high = float(np.nanmin(both)), float(np.nanmax(both))

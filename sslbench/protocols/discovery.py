@@ -67,28 +67,18 @@ class Discovery(ObjectSearch[Settings]):
                     scores = values.setdefault(row, {}).setdefault(name, np.full((len(test), 3), np.nan))
                     scores[image.index] = discovery_row(region.box, region.mask, true, masks)
                 boxes.setdefault(row, [None] * len(test))[image.index] = regions[""].box
-        return {
-            row: outcome_of_regions(
-                Boxes,
-                found,
-                self,
-                _notes(found[""], boxes[row]),
-                _picture(found[""][:, 1], boxes[row], test, self.preprocessing),
-            )
-            for row, found in values.items()
-        }
-
-
-def _notes(scores: FloatArray, boxes: "Sequence[Box | None]") -> list[str]:
-    notes = []
-    if missed := sum(box is None for box in boxes):
-        notes.append(f"In {missed:,} of {len(boxes):,} images nothing is found; they count as misses.")
-    unmasked = int(np.isnan(scores[:, 2]).sum())
-    if 0 < unmasked < len(boxes):
-        notes.append(
-            f"{unmasked:,} of {len(boxes):,} images have an object without a mask: none counts in the mask IoU."
-        )
-    return notes
+        outcomes = {}
+        for row, scores_of in values.items():
+            scores, notes = scores_of[""], []
+            if missed := sum(box is None for box in boxes[row]):
+                notes.append(f"In {missed:,} of {len(test):,} images nothing is found; they count as misses.")
+            if 0 < (unmasked := int(np.isnan(scores[:, 2]).sum())) < len(test):
+                notes.append(
+                    f"{unmasked:,} of {len(test):,} images have an object without a mask: none counts in the mask IoU."
+                )
+            picture = _picture(scores[:, 1], boxes[row], test, self.preprocessing)
+            outcomes[row] = outcome_of_regions(Boxes, scores_of, self, notes, picture)
+        return outcomes
 
 
 def _picture(overlap: FloatArray, boxes: "Sequence[Box | None]", test: Source, preprocessing: Preprocessing) -> bytes:

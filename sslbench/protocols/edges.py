@@ -16,19 +16,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sslbench.arrays import BoolArray, FloatArray
+from sslbench.arrays import BoolArray, ByteArray, FloatArray
 from sslbench.config import other_default, setting
 from sslbench.data.source import Source
 from sslbench.data.views import MapColours
 from sslbench.errors import DataError
 from sslbench.metrics.dense.contours import TOLERANCE, contour_counts
 from sslbench.protocols._parts.dense import DenseProtocol, HeadSettings
-from sslbench.protocols._parts.dense.task import Cells, enlarged
+from sslbench.protocols._parts.dense.task import Cells, enlarged, grey
 from sslbench.protocols.protocol import Protocol
 from sslbench.targets.pixel_values import Boundaries
 
 if TYPE_CHECKING:
-    from PIL import Image
     from torch import Tensor
 
     from sslbench.data.loading.joint import PixelTarget
@@ -105,10 +104,8 @@ class Edges(DenseProtocol[Settings]):
         probabilities = enlarged(output, target)[0].double().numpy()
         return contour_counts(probabilities, annotations(target), tolerance=self.settings.tolerance).ravel()
 
-    def drawn(self, output: "Tensor", target: "PixelTarget") -> "tuple[Image.Image, Image.Image]":
+    def drawn(self, output: "Tensor", target: "PixelTarget") -> tuple[ByteArray, ByteArray]:
         """Return the boundaries, white where any annotator has one, and their probability."""
-        from sslbench.protocols._parts.pictures import grey
-
         return grey(target[1] > 0, 0.0, 1.0), grey(enlarged(output, target)[0].double().numpy(), 0.0, 1.0)
 
     def caption(self, value: float) -> str:

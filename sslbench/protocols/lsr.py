@@ -85,7 +85,11 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     seeds = few_shot.seeds(seed, settings.draws)
     curve = LearningCurve(test, train.ids, seed=seed)
     for k in ks:
-        draws = [_draw(train, k, each) for each in seeds]
+        pools = (few_shot.pool(train, each) for each in seeds)
+        draws = [
+            few_shot.k_per_class(labels, k, shuffler, groups=groups).of(order)
+            for order, labels, groups, shuffler in pools
+        ]
         curve.add(f"k={k}", draws, _fit_all(train, test, draws, settings), headline=k == ks[-1])
     notes = [f"The metrics are means over {settings.draws} draws of {ks[-1]} samples per class.", *notes]
     selected: dict[str, Any] = {}
@@ -96,17 +100,18 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     return curve.outcome(selected=selected, seeds=seeds, notes=notes)
 
 
-def _draw(train: Features, k: int, seed: int) -> Draw:
-    order, labels, groups, shuffler = few_shot.pool(train, seed)
-    return few_shot.k_per_class(labels, k, shuffler, groups=groups).of(order)
-
-
 def _fit_all(train: Features, test: Features, draws: Sequence[Draw], settings: Settings) -> Iterator[Fitted]:
     """Yield a classifier per draw; classes without training samples score below all others."""
     learned = few_shot.present(train.target)
     models = [_model(train, draw, learned) for draw in draws]
     if settings.select == "test" and len(settings.l2) > 1:
-        strengths = [_best_on_test(models, test, learned, settings.l2)] * len(draws)
+        best, best_score = settings.l2[0], float("nan")
+        for l2 in settings.l2:
+            decided = (for_all_classes(model.decide(test.x, l2), learned, test.target) for model in models)
+            score = float(np.mean([top_k_accuracy(np.asarray(test.target.values, np.int64), s) for s in decided]))
+            if is_better(score, best_score):
+                best, best_score = l2, score
+        strengths = [best] * len(draws)
     else:
         strengths = [_inside(train, draw, learned, settings) for draw in draws]
     for model, draw, l2 in zip(models, draws, strengths, strict=True):
@@ -139,18 +144,6 @@ def _inside(train: Features, draw: Draw, learned: IntArray, settings: Settings) 
         for i, l2 in enumerate(settings.l2):
             right[i] += np.sum(np.argmax(model.decide(train.x[draw.rows[held_out]], l2), axis=1) == own[held_out])
     return settings.l2[int(np.argmax(right))]
-
-
-def _best_on_test(
-    models: Sequence[LeastSquaresClassifier], test: Features, learned: IntArray, l2s: Sequence[float]
-) -> float:
-    best, best_score = l2s[0], float("nan")
-    for l2 in l2s:
-        scores = (for_all_classes(model.decide(test.x, l2), learned, test.target) for model in models)
-        score = float(np.mean([top_k_accuracy(np.asarray(test.target.values, np.int64), s) for s in scores]))
-        if is_better(score, best_score):
-            best, best_score = l2, score
-    return best
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:

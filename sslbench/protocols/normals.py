@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sslbench.arrays import FloatArray
+from sslbench.arrays import ByteArray, FloatArray
 from sslbench.config import other_default, setting
 from sslbench.data.source import Source
 from sslbench.errors import UsageError
@@ -24,7 +24,6 @@ from sslbench.protocols.protocol import Protocol
 from sslbench.targets import pixel_values
 
 if TYPE_CHECKING:
-    from PIL import Image
     from torch import Tensor
 
     from sslbench.data.loading.joint import PixelTarget
@@ -101,9 +100,12 @@ class Normals(DenseProtocol[Settings]):
         predicted[2][(np.abs(predicted) < _ZERO).all(axis=0)] = -1.0
         return normals_row(angular_errors(predicted, target, np.asarray(~np.isnan(target).any(axis=0))))
 
-    def drawn(self, output: "Tensor", target: "PixelTarget") -> "tuple[Image.Image, Image.Image]":
+    def drawn(self, output: "Tensor", target: "PixelTarget") -> tuple[ByteArray, ByteArray]:
         """Return the true and the predicted normals, x, y and z from -1 to 1 as red, green and blue; unknown: black."""
-        return _coloured(target), _coloured(self.averaged(enlarged(output, target)[None])[0].numpy())
+        predicted = self.averaged(enlarged(output, target)[None])[0].numpy()
+        true, found = (np.nan_to_num(127.5 * (normals + 1)) for normals in (target, predicted))
+        true, found = (np.moveaxis(rgb.clip(0, 255).round().astype(np.uint8), 0, 2).copy() for rgb in (true, found))
+        return true, found
 
     def caption(self, value: float) -> str:
         """Return the error of an image."""
@@ -116,13 +118,6 @@ class Normals(DenseProtocol[Settings]):
             "normal of train."
         )
         return [*super().notes(row, test), means]
-
-
-def _coloured(normals: "PixelTarget") -> "Image.Image":
-    from PIL import Image
-
-    rgb = np.nan_to_num(127.5 * (normals + 1))
-    return Image.fromarray(np.moveaxis(rgb.clip(0, 255).round().astype(np.uint8), 0, 2).copy())
 
 
 PROTOCOL = Protocol(

@@ -11,11 +11,10 @@ centred box of half the image's area.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sslbench.arrays import ByteArray, FloatArray, IntArray
+from sslbench.arrays import ByteArray, FloatArray
 from sslbench.config import setting
 from sslbench.data.source import Source
 from sslbench.errors import DataError
@@ -26,9 +25,6 @@ from sslbench.protocols._parts.untrained import Fit, SearchSettings
 from sslbench.protocols.protocol import Protocol
 from sslbench.results import Outcome
 from sslbench.targets.label_maps import IGNORED, Foreground, PixelLabels
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +44,7 @@ class Saliency(ObjectSearch[Settings]):
 
     def score(self) -> dict[str, Outcome]:
         """Find the salient region of every image and score it."""
+        from sslbench.data.decode.picture import UnreadableImage
         from sslbench.protocols._parts.objects import outcome_of_regions, regions_of_images
 
         test, width, empty = self.test, len(Foreground.given_columns), 0
@@ -56,7 +53,10 @@ class Saliency(ObjectSearch[Settings]):
         found: dict[str, dict[int, ByteArray]] = {}
         title = f"searching salient regions by {self.settings.method}"
         for image, rows in regions_of_images(self, fit=self.settings.fit, title=title):
-            truth = _mask(masks, image.index, image.size)
+            try:
+                truth = np.asarray(masks.read_map(image.index, size=image.size).semantic, dtype=np.int64)
+            except UnreadableImage as error:
+                raise DataError(f"saliency: {error.path}: {error.reason}") from error
             empty += not (truth == 1).any()
             known = truth != IGNORED
             for row, regions in rows.items():
@@ -72,15 +72,6 @@ class Saliency(ObjectSearch[Settings]):
             )
             for row, scores in values.items()
         }
-
-
-def _mask(masks: PixelLabels, index: int, size: tuple[int, int]) -> IntArray:
-    from sslbench.data.decode.picture import UnreadableImage
-
-    try:
-        return np.asarray(masks.read_map(index, size=size).semantic, dtype=np.int64)
-    except UnreadableImage as error:
-        raise DataError(f"saliency: {error.path}: {error.reason}") from error
 
 
 def _picture(

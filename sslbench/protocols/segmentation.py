@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import BoolArray, FloatArray
+from sslbench.arrays import BoolArray, ByteArray, FloatArray
 from sslbench.config import setting
 from sslbench.data.groups import source_groups
+from sslbench.data.maps.colours import class_colours, labelled
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.dense import contours, panoptic, segmentation
@@ -30,11 +31,11 @@ from sslbench.protocols._parts.dense.classes import as_label, check_classes, cla
 from sslbench.protocols._parts.dense.task import Cells, DenseRow
 from sslbench.protocols.protocol import Protocol
 from sslbench.solvers.dense import Average
+from sslbench.solvers.upsampling import upsampled_classes
 from sslbench.targets.label_maps import IGNORED, LabelMaps
 from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
-    from PIL import Image
     from torch import Tensor
 
     from sslbench.data.loading.joint import PixelTarget
@@ -150,7 +151,7 @@ class Segmentation(DenseProtocol[Settings]):
     def row(self, output: "Tensor", target: "PixelTarget") -> FloatArray:
         """Return areas (3, C), and boundary and segment counts (4, C), of an image as one row."""
         label, n_classes = as_label(target), self.outputs
-        predicted = _predicted(output, target)
+        predicted = upsampled_classes(output, label.shape).cpu().numpy()
         found: list[npt.NDArray[np.number]] = [
             segmentation.class_areas(predicted, label, n_classes, ignore=(IGNORED,)).ravel()
         ]
@@ -164,12 +165,11 @@ class Segmentation(DenseProtocol[Settings]):
             found.append(panoptic.panoptic_counts(own, true, n_classes).ravel())
         return np.concatenate(found).astype(np.float64)
 
-    def drawn(self, output: "Tensor", target: "PixelTarget") -> "tuple[Image.Image, Image.Image]":
+    def drawn(self, output: "Tensor", target: "PixelTarget") -> tuple[ByteArray, ByteArray]:
         """Return the classes of the pixels and the predicted ones in colours; pixels that do not count are grey."""
-        from sslbench.data.maps.colours import class_colours, labelled
-
         colours = class_colours(self.outputs)
-        return labelled(as_label(target), colours), labelled(_predicted(output, target), colours)
+        predicted = upsampled_classes(output, (target.shape[1], target.shape[2])).cpu().numpy()
+        return labelled(as_label(target), colours), labelled(predicted, colours)
 
     def caption(self, value: float) -> str:
         """Return the mean IoU of an image."""
@@ -231,13 +231,6 @@ class Segmentation(DenseProtocol[Settings]):
         ends = self.outputs * (3 + 4 * np.arange(len(names) - 1))
         found = np.split(rows, ends, axis=1)
         return {name: part.reshape(len(rows), -1, self.outputs) for name, part in zip(names, found, strict=True)}
-
-
-def _predicted(output: "Tensor", target: "PixelTarget") -> npt.NDArray[np.int64]:
-    """Return the predicted classes (H, W) of the pixels of a target."""
-    from sslbench.solvers.upsampling import upsampled_classes
-
-    return upsampled_classes(output, (target.shape[1], target.shape[2])).cpu().numpy()
 
 
 def things_of(train: Source) -> BoolArray:

@@ -31,7 +31,7 @@ from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.dense import segmentation
-from sslbench.metrics.intervals import Units, Values
+from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import summarise, with_intervals
 from sslbench.protocols._parts.dense.classes import check_classes, class_cells, notes_on_classes, read_classes
 from sslbench.protocols._parts.dense.task import ALL_IGNORED
@@ -40,6 +40,7 @@ from sslbench.results import Outcome
 from sslbench.runtime.progress import Progress, stage_progress
 from sslbench.solvers.in_context import class_counts, sample_patches, shares, weighted_labels
 from sslbench.solvers.neighbours import fastest_engine, nearest
+from sslbench.solvers.upsampling import upsampled_classes
 from sslbench.targets.label_maps import IGNORED, Grid, LabelMaps, PixelLabels
 from sslbench.targets.target import Target
 
@@ -123,7 +124,8 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     memory = patch_memory(train, settings.memory, seed)
     classes = train.target.classes
     areas, tables = np.zeros((len(test), 3, len(classes)), np.int64), list[IntArray]()
-    for index, table in enumerate(_tables(memory, test, settings, device)):
+    for index, (predicted, label) in enumerate(predicted_maps(memory, test, settings, device)):
+        table = segmentation.confusion_matrix(predicted, label, len(classes), ignore=(IGNORED,))
         areas[index] = _areas_of(table)
         tables += [] if settings.matching == "none" else [table.astype(np.int32)]
     rows = areas.reshape(len(areas), -1).astype(np.float32)
@@ -133,13 +135,19 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     labelled = areas[:, 2].sum(axis=0)
     position = _of_position(memory, test)
     if settings.matching != "none":
-        metrics |= _matched(np.stack(tables), settings.matching, test, seed)
+        # The assignment is the one that is best for all images together.
+        assigned = segmentation.one_to_one(np.sum(tables, axis=0, dtype=np.int64), settings.matching)
+        measure = segmentation.matched_measure(segmentation.assigned_areas(np.stack(tables), assigned))
+        metrics |= with_intervals(measure, Units.of(len(test), test.groups), seed, _RESAMPLES)
     notes = [f"The memory has {len(memory.x):,} patches of {len(train):,} images"]
     notes[0] += f", {memory.left_out:,} were left out." if memory.left_out else "."
     if settings.k >= len(memory.x):
         notes.append(f"k={settings.k:,} is not below the {len(memory.x):,} patches of the memory: all of them vote.")
     notes += notes_on_classes(classes, memory.pixels > 0, labelled > 0)
-    majority = _majority(memory.pixels, labelled)
+    # The most frequent class of train everywhere.
+    everywhere, most = np.zeros((3, len(classes)), dtype=np.int64), int(np.argmax(memory.pixels))
+    everywhere[2], everywhere[0, most], everywhere[1, most] = labelled, labelled[most], labelled.sum()
+    majority = _named(everywhere)
     floor, name = max(
         (majority[headline], "the most frequent class everywhere"), (position[headline], "the class of the place")
     )
@@ -181,22 +189,9 @@ def patch_memory(train: Features, most: int, seed: int) -> PatchMemory:
     return PatchMemory(np.concatenate(kept), np.concatenate(labels), pixels, places, left_out)
 
 
-def _matched(tables: IntArray, by: Literal["iou", "pixels"], test: Features, seed: int) -> Values:
-    """Return the metrics after the assignment that is best for all images together, from tables (N, C, C)."""
-    assigned = segmentation.one_to_one(tables.sum(axis=0, dtype=np.int64), by)
-    measure = segmentation.matched_measure(segmentation.assigned_areas(tables, assigned))
-    return with_intervals(measure, Units.of(len(tables), test.groups), seed, _RESAMPLES)
-
-
 def _areas_of(table: IntArray) -> IntArray:
     """Return the areas (3, C) of a table (C, C) of labels and predictions."""
     return np.stack([table.diagonal(), table.sum(axis=0), table.sum(axis=1)])
-
-
-def _tables(memory: PatchMemory, test: Features, settings: Settings, device: str) -> Iterator[IntArray]:
-    """Yield the pixels of each pair of label and prediction (C, C) of each test image."""
-    for predicted, label in predicted_maps(memory, test, settings, device):
-        yield segmentation.confusion_matrix(predicted, label, memory.labels.shape[1], ignore=(IGNORED,))
 
 
 def predicted_maps(
@@ -232,8 +227,6 @@ def _largest(scores: Matrix, label: Grid) -> IntArray:
     """Return the classes of highest score (h, w, C) at the size of a label map (H, W)."""
     import torch
 
-    from sslbench.solvers.upsampling import upsampled_classes
-
     height, width = label.shape
     return upsampled_classes(torch.from_numpy(np.moveaxis(scores, 2, 0).copy()), (height, width)).numpy()
 
@@ -255,14 +248,6 @@ def _parts(features: Features) -> tuple[PixelLabels, tuple[int, int]]:
             "Give --weights and --data with label maps.",
         )
     return features.target.maps, features.grid
-
-
-def _majority(pixels: IntArray, labelled: IntArray) -> dict[str, float]:
-    """Return the metrics of predicting the most frequent class of train everywhere."""
-    areas = np.zeros((3, len(pixels)), dtype=np.int64)
-    areas[2], most = labelled, int(np.argmax(pixels))
-    areas[0, most], areas[1, most] = labelled[most], labelled.sum()
-    return _named(areas)
 
 
 def _of_position(memory: PatchMemory, test: Features) -> dict[str, float]:

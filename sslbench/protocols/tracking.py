@@ -38,18 +38,25 @@ from sslbench.metrics.dense.poses import joint_counts
 from sslbench.metrics.dense.segmentation import class_areas
 from sslbench.metrics.dense.video import VideoScores, frame_scores, object_values, objects_in
 from sslbench.metrics.summary import summarise, without_intervals
-from sslbench.protocols._parts.untrained import FacetSettings, LayerRun
+from sslbench.protocols._parts.untrained import FacetSettings, Fitted, LayerRun, pixel_floors
 from sslbench.protocols.protocol import Cost, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.solvers.in_context import class_counts, shares
-from sslbench.solvers.propagation_settings import DINO, Propagation
+from sslbench.solvers.propagation import (
+    DINO,
+    Propagation,
+    frame_size,
+    joint_labels,
+    joint_places,
+    propagate_video,
+    sampled_labels,
+)
+from sslbench.solvers.upsampling import upsampled_classes
 from sslbench.targets.target import Target
 from sslbench.targets.videos import UNLABELLED, Ids, MaskedVideos, Parts, Poses, Tracks, Videos, inside
 
 if TYPE_CHECKING:
     import torch
-
-    from sslbench.protocols._parts.dense_images import Fitted
 
 # Name of the scores of the labels of the first frame in every frame.
 KEPT = "first labels kept"
@@ -58,7 +65,7 @@ _OF_MASKS, _OF_JOINTS = ("first", "scaled"), ("peak", "lost")
 _TOGETHER = 8
 
 # Function from the place of the first frame in the input, a grid and the frame's name to labels (C, h, w).
-FirstLabels = Callable[["Fitted", tuple[int, int], str], "torch.Tensor"]
+FirstLabels = Callable[[Fitted, tuple[int, int], str], "torch.Tensor"]
 # Function that is called after each frame.
 FrameDone = Callable[[], None]
 
@@ -174,8 +181,6 @@ class Tracking(LayerRun[Settings]):
 
     def score(self) -> dict[str, Outcome]:
         """Track the objects, parts or joints of all videos."""
-        from sslbench.protocols._parts.dense_images import pixel_floors
-
         videos, report, inputs = Videos.of(self.test.target), self.report, self.encoder.inputs
         total, done = sum(len(rows) for rows in videos.frames), 0
 
@@ -255,11 +260,9 @@ class Tracking(LayerRun[Settings]):
         """
         import torch
 
-        from sslbench.solvers.propagation import joint_labels, joint_places
-
         rows, joints = poses.rows(number), poses.joints[number]
 
-        def first(fitted: "Fitted", grid: tuple[int, int], path: str) -> torch.Tensor:
+        def first(fitted: Fitted, grid: tuple[int, int], path: str) -> torch.Tensor:
             given = np.where(inside(joints[0], fitted.original)[:, None], joints[0], np.nan)
             return torch.from_numpy(joint_labels(fitted.to_cells(given, grid), grid))
 
@@ -289,8 +292,6 @@ class Tracking(LayerRun[Settings]):
 
         Memory holds the features of 1 + `previous` frames.
         """
-        from sslbench.solvers.propagation import propagate_video
-
         settings = self.settings
         queues: dict[str, deque[torch.Tensor]] = {}
         labels: dict[str, Iterator[torch.Tensor]] = {}
@@ -334,8 +335,6 @@ class Tracking(LayerRun[Settings]):
 
     def _classes(self, label: "torch.Tensor", truth: Ids) -> Ids:
         """Return the channel of the largest label of each pixel of a mask."""
-        from sslbench.solvers.upsampling import upsampled_classes
-
         found = upsampled_classes(label, (truth.shape[0], truth.shape[1]), min_max=self.settings.scaled)
         return np.asarray(found.cpu().numpy(), dtype=np.int32)
 
@@ -352,14 +351,18 @@ class Tracking(LayerRun[Settings]):
         """Return the function that gives the soft labels (channels, h, w) of the cells of the first frame."""
         import torch
 
-        from sslbench.solvers.propagation import sampled_labels
-
-        def labels(fitted: "Fitted", grid: tuple[int, int], path: str) -> torch.Tensor:
+        def labels(fitted: Fitted, grid: tuple[int, int], path: str) -> torch.Tensor:
             if fitted.original != ids.shape:
                 raise DataError(f"{path} is {_size_text(fitted.original)} pixels, its mask {_size_text(ids.shape)}")
             if self.settings.first == "centres":
                 return torch.from_numpy(sampled_labels(ids, grid, channels - 1))
-            return torch.from_numpy(_cell_shares(ids, grid, channels))
+            finest = tuple(max(n, side) for n, side in zip(grid, ids.shape, strict=True))
+            mask = ids
+            if finest != ids.shape:  # a grid finer than the mask: every cell needs a pixel
+                at = [np.arange(n) * side // n for n, side in zip(finest, ids.shape, strict=True)]
+                mask = ids[np.ix_(*at)]
+            each = shares(class_counts(mask, grid, channels, ignore=()))
+            return torch.from_numpy(np.moveaxis(each.reshape(*grid, channels), 2, 0).copy())
 
         return labels
 
@@ -416,17 +419,7 @@ def _taken(queue: "deque[torch.Tensor]") -> "Iterator[torch.Tensor]":
         yield queue.popleft()
 
 
-def _cell_shares(ids: Ids, grid: tuple[int, int], channels: int) -> npt.NDArray[np.float32]:
-    """Return the share of each number in each cell, (channels, h, w)."""
-    rows = tuple(max(n, side) for n, side in zip(grid, ids.shape, strict=True))
-    if rows != ids.shape:  # a grid finer than the mask: every cell needs a pixel
-        at = [np.arange(n) * side // n for n, side in zip(rows, ids.shape, strict=True)]
-        ids = ids[np.ix_(*at)]
-    each = shares(class_counts(ids, grid, channels, ignore=()))
-    return np.moveaxis(each.reshape(*grid, channels), 2, 0).copy()
-
-
-def frame_fit(original: tuple[int, int], settings: Settings, multiple: int) -> "Fitted":
+def frame_fit(original: tuple[int, int], settings: Settings, multiple: int) -> Fitted:
     """Return the size to which the frames of a video are resized.
 
     >>> frame_fit((480, 854), Settings(short=480, multiple=64), 16).canvas, frame_fit((480, 854), Settings(), 16).canvas
@@ -434,9 +427,6 @@ def frame_fit(original: tuple[int, int], settings: Settings, multiple: int) -> "
     >>> frame_fit((480, 854), Settings(side=560), 16).canvas
     (560, 560)
     """
-    from sslbench.protocols._parts.dense_images import Fitted
-    from sslbench.solvers.propagation import frame_size
-
     if settings.side:
         wanted = settings.side, settings.side
     elif settings.short and settings.multiple:

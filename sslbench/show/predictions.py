@@ -254,9 +254,12 @@ def show_segmentation(
         wrong = np.where(label < 0, 2, predicted != label)
         drawn[row] = [
             Panel(thumbnail[0].picture, f"IoU {100 * iou[row]:.1f} %"),
-            _map(labelled(label, colours), "truth"),
-            _map(labelled(predicted, colours), "prediction"),
-            _map(labelled(wrong, _RIGHT_WRONG), f"wrong: {100 * (wrong == 1).sum() / max(1, (wrong < 2).sum()):.1f} %"),
+            _map(Image.fromarray(labelled(label, colours)), "truth"),
+            _map(Image.fromarray(labelled(predicted, colours)), "prediction"),
+            _map(
+                Image.fromarray(labelled(wrong, _RIGHT_WRONG)),
+                f"wrong: {100 * (wrong == 1).sum() / max(1, (wrong < 2).sum()):.1f} %",
+            ),
         ]
     legend = [(names[c], tuple(colours[c].tolist())) for c in sorted(seen) if c >= 0]
     text = (

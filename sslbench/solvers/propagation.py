@@ -7,22 +7,60 @@ frame. Similarities are computed for a few rows of cells at a time, within the m
 """
 
 import collections
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.nn import functional
 
 from sslbench.arrays import FloatArray
-from sslbench.solvers.propagation_settings import Propagation
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 _COPIES = 4  # tensors of the size of the similarities that are in memory together
-
-
 # Width of the Gaussian around a joint in cells (Jabri et al. 2020).
 SIGMA = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Propagation:
+    """Settings of label propagation.
+
+    Attributes:
+        previous: number of frames before the current one that are searched, beside the first.
+        topk: number of most similar cells that count.
+        all_ties: count all cells that are as similar as the last of these. Otherwise it is arbitrary which of them
+            count, and copies of the first frame crowd out other cells.
+        temperature: of the softmax over their cosines.
+        radius: reach of the window in cells; None for no window.
+        shape: shape of the window: a square of 2 x radius + 1 cells, a disk with or without the cells at exactly the
+            radius.
+        window_on_first: the window holds for the first frame as well.
+        repeat_first: until there are `previous` frames, the first one stands in for those that are missing.
+    """
+
+    previous: int = 7
+    topk: int = 5
+    all_ties: bool = True
+    temperature: float = 0.1
+    radius: float | None = 12.0
+    shape: Literal["square", "disk", "open disk"] = "square"
+    window_on_first: bool = True
+    repeat_first: bool = False
+
+
+# Settings of Caron et al. 2021.
+DINO = Propagation()
+# Settings of Simeoni et al. 2025.
+DINOV3 = Propagation(temperature=0.2, shape="disk")
+# Settings of Jabri et al. 2020.
+CRW = Propagation(
+    previous=20, topk=10, all_ties=False, temperature=0.05, shape="open disk", window_on_first=False, repeat_first=True
+)
 
 
 def frame_size(height: int, width: int, *, short: int = 480, multiple: int = 64) -> tuple[int, int]:
@@ -51,8 +89,8 @@ def sampled_labels(ids: npt.NDArray[np.integer], grid: tuple[int, int], number: 
 
 
 def propagate_video(
-    frames: Iterable[torch.Tensor], first: torch.Tensor, settings: Propagation, *, max_memory: float = 0.5
-) -> Iterator[torch.Tensor]:
+    frames: "Iterable[Tensor]", first: "Tensor", settings: Propagation, *, max_memory: float = 0.5
+) -> "Iterator[Tensor]":
     """Yield the soft labels (C, h, w) of every frame, from those of the first one.
 
     Labels are handed on as they are, without an argmax in between. Features and labels of 1 + `previous` frames are in
@@ -64,13 +102,17 @@ def propagate_video(
         settings: number of frames, window, temperature.
         max_memory: memory for similarities in GB (10^9 bytes); one row of cells is computed at least.
 
+    >>> import torch
     >>> video = torch.eye(2).reshape(2, 1, 2), torch.eye(2).flip(0).reshape(2, 1, 2)
     >>> labels = propagate_video(video, torch.eye(2).reshape(2, 1, 2), Propagation(topk=1))
     >>> [label[1].tolist() for label in labels]
     [[[0.0, 1.0]], [[1.0, 0.0]]]
     """
-    start: tuple[torch.Tensor, torch.Tensor] | None = None
-    recent: collections.deque[tuple[torch.Tensor, torch.Tensor]] = collections.deque(maxlen=settings.previous)
+    import torch
+    from torch.nn import functional
+
+    start: tuple[Tensor, Tensor] | None = None
+    recent: collections.deque[tuple[Tensor, Tensor]] = collections.deque(maxlen=settings.previous)
     for features in frames:
         unit = functional.normalize(features, dim=0)
         if start is None:
@@ -92,14 +134,14 @@ def propagate_video(
 
 
 def propagate_frame(
-    features: torch.Tensor,
-    sources: torch.Tensor,
-    labels: torch.Tensor,
+    features: "Tensor",
+    sources: "Tensor",
+    labels: "Tensor",
     settings: Propagation,
     *,
     windowed: list[bool],
     max_memory: float = 0.5,
-) -> torch.Tensor:
+) -> "Tensor":
     """Return the soft labels of a frame, (C, h, w), from those of S source frames.
 
     Args:
@@ -110,6 +152,8 @@ def propagate_frame(
         windowed: S flags, True for sources to which the window applies.
         max_memory: memory for similarities in GB (10^9 bytes); one row of cells is computed at least.
     """
+    import torch
+
     height, width = features.shape[1:]
     reach = height if settings.radius is None else math.floor(settings.radius)
     near = torch.tensor(windowed) if settings.radius is not None else torch.zeros(len(windowed), dtype=torch.bool)
@@ -134,8 +178,10 @@ def propagate_frame(
     return found
 
 
-def _weighted(similarity: torch.Tensor, labels: torch.Tensor, settings: Propagation) -> torch.Tensor:
+def _weighted(similarity: "Tensor", labels: "Tensor", settings: Propagation) -> "Tensor":
     """Return the mean (Q, C) of labels (C, N), weighted by the softmax of the largest similarities (Q, N)."""
+    import torch
+
     largest, cells = similarity.topk(min(settings.topk, similarity.shape[1]), dim=1)
     weights = (largest / settings.temperature).softmax(dim=1).to(labels.dtype)
     found = torch.einsum("qk,cqk->qc", weights, labels[:, cells])
@@ -151,9 +197,11 @@ def _weighted(similarity: torch.Tensor, labels: torch.Tensor, settings: Propagat
 
 
 def _window(
-    rows: tuple[int, int], source_rows: tuple[int, int], width: int, settings: Propagation, device: torch.device
-) -> torch.Tensor:
+    rows: tuple[int, int], source_rows: tuple[int, int], width: int, settings: Propagation, device: "torch.device"
+) -> "Tensor":
     """Return the source cells (Q, N) in the window of each cell of a few rows."""
+    import torch
+
     radius = math.inf if settings.radius is None else settings.radius
     columns = torch.arange(width, device=device)
     across = (columns[:, None] - columns).abs()[None, :, None]
@@ -168,7 +216,7 @@ def _window(
     return inside.reshape((rows[1] - rows[0]) * width, -1)
 
 
-def _rows_at_once(features: torch.Tensor, everywhere: int, windowed: int, reach: int, max_memory: float) -> int:
+def _rows_at_once(features: "Tensor", everywhere: int, windowed: int, reach: int, max_memory: float) -> int:
     """Return the number of rows of cells whose similarities fit into the memory, at least 1."""
     height, width = features.shape[1:]
     rows = 1
@@ -204,7 +252,7 @@ def joint_labels(places: FloatArray, grid: tuple[int, int]) -> npt.NDArray[np.fl
     return found
 
 
-def joint_places(labels: torch.Tensor, cells: int) -> FloatArray:
+def joint_places(labels: "Tensor", cells: int) -> FloatArray:
     """Return the columns and rows (J, 2) of joints: the mean of the cells of largest label, weighted by these.
 
     NaN for a joint without any label.
@@ -213,6 +261,7 @@ def joint_places(labels: torch.Tensor, cells: int) -> FloatArray:
         labels: (J, h, w), at least 0.
         cells: number of cells in the mean.
 
+    >>> import torch
     >>> joint_places(torch.tensor([[[0.25, 0.75, 0.125]], [[0.0, 0.0, 0.0]]]), 2).tolist()
     [[0.75, 0.0], [nan, nan]]
     """

@@ -12,7 +12,7 @@ from PIL import Image
 
 from sslbench.metrics.dense import video
 from sslbench.metrics.dense.video import VideoScores
-from sslbench.solvers import propagation, propagation_settings
+from sslbench.solvers import propagation
 from sslbench.solvers.upsampling import upsampled_classes
 
 FRAMES = 256
@@ -87,7 +87,7 @@ def dino(case: Case) -> None:
     features = torch.from_numpy(given["features"]).float()
     grid = tuple(features.shape[-2:])
     first = _first_labels(given, grid, expected)
-    settings = propagation_settings.Propagation(
+    settings = propagation.Propagation(
         previous=args["n_last_frames"],
         topk=args["topk"],
         temperature=args["temperature"],
@@ -125,7 +125,7 @@ def frame_sizes(case: Case) -> None:
 
 
 def _from_sources(
-    features: torch.Tensor, first: torch.Tensor, settings: propagation_settings.Propagation, memory: list[int]
+    features: torch.Tensor, first: torch.Tensor, settings: propagation.Propagation, memory: list[int]
 ) -> list[torch.Tensor]:
     """Propagate from any frames of long memory, which have no window, and features of any length."""
     n, soft = settings.previous, [first]
@@ -145,7 +145,7 @@ def crw(case: Case) -> None:
     given, wanted = case.inputs(), case.expected()["soft"]
     args = options(case, n_context=20, topk=10, temperature=0.07, radius=12, long_mem=[0], norm_mask=False, no_l2=False)
     settings = dataclasses.replace(
-        propagation_settings.CRW,
+        propagation.CRW,
         previous=args["n_context"],
         topk=args["topk"],
         temperature=args["temperature"],

@@ -17,11 +17,10 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import ImageInputs, segmentation
-from sslbench.protocols._parts.dense import run as dense_run
 from sslbench.protocols._parts.dense import training
 from sslbench.protocols._parts.dense.heads import HeadInput, MapEncoder, Sizes, fitted_sizes, head_inputs, make_heads
 from sslbench.protocols._parts.dense.run import _different_crops
-from sslbench.protocols._parts.dense.scoring import Inference, outputs_of
+from sslbench.protocols._parts.dense.scoring import Inference, Scoring, outputs_of
 from sslbench.protocols._parts.dense.training import KeptMaps, rate_factor
 from sslbench.protocols._parts.selection import holdout_rows
 from sslbench.protocols.segmentation import Segmentation, Settings, regions
@@ -362,13 +361,13 @@ def test_maps_are_enlarged_to_cells_of_three_pixels_at_most(backbone):
 
 def test_every_part_is_scored_with_flips_and_scales_and_few_windows_at_a_time(backbone, tmp_path, monkeypatch):
     seen, batches = [], []
-    original, encode = dense_run.outputs, MapEncoder.__call__
+    outputs, encode = Scoring.outputs, MapEncoder.__call__
 
-    def noted(heads, own, source, task, preprocessing, inference, engine, *, unreadable):
-        seen.append((len(source), inference.flip, inference.scales))
-        return original(heads, own, source, task, preprocessing, inference, engine, unreadable=unreadable)
+    def noted(scoring, heads, source):
+        seen.append((len(source), scoring.inference.flip, scoring.inference.scales))
+        return outputs(scoring, heads, source)
 
-    monkeypatch.setattr(dense_run, "outputs", noted)
+    monkeypatch.setattr(Scoring, "outputs", noted)
     monkeypatch.setattr(MapEncoder, "__call__", lambda self, x: batches.append(len(x)) or encode(self, x))
     settings = dataclasses.replace(
         QUICK, steps=2, warmup_steps=0, batch_size=3, flip_test=True, scales=(1.0, 1.5), window=(8, 8), stride=(4, 4)

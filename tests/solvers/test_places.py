@@ -14,8 +14,7 @@ from scipy import ndimage
 
 from sslbench.solvers import correspondence, discovery, in_context, propagation
 from sslbench.solvers.neighbours import nearest
-from sslbench.solvers.propagation import joint_labels, joint_places
-from sslbench.solvers.propagation_settings import CRW, DINO, DINOV3
+from sslbench.solvers.propagation import CRW, DINO, DINOV3, joint_labels, joint_places
 from sslbench.solvers.upsampling import upsampled_classes
 
 

@@ -5,8 +5,7 @@ import time
 import pytest
 import torch
 
-from sslbench.solvers.propagation import propagate_frame
-from sslbench.solvers.propagation_settings import Propagation
+from sslbench.solvers.propagation import Propagation, propagate_frame
 
 GRID, WIDTH, SOURCES = (30, 52), 384, 8
 

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sslbench.arrays import BoolArray, FloatArray
+from sslbench.arrays import BoolArray, ByteArray, FloatArray
 from sslbench.config import setting
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
-from sslbench.protocols._parts.dense.task import enlarged
+from sslbench.protocols._parts.dense.task import enlarged, grey
 from sslbench.protocols.protocol import Protocol
 from sslbench.targets.target import Target
 from sslbench_visbench.metrics import signal_row
@@ -32,7 +32,6 @@ from sslbench_visbench.signals import Signal, SignalSettings, SignalTask, signal
 from sslbench_visbench.targets import Signals
 
 if TYPE_CHECKING:
-    from PIL import Image
     from torch import Tensor
 
     from sslbench.data.loading.joint import PixelTarget
@@ -95,10 +94,8 @@ class LowLevel(SignalTask[Settings]):
         """Return correlation and errors of an image; the output is enlarged to the target, bilinearly."""
         return signal_row(enlarged(output, target)[0].numpy(), target[0])
 
-    def drawn(self, output: "Tensor", target: "PixelTarget") -> "tuple[Image.Image, Image.Image]":
+    def drawn(self, output: "Tensor", target: "PixelTarget") -> tuple[ByteArray, ByteArray]:
         """Return the signal and the predicted one, white at the largest value of the signal."""
-        from sslbench.protocols._parts.pictures import grey
-
         high = float(np.nanmax(target))
         return grey(target[0], 0.0, high), grey(enlarged(output, target)[0].numpy(), 0.0, high)
 

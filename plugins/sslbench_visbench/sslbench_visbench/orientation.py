@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sslbench.arrays import FloatArray
+from sslbench.arrays import ByteArray, FloatArray
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.protocols._parts.dense.task import DenseRow, enlarged
@@ -27,7 +27,6 @@ from sslbench_visbench.signals import SignalSettings, SignalTask, orientation_of
 from sslbench_visbench.targets import Orientations
 
 if TYPE_CHECKING:
-    from PIL import Image
     from torch import Tensor
 
     from sslbench.data.loading.joint import PixelTarget
@@ -125,7 +124,7 @@ class Orientation(SignalTask[Settings]):
         """Return the values of an image; vectors are enlarged to the target, bilinearly."""
         return orientation_row(enlarged(output, target).numpy(), target)
 
-    def drawn(self, output: "Tensor", target: "PixelTarget") -> "tuple[Image.Image, Image.Image]":
+    def drawn(self, output: "Tensor", target: "PixelTarget") -> tuple[ByteArray, ByteArray]:
         """Return the true and the predicted orientations as hues, both as bright as the place is coherent."""
         bright = np.nan_to_num(np.hypot(*target)).clip(0, 1)
         return _hues(target, bright), _hues(enlarged(output, target).numpy(), bright)
@@ -139,12 +138,10 @@ class Orientation(SignalTask[Settings]):
         return [*super().notes(row, test), "Chance is the mean orientation of train."]
 
 
-def _hues(vectors: "PixelTarget", bright: "PixelTarget") -> "Image.Image":
-    from PIL import Image
-
+def _hues(vectors: "PixelTarget", bright: "PixelTarget") -> ByteArray:
     wheel = np.array([colorsys.hsv_to_rgb(place / 256, 1.0, 255.0) for place in range(256)])
     places = np.nan_to_num((np.arctan2(vectors[1], vectors[0]) / (2 * np.pi)) % 1 * 256).astype(np.int64) % 256
-    return Image.fromarray((wheel[places] * bright[..., None]).round().astype(np.uint8))
+    return np.asarray((wheel[places] * bright[..., None]).round(), dtype=np.uint8)
 
 
 PROTOCOL = Protocol(

@@ -20,7 +20,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import ImageInputs
-from sslbench.protocols._parts.dense.task import cell_sums
+from sslbench.protocols._parts.dense.task import DenseTask, HeadSettings
 from sslbench.runtime.seeds import seeded
 from sslbench_visbench import low_level
 from sslbench_visbench.metrics import signal_row
@@ -84,7 +84,7 @@ def test_scores_of_an_image_are_numpys_and_unknown_pixels_do_not_count():
 def test_sums_of_cells_hold_every_known_pixel_once():
     target = np.random.default_rng(2).random((1, 37, 50)).astype(np.float32)
     target[0, :3] = np.nan
-    sums, numbers = cell_sums(target, (32, 32))
+    sums, numbers = DenseTask(HeadSettings()).cells(target, (32, 32))
     assert sums.shape == (1, 32, 32) and numbers.sum() == 34 * 50
     assert sums.sum() == pytest.approx(np.nansum(target), rel=1e-5)
 

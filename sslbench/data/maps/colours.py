@@ -2,7 +2,6 @@
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from sslbench.arrays import ByteArray
 
@@ -36,8 +35,8 @@ def class_colours(n: int) -> ByteArray:
     return colours
 
 
-def labelled(classes: npt.NDArray[np.integer], colours: ByteArray) -> Image.Image:
-    """Return a map of class numbers (H, W) in their colours; numbers that are no class are grey."""
+def labelled(classes: npt.NDArray[np.integer], colours: ByteArray) -> ByteArray:
+    """Return a map of class numbers (H, W) in their colours, (H, W, 3); numbers that are no class are grey."""
     table = np.concatenate([colours, np.array([_UNLABELLED], dtype=np.uint8)])
     known = (classes >= 0) & (classes < len(colours))
-    return Image.fromarray(table[np.where(known, classes, len(colours)).astype(np.int64)])
+    return table[np.where(known, classes, len(colours)).astype(np.int64)]

@@ -3,14 +3,13 @@
 import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional
 
-from sslbench.arrays import FloatArray
 from sslbench.backbones.dense import DenseEncoder
 from sslbench.data.decode.handlers import picture_decoder
 from sslbench.data.decode.picture import UnreadableImage
@@ -20,77 +19,10 @@ from sslbench.data.source import Source
 from sslbench.features.array import ExtractSettings
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.images import unreadable_images
-from sslbench.protocols._parts.untrained import Shape
+from sslbench.protocols._parts.untrained import PIXELS, Fitted, MapRun, Shape, fit
 
-# Beginning of the names of maps of pixels.
-PIXELS = "pixels"
 # Pixels of a cell of such maps, in each direction.
 _SIDE = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class Fitted:
-    """Place of an image in the network's input; heights before widths.
-
-    Attributes:
-        original: size of the upright image in pixels.
-        size: size of the resized image.
-        offset: its upper left corner in the input.
-        canvas: size of the input.
-    """
-
-    original: tuple[int, int]
-    size: tuple[int, int]
-    offset: tuple[int, int]
-    canvas: tuple[int, int]
-
-    def to_cells(self, points: FloatArray, grid: tuple[int, int]) -> FloatArray:
-        """Return points (K, 2) in pixels of the image as positions on the grid of a map; see `from_cells`.
-
-        `points`: x, y; (0, 0) is the centre of the first pixel.
-        """
-        # Sizes are scaled from edge to edge, and the centre of the first pixel lies half a pixel from the edge.
-        place = (points + 0.5) * _xy(self.size) / _xy(self.original) + _xy(self.offset)
-        return np.asarray(place * _xy(grid) / _xy(self.canvas) - 0.5)
-
-    def from_cells(self, positions: FloatArray, grid: tuple[int, int]) -> FloatArray:
-        """Return positions (K, 2) on the grid of a map, columns and rows, as pixels of the image.
-
-        >>> place = Fitted((200, 100), (448, 224), (0, 0), (448, 224))
-        >>> place.from_cells(np.array([[0.0, 0.0]]), (28, 14)).round(2).tolist()  # the centre of the first cell
-        [[3.07, 3.07]]
-        """
-        place = (positions + 0.5) * _xy(self.canvas) / _xy(grid) - _xy(self.offset)
-        return np.asarray(place * _xy(self.original) / _xy(self.size) - 0.5)
-
-    def centres(self, grid: tuple[int, int]) -> FloatArray:
-        """Return the centres (h * w, 2) of the cells in pixels of the image, row by row."""
-        rows, columns = np.mgrid[: grid[0], : grid[1]]
-        return self.from_cells(np.column_stack([columns.ravel(), rows.ravel()]).astype(np.float64), grid)
-
-
-def _xy(size: tuple[int, int]) -> FloatArray:
-    return np.array(size[::-1], dtype=np.float64)
-
-
-def fit(original: tuple[int, int], size: int, shape: Shape, multiple: int) -> Fitted:
-    """Return the place of an image in an input whose sides are multiples of a patch.
-
-    `size`: longer side of the input in pixels; rounded to the nearest multiple.
-
-    >>> fit((300, 400), 448, "aspect", 14).canvas, fit((300, 400), 448, "pad", 14).offset
-    ((336, 448), (56, 0))
-    """
-    side = max(multiple, round(size / multiple) * multiple)
-    if shape == "square":
-        return Fitted(original, (side, side), (0, 0), (side, side))
-    scale = side / max(original)
-    if shape == "aspect":
-        height, width = (max(multiple, round(length * scale / multiple) * multiple) for length in original)
-        return Fitted(original, (height, width), (0, 0), (height, width))
-    inner = max(1, round(original[0] * scale)), max(1, round(original[1] * scale))
-    offset = (side - inner[0]) // 2, (side - inner[1]) // 2
-    return Fitted(original, inner, offset, (side, side))
 
 
 def pictures(
@@ -134,6 +66,16 @@ def network_input(picture: torch.Tensor, fitted: Fitted, preprocessing: Preproce
     return normalise(resized[None], preprocessing)
 
 
+def fitted_maps(
+    run: MapRun[Any], rows: Sequence[int], size: int, shape: Shape
+) -> Iterator[tuple[int, Fitted, dict[str, torch.Tensor]]]:
+    """Yield rows of images, their places in the input and their maps (D, h, w), those of pixels among them."""
+    for row, picture in pictures(run.test, rows, run.preprocessing, run.engine):
+        fitted = fit((int(picture.shape[1]), int(picture.shape[2])), size, shape, run.encoder.multiple)
+        image = network_input(picture, fitted, run.preprocessing).to(run.encoder.device)
+        yield row, fitted, {name: value[0] for name, value in maps_and_pixels(run.encoder, image).items()}
+
+
 def maps_and_pixels(encoder: DenseEncoder, images: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the maps (B, D, h, w) of the encoder's inputs, and of the pixels on each of their grids.
 
@@ -141,24 +83,12 @@ def maps_and_pixels(encoder: DenseEncoder, images: torch.Tensor) -> dict[str, to
 
     `images`: (B, C, H, W), normalised.
     """
-    maps = encoder(images)
+    maps = dict(encoder(images))
     grids: dict[tuple[int, ...], str] = {}
     for name, value in maps.items():
         grids.setdefault(tuple(value.shape[2:]), name)
-    return maps | {f"{PIXELS} {name}": pixel_map(images, (grid[0], grid[1])) for grid, name in grids.items()}
-
-
-def pixel_map(images: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-    """Return the pixels of each cell as its features, (B, 64 * C, h, w): 8 x 8 means of areas.
-
-    `images`: (B, C, H, W).
-    """
-    height, width = grid
-    small = functional.interpolate(images.float(), (height * _SIDE, width * _SIDE), mode="area")
-    return functional.pixel_unshuffle(small, _SIDE)
-
-
-def pixel_floors(grids: Mapping[str, tuple[int, int]]) -> dict[str, str]:
-    """Return the name of an input -> that of the map of pixels on its grid."""
-    first: dict[tuple[int, int], str] = {}
-    return {name: f"{PIXELS} {first.setdefault(grid, name)}" for name, grid in grids.items()}
+    # The features of a cell of pixels are 8 x 8 means of areas, (B, 64 * C, h, w).
+    for grid, name in grids.items():
+        small = functional.interpolate(images.float(), [side * _SIDE for side in grid], mode="area")
+        maps[f"{PIXELS} {name}"] = functional.pixel_unshuffle(small, _SIDE)
+    return maps

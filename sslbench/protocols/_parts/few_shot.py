@@ -187,22 +187,18 @@ def share(
 
     n = max(1, round(fraction * len(labels)))
     if groups is not None and n < len(labels):
-        return _draw(labels, _whole_groups(labels, groups, n, seed, stratified=stratified), groups)
+        if stratified and (mask := choose_groups(labels, groups, n, np.random.default_rng(seed))).any():
+            return _draw(labels, np.flatnonzero(mask), groups)
+        group_of = groups_by_first_sample(groups)
+        sizes = np.bincount(group_of)
+        order = np.random.RandomState(seed).permutation(len(sizes))
+        # At least one group.
+        selected = order[: max(1, int(np.searchsorted(np.cumsum(sizes[order]), n, side="right")))]
+        return _draw(labels, np.flatnonzero(np.isin(group_of, selected)), groups)
     order = shuffler.permutation(np.arange(len(labels)))
     if stratified:
         order = order[choose(labels.select(order), n, np.random.default_rng(seed), both_sides=False)]
     return _draw(labels, order[:n])
-
-
-def _whole_groups(labels: Target, groups: IntArray, n: int, seed: int, *, stratified: bool) -> IntArray:
-    """Return the rows of about n samples; at least of one group."""
-    if stratified and (mask := choose_groups(labels, groups, n, np.random.default_rng(seed))).any():
-        return np.flatnonzero(mask)
-    place = groups_by_first_sample(groups)
-    sizes = np.bincount(place)
-    order = np.random.RandomState(seed).permutation(len(sizes))
-    selected = order[: max(1, int(np.searchsorted(np.cumsum(sizes[order]), n, side="right")))]
-    return np.flatnonzero(np.isin(place, selected))
 
 
 def _draw(labels: Target, rows: IntArray, groups: IntArray | None = None) -> Draw:
@@ -317,7 +313,19 @@ class LearningCurve:
             self._converged += [] if one.converged is None else [one.converged]
             self._notes |= {f"{name}: {note}": None for note in one.notes}
             if headline:
-                self._each.append(self._summary(one.scores, len(draws)))
+                self._each.append(
+                    summarise(
+                        type(self._test),
+                        self._test.classes,
+                        self._test.values,
+                        one.scores,
+                        seed=self._seed,
+                        # All draws share the resamples of one result: the interval uses the mean of their half widths.
+                        resamples=max(_FEWEST_RESAMPLES, math.ceil(_RESAMPLES / len(draws))),
+                        probabilities=self._probabilities,
+                        groups=self._groups,
+                    )
+                )
                 self._scores.append(one.scores.astype(np.float32))
         found = statistics(values, find(self._metric).bounds)
         mean = found.pop("mean")
@@ -325,21 +333,6 @@ class LearningCurve:
         self.variants[name] = {self._metric: mean, **rest, "train": known_mean(train)}
         self.drawn[name] = [draw.digest(self._ids) for draw in draws]
         self._train = known_mean(train)
-
-    def _summary(self, scores: FloatArray, draws: int) -> tuple[Values, str, dict[str, float]]:
-        # All draws share the resamples of one result: the interval uses the mean of their half widths.
-        resamples = max(_FEWEST_RESAMPLES, math.ceil(_RESAMPLES / draws))
-        test = self._test
-        return summarise(
-            type(test),
-            test.classes,
-            test.values,
-            scores,
-            seed=self._seed,
-            resamples=resamples,
-            probabilities=self._probabilities,
-            groups=self._groups,
-        )
 
     def outcome(self, *, selected: dict[str, Any], seeds: Sequence[int], notes: Sequence[str]) -> Outcome:
         """Return the outcome, with the point that leads; every metric is the mean over the draws."""

@@ -20,24 +20,21 @@ log = logging.getLogger("sslbench")
 def evaluation_side(source: Source, preprocessing: Preprocessing, protocol: str) -> int:
     """Return the side of the evaluation pictures; where they keep their own size, of the first one."""
     size = output_size(preprocessing)
-    height, width = _first(source, preprocessing) if size is None else size
+    if size is None:
+        try:
+            image = loader.read(source.images, 0, picture_decoder(preprocessing, source.images)).image
+        except UnreadableImage as error:
+            raise DataError(
+                f"the first image of {source.name}, whose size fixes that of all, cannot be read: {error.path}"
+            ) from error
+        size = image.shape[1], image.shape[2]
+    height, width = size
     if height != width:
         raise UsageError(
             f"{protocol} needs square images, but the evaluation transform gives {height} x {width} pixels",
             "Give --crop, or --resize to a square.",
         )
     return int(height)
-
-
-def _first(source: Source, preprocessing: Preprocessing) -> tuple[int, int]:
-    """Return (height, width) of the first image."""
-    try:
-        image = loader.read(source.images, 0, picture_decoder(preprocessing, source.images)).image
-    except UnreadableImage as error:
-        raise DataError(
-            f"the first image of {source.name}, whose size fixes that of all, cannot be read: {error.path}"
-        ) from error
-    return int(image.shape[1]), int(image.shape[2])
 
 
 def random_sample(source: Source, most: int, seed: int) -> Source:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from sslbench.arrays import FloatArray
-from sslbench.data.decode.handlers import PictureDecoder, make_decoder
+from sslbench.data.decode.handlers import make_decoder
 from sslbench.data.decode.picture import Wanted
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
@@ -54,7 +54,17 @@ def sheet(
     """Return a PNG with a row of pictures for each group."""
     wanted = dataclasses.replace(Wanted.by(preprocessing), deep=False, resize=None)
     decoder = make_decoder(preprocessing.decoder, wanted, source.images)
-    rows = {name: [_small(source, row, decoder, draw) for row in group] for name, group in chosen.items()}
+    rows: dict[str, list[Image.Image]] = {}
+    for name, group in chosen.items():
+        rows[name] = []
+        for number in group:
+            image = loader.read(source.images, number, decoder).image
+            image = image[:3] if len(image) >= 3 else image[:1].expand(3, -1, -1)
+            picture = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
+            factor = SIDE / max(picture.size)
+            size = max(1, round(picture.width * factor)), max(1, round(picture.height * factor))
+            small = picture.resize(size, Image.Resampling.NEAREST if factor > 1 else Image.Resampling.BICUBIC)
+            rows[name].append(draw(small, number, factor))
     width = max(sum(picture.width + _GAP for picture in row) for row in rows.values()) + _GAP + 60
     heights = [max(picture.height for picture in row) + _TEXT + _GAP for row in rows.values()]
     paper = Image.new("RGB", (width, sum(heights) + _GAP), (255, 255, 255))
@@ -80,16 +90,6 @@ def sheet_by_overlap(source: Source, overlap: FloatArray, draw: Drawing, preproc
     return sheet(source, chosen, captions, draw, preprocessing)
 
 
-def _small(source: Source, row: int, decoder: PictureDecoder, draw: Drawing) -> Image.Image:
-    image = loader.read(source.images, row, decoder).image
-    image = image[:3] if len(image) >= 3 else image[:1].expand(3, -1, -1)
-    picture = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
-    factor = SIDE / max(picture.size)
-    size = max(1, round(picture.width * factor)), max(1, round(picture.height * factor))
-    small = picture.resize(size, Image.Resampling.NEAREST if factor > 1 else Image.Resampling.BICUBIC)
-    return draw(small, row, factor)
-
-
 def with_boxes(picture: Image.Image, boxes: npt.ArrayLike, colour: tuple[int, int, int], factor: float) -> None:
     """Draw boxes (n, 4) of the original image on a picture that is smaller or larger by `factor`."""
     pen = ImageDraw.Draw(picture)
@@ -104,18 +104,3 @@ def with_mask(picture: Image.Image, mask: npt.NDArray[np.bool_], colour: tuple[i
     small = Image.fromarray(mask).resize(picture.size, Image.Resampling.NEAREST)
     tinted = Image.blend(picture, Image.new("RGB", picture.size, colour), 0.5)
     return Image.composite(tinted, picture, small)
-
-
-def coloured(values: npt.NDArray[np.floating], low: float, high: float) -> Image.Image:
-    """Return numbers (H, W) as a picture, from dark blue at `low` to yellow at `high`; NaN is white."""
-    from matplotlib import colormaps
-
-    shares = (values - low) / max(high - low, 1e-12)
-    colours = colormaps["viridis"](np.nan_to_num(shares).clip(0, 1), bytes=True)[..., :3]
-    return Image.fromarray(np.where(np.isnan(shares)[..., None], np.uint8(255), colours))
-
-
-def grey(values: npt.NDArray[np.floating], low: float, high: float) -> Image.Image:
-    """Return numbers (H, W) as a picture, black at `low` and white at `high`; NaN is black."""
-    shares = np.nan_to_num((values - low) / max(high - low, 1e-12)).clip(0, 1)
-    return Image.fromarray((255 * shares).round().astype(np.uint8)).convert("RGB")

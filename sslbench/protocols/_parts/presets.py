@@ -79,10 +79,7 @@ def _settings(name: str, other: str) -> tuple[str, dict[str, Any]]:
         return record.protocol.name, content
     protocol, content = full_settings(name)
     if _is_record(other):
-        content["layers"] = _layer_of(content["layers"], read(Path(other)).layer)
+        # The layer that the record has, if the preset evaluates it or fixes none; else the preset's layers.
+        layers, evaluated = content["layers"], read(Path(other)).layer
+        content["layers"] = evaluated if isinstance(layers, str) or evaluated in layers else layers
     return protocol, content
-
-
-def _layer_of(layers: Any, evaluated: str) -> Any:
-    """Return the layer that a record has, if the preset evaluates it or fixes none; else the preset's layers."""
-    return evaluated if isinstance(layers, str) or evaluated in layers else layers

@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
+import numpy as np
+
 from sslbench.arrays import FloatArray
 from sslbench.backbones.layer_spec import Facet
 from sslbench.backbones.views import OWN_SIZES
@@ -28,19 +30,89 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 
+# Beginning of the names of maps of pixels.
+PIXELS = "pixels"
 
 # Shape of the network's input: that of the image, a square that the image is squashed to, or one with borders.
 Shape = Literal["aspect", "square", "pad"]
 
-
 # Size that is a multiple of the patch: by zeros at the right and lower side, or the nearest one by Lanczos.
 Fit = Literal["pad", "resize"]
 
-
 Method = Literal["tokencut", "lost", "dino_seg"]
 
-
 Features = Literal["auto", "key", "query", "value", "token"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """Place of an image in the network's input; heights before widths.
+
+    Attributes:
+        original: size of the upright image in pixels.
+        size: size of the resized image.
+        offset: its upper left corner in the input.
+        canvas: size of the input.
+    """
+
+    original: tuple[int, int]
+    size: tuple[int, int]
+    offset: tuple[int, int]
+    canvas: tuple[int, int]
+
+    def to_cells(self, points: FloatArray, grid: tuple[int, int]) -> FloatArray:
+        """Return points (K, 2) in pixels of the image as positions on the grid of a map; see `from_cells`.
+
+        `points`: x, y; (0, 0) is the centre of the first pixel.
+        """
+        # Sizes are scaled from edge to edge, and the centre of the first pixel lies half a pixel from the edge.
+        place = (points + 0.5) * _xy(self.size) / _xy(self.original) + _xy(self.offset)
+        return np.asarray(place * _xy(grid) / _xy(self.canvas) - 0.5)
+
+    def from_cells(self, positions: FloatArray, grid: tuple[int, int]) -> FloatArray:
+        """Return positions (K, 2) on the grid of a map, columns and rows, as pixels of the image.
+
+        >>> place = Fitted((200, 100), (448, 224), (0, 0), (448, 224))
+        >>> place.from_cells(np.array([[0.0, 0.0]]), (28, 14)).round(2).tolist()  # the centre of the first cell
+        [[3.07, 3.07]]
+        """
+        place = (positions + 0.5) * _xy(self.canvas) / _xy(grid) - _xy(self.offset)
+        return np.asarray(place * _xy(self.original) / _xy(self.size) - 0.5)
+
+    def centres(self, grid: tuple[int, int]) -> FloatArray:
+        """Return the centres (h * w, 2) of the cells in pixels of the image, row by row."""
+        rows, columns = np.mgrid[: grid[0], : grid[1]]
+        return self.from_cells(np.column_stack([columns.ravel(), rows.ravel()]).astype(np.float64), grid)
+
+
+def _xy(size: tuple[int, int]) -> FloatArray:
+    return np.array(size[::-1], dtype=np.float64)
+
+
+def fit(original: tuple[int, int], size: int, shape: Shape, multiple: int) -> Fitted:
+    """Return the place of an image in an input whose sides are multiples of a patch.
+
+    `size`: longer side of the input in pixels; rounded to the nearest multiple.
+
+    >>> fit((300, 400), 448, "aspect", 14).canvas, fit((300, 400), 448, "pad", 14).offset
+    ((336, 448), (56, 0))
+    """
+    side = max(multiple, round(size / multiple) * multiple)
+    if shape == "square":
+        return Fitted(original, (side, side), (0, 0), (side, side))
+    scale = side / max(original)
+    if shape == "aspect":
+        height, width = (max(multiple, round(length * scale / multiple) * multiple) for length in original)
+        return Fitted(original, (height, width), (0, 0), (height, width))
+    inner = max(1, round(original[0] * scale)), max(1, round(original[1] * scale))
+    offset = (side - inner[0]) // 2, (side - inner[1]) // 2
+    return Fitted(original, inner, offset, (side, side))
+
+
+def pixel_floors(grids: Mapping[str, tuple[int, int]]) -> dict[str, str]:
+    """Return the name of an input -> that of the map of pixels on its grid."""
+    first: dict[tuple[int, int], str] = {}
+    return {name: f"{PIXELS} {first.setdefault(grid, name)}" for name, grid in grids.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +166,7 @@ class SearchSettings(ProtocolSettings):
         """Return the object in features (P, C) of patches, by LOST or TokenCut."""
         if self.method == "lost":
             return lost(features, grid, k=self.k, ties=self.ties)
-        how = {"threshold": self.threshold, "epsilon": self.epsilon}
-        return token_cut(features, grid, weighted=self.weighted, **how)
+        return token_cut(features, grid, weighted=self.weighted, threshold=self.threshold, epsilon=self.epsilon)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,53 +15,44 @@ from sslbench.data.source import Source
 from sslbench.metrics.dense.correspondence import PIXELS, MatchErrors, apply_homography, match_measure
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import with_intervals
-from sslbench.protocols._parts.dense_images import Fitted, fit, maps_and_pixels, network_input, pictures, pixel_floors
-from sslbench.protocols._parts.untrained import MapRun
-from sslbench.protocols.correspondence.settings import Settings
+from sslbench.protocols._parts.dense_images import fitted_maps
+from sslbench.protocols._parts.untrained import Fitted, MapRun, pixel_floors
 from sslbench.results import Outcome
 from sslbench.solvers.correspondence import ratio_matches
 from sslbench.targets.pairs import Homographies, HomographyPair
 
 _RESAMPLES = 1000
+# Place of an image in the input, and its maps by name.
+_Encoded = tuple[Fitted, Mapping[str, torch.Tensor]]
 _FREE = ("position only", "ceiling")
 
 
-def match_homographies(run: MapRun[Settings], pairs: Homographies) -> dict[str, Outcome]:
+def match_homographies(run: MapRun[Any], pairs: Homographies) -> dict[str, Outcome]:
     """Return the outcome of each input of the encoder."""
-    encoder, preprocessing, settings, report = run.encoder, run.preprocessing, run.settings, run.report
-    number_of, errors = _by_source(pairs), _Errors()
-    rows = [row for source, numbers in number_of.items() for row in (source, *(pairs.pairs[i].target for i in numbers))]
+    settings, inputs, report, errors = run.settings, run.encoder.inputs, run.report, _Errors()
+    by_source: dict[int, list[int]] = defaultdict(list)
+    for number, pair in enumerate(pairs.pairs):
+        by_source[pair.source].append(number)
+    rows = [row for source, numbers in by_source.items() for row in (source, *(pairs.pairs[i].target for i in numbers))]
     floor_of: dict[str, str] = {}
 
-    def encoded() -> Iterator[tuple[Fitted, dict[str, torch.Tensor]]]:
-        for done, (_, picture) in enumerate(pictures(run.test, rows, preprocessing, run.engine), start=1):
-            size = (int(picture.shape[1]), int(picture.shape[2]))
-            fitted = fit(size, settings.size, settings.shape, encoder.multiple)
-            maps = maps_and_pixels(encoder, network_input(picture, fitted, preprocessing).to(encoder.device))
-            yield fitted, {name: value[0] for name, value in maps.items()}
+    def encoded() -> Iterator[_Encoded]:
+        for done, (_, fitted, maps) in enumerate(fitted_maps(run, rows, settings.size, settings.shape), start=1):
+            yield fitted, maps
             if report is not None:
                 report(done, len(rows))
 
     images = encoded()
-    for numbers in number_of.values():
+    for numbers in by_source.values():
         source = next(images)
-        grids = {each.name: _grid(source[1][each.name]) for each in encoder.inputs}
-        floor_of = floor_of or pixel_floors(grids)
+        floor_of = floor_of or pixel_floors({each.name: _grid(source[1][each.name]) for each in inputs})
         for number in numbers:
             pair = pairs.pairs[number]
             if isinstance(pair, HomographyPair):
                 _match(number, pair, source, next(images), settings, errors, set(floor_of.values()))
     for _ in images:
         raise RuntimeError("images were left over")
-    return {each.name: _outcome(each.name, floor_of[each.name], errors, run.test, run.seed) for each in encoder.inputs}
-
-
-def _by_source(pairs: Homographies) -> dict[int, list[int]]:
-    """Return source image -> numbers of its pairs."""
-    found: dict[int, list[int]] = defaultdict(list)
-    for number, pair in enumerate(pairs.pairs):
-        found[pair.source].append(number)
-    return found
+    return {each.name: _outcome(each.name, floor_of[each.name], errors, run.test, run.seed) for each in inputs}
 
 
 class _Errors:
@@ -85,13 +77,13 @@ class _Errors:
 def _match(
     number: int,
     pair: HomographyPair,
-    source: tuple[Fitted, Mapping[str, torch.Tensor]],
-    target: tuple[Fitted, Mapping[str, torch.Tensor]],
-    settings: Settings,
+    source: _Encoded,
+    target: _Encoded,
+    settings: Any,
     errors: _Errors,
     floors: set[str],
 ) -> None:
-    """Match the cells of a pair by each of the maps."""
+    """Match the cells of a pair by each of the maps; `settings`: those of the protocol."""
     (own, maps), (other, other_maps) = source, target
     homography = in_pixels(pair.homography, *own.original) if pair.unit_square else pair.homography
     # Pixels of the resized target image, scaled to a longer side of exactly `size`.
@@ -101,17 +93,17 @@ def _match(
         true = apply_homography(homography, centres)
         kept = _inside(centres, own.original) & (settings.outside | _inside(true, other.original))
         cells = np.flatnonzero(kept)
-        found = ratio_matches(
+        matches = ratio_matches(
             _vectors(value)[cells],
             _vectors(other_maps[name]),
             ratio=None if settings.ratio == 1 else settings.ratio,
             most=settings.matches or None,
             mutual=settings.mutual,
         )
-        true = true[cells[found.source]]
-        errors.of[name].append((number, np.linalg.norm((true - candidates[found.target]) * unit, axis=1)))
+        true = true[cells[matches.source]]
+        errors.of[name].append((number, np.linalg.norm((true - candidates[matches.target]) * unit, axis=1)))
         if name in floors:
-            same = centres[cells[found.source]] / np.array(own.original[::-1]) * np.array(other.original[::-1])
+            same = centres[cells[matches.source]] / np.array(own.original[::-1]) * np.array(other.original[::-1])
             errors.of[f"position only {name}"].append((number, np.linalg.norm((true - same) * unit, axis=1)))
             nearest, within = _cells_near(true, other, _grid(other_maps[name]), unit)
             errors.of[f"ceiling {name}"].append((number, nearest))

@@ -1,8 +1,10 @@
 """Keypoints of pairs of images, matched by features."""
 
 import dataclasses
+import functools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,50 +22,42 @@ from sslbench.metrics.dense.correspondence import (
     swaps,
 )
 from sslbench.metrics.intervals import Values
-from sslbench.protocols._parts.dense_images import Fitted, fit, maps_and_pixels, network_input, pictures, pixel_floors
-from sslbench.protocols._parts.untrained import MapRun
-from sslbench.protocols.correspondence.settings import Settings
+from sslbench.protocols._parts.dense_images import fitted_maps
+from sslbench.protocols._parts.untrained import Fitted, MapRun, pixel_floors
 from sslbench.results import Outcome
 from sslbench.solvers.correspondence import nearest_cells, sample, similarity_maps, soft_argmax
 from sslbench.targets.pairs import PointPair, Points
 
 # Name of an input of the encoder, or of pixels -> (D, h, w).
 Maps = Mapping[str, torch.Tensor]
+# Function from the similarities (K, h, w) of keypoints to their matches (K, 2), columns and rows.
+Find = Callable[[torch.Tensor], torch.Tensor]
 _ALPHA = ALPHAS.index(0.1)
 _BYTES = 1e9
 
 
-def match_points(run: MapRun[Settings], pairs: Points) -> dict[str, Outcome]:
+def match_points(run: MapRun[Any], pairs: Points) -> dict[str, Outcome]:
     """Return the outcome of each input of the encoder."""
-    encoder, preprocessing, settings, report = run.encoder, run.preprocessing, run.settings, run.report
+    settings, report = run.settings, run.report
     points = [pair for pair in pairs.pairs if isinstance(pair, PointPair)]
-    matcher = _PointMatcher(points, settings)
-    images = sorted({row for pair in points for row in (pair.source, pair.target)}, key=_first_use(points).__getitem__)
+    find: Find = nearest_cells
+    if settings.matcher == "soft":
+        find = functools.partial(soft_argmax, temperature=settings.temperature, radius=settings.radius or None)
+    matcher = _PointMatcher(points, find, settings.max_memory)
+    # In the order of the pairs, so that images of a pair are encoded soon after one another.
+    images = list(dict.fromkeys(row for pair in points for row in (pair.source, pair.target)))
     todo, done = images, 0
     while todo:
         again = []
-        for row, picture in pictures(run.test, todo, preprocessing, run.engine):
-            fitted = fit(
-                (int(picture.shape[1]), int(picture.shape[2])), settings.size, settings.shape, encoder.multiple
-            )
-            maps = maps_and_pixels(encoder, network_input(picture, fitted, preprocessing).to(encoder.device))
-            if not matcher.take(row, fitted, {name: value[0] for name, value in maps.items()}):
+        for row, fitted, maps in fitted_maps(run, todo, settings.size, settings.shape):
+            if not matcher.take(row, fitted, maps):
                 again.append(row)
             done += 1
             if report is not None:
                 report(done, len(images) + len(again))
         # Ends after one more round: by then every source has come, so no map has to wait.
         todo = again
-    return {each.name: _outcome(each.name, matcher, run.test) for each in encoder.inputs}
-
-
-def _first_use(pairs: Sequence[PointPair]) -> dict[int, int]:
-    """Return image -> position of the first pair that it is in, so that images of a pair are encoded soon after."""
-    found: dict[int, int] = {}
-    for position, pair in enumerate(pairs):
-        found.setdefault(pair.source, position)
-        found.setdefault(pair.target, position)
-    return found
+    return {each.name: _outcome(each.name, matcher, run.test) for each in run.encoder.inputs}
 
 
 class _PointMatcher:
@@ -73,8 +67,8 @@ class _PointMatcher:
     sources of all of its pairs have come, within the memory allowed; otherwise the image has to come a second time.
     """
 
-    def __init__(self, pairs: Sequence[PointPair], settings: Settings) -> None:
-        self.pairs, self.settings = pairs, settings
+    def __init__(self, pairs: Sequence[PointPair], find: Find, max_memory: float) -> None:
+        self.pairs, self.find, self.most_bytes = pairs, find, max_memory * _BYTES
         self.found: dict[str, FloatArray] = defaultdict(lambda: np.zeros((len(pairs), len(ALPHAS))))
         self.swapped: dict[str, FloatArray] = defaultdict(lambda: np.zeros(len(pairs)))
         self.free: dict[str, dict[str, FloatArray]] = defaultdict(
@@ -100,7 +94,8 @@ class _PointMatcher:
             own = self.pairs[number].source_points
             self._places[number] = (own + 0.5) / np.array(fitted.original[::-1])
             self._queries[number] = {
-                name: sample(value, _tensor(fitted.to_cells(own, grids[name]), value)) for name, value in maps.items()
+                name: sample(value, torch.from_numpy(fitted.to_cells(own, grids[name])).to(value.device, value.dtype))
+                for name, value in maps.items()
             }
         here = {row: (fitted, maps)} | self._kept
         for target, (place, own_maps) in here.items():
@@ -111,7 +106,7 @@ class _PointMatcher:
                 self._bytes -= _size(self._kept.pop(target)[1])
         if not self._as_target[row]:
             return True
-        if self._bytes + _size(maps) > self.settings.max_memory * _BYTES:
+        if self._bytes + _size(maps) > self.most_bytes:
             return False
         self._kept[row] = fitted, maps
         self._bytes += _size(maps)
@@ -121,15 +116,14 @@ class _PointMatcher:
         pair, queries, place = self.pairs[number], self._queries.pop(number), self._places.pop(number)
         for name, value in maps.items():
             grid = (int(value.shape[1]), int(value.shape[2]))
-            similarity = similarity_maps(queries[name], value)
-            if self.settings.matcher == "nearest":
-                cells = nearest_cells(similarity)
-            else:
-                radius = self.settings.radius or None
-                cells = soft_argmax(similarity, temperature=self.settings.temperature, radius=radius)
+            cells = self.find(similarity_maps(queries[name], value))
             predicted = fitted.from_cells(cells.cpu().numpy().astype(np.float64), grid)
             self.found[name][number] = hits(predicted, pair.target_points, pair.side).sum(axis=0)
-            self.swapped[name][number] = _swapped(predicted, pair)
+            self.swapped[name][number] = float("nan")  # where points are dense
+            if pair.keypoints:
+                visible, near = np.ones(len(pair.target_points), dtype=np.bool_), ALPHAS[_ALPHA] * pair.side
+                alike = np.zeros(len(pair.target_points), dtype=np.int64)
+                self.swapped[name][number] = swaps(predicted, pair.target_points, alike, visible, near).sum()
         for name in set(self.floor_of.values()):
             grid = (int(maps[name].shape[1]), int(maps[name].shape[2]))
             free, centres = self.free[name], fitted.centres(grid)
@@ -140,19 +134,6 @@ class _PointMatcher:
                 free["ceiling"][number] += within.any(axis=0)
             same = place * np.array(fitted.original[::-1]) - 0.5
             free["position only"][number] = hits(same, pair.target_points, pair.side).sum(axis=0)
-
-
-def _swapped(predicted: FloatArray, pair: PointPair) -> float:
-    """Return the number of keypoints matched to another one; NaN where points are dense."""
-    if not pair.keypoints:
-        return float("nan")
-    number = len(pair.target_points)
-    alike, visible = np.zeros(number, dtype=np.int64), np.ones(number, dtype=np.bool_)
-    return float(swaps(predicted, pair.target_points, alike, visible, ALPHAS[_ALPHA] * pair.side).sum())
-
-
-def _tensor(points: FloatArray, like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(points).to(like.device, like.dtype)
 
 
 def _size(maps: Maps) -> int:

@@ -16,7 +16,7 @@ from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.errors import UsageError
 from sslbench.protocols._parts.dense.task import HeadSettings
 from sslbench.runtime.seeds import seeded
-from sslbench.solvers.dense.heads import ConvHead, DPTHead, Layers, LinearHead, layer_indices, resized
+from sslbench.solvers.dense.heads import ConvHead, DPTHead, LinearHead, layer_indices, resized
 
 # Name of the colours on the first grid as an input of heads, beginning of that on others; and of their floor.
 PIXELS = "pixels"
@@ -43,24 +43,33 @@ def head_inputs(
     backbone: Backbone, layers: Sequence[Layer], settings: HeadSettings, *, protocol: str
 ) -> tuple[tuple[HeadInput, ...], tuple[DenseInput, ...]]:
     """Return the inputs of heads, and the maps of the encoder that they consist of."""
-    if not settings.blocks and settings.raw_blocks == "none":
-        found = layer_inputs(backbone, layers, cls=settings.cls)
-    elif (settings.blocks and settings.raw_blocks != "none") or not _are_default(backbone, layers):
+    blocks, raw = settings.blocks, settings.raw_blocks
+    if not blocks and raw == "none":
+        joined = layer_inputs(backbone, layers, cls=settings.cls)
+    elif (blocks and raw != "none") or (
+        # Raises for a backbone without blocks, which has no default layer to compare with.
+        number_of_blocks(backbone) and [layer.text for layer in layers] != [last_map(backbone)]
+    ):
         raise UsageError(
-            f"{protocol}: the layers {', '.join(layer.text for layer in layers)}, blocks={list(settings.blocks)} and "
-            f"raw_blocks={settings.raw_blocks} exclude each other",
+            f"{protocol}: the layers {', '.join(layer.text for layer in layers)}, blocks={list(blocks)} and "
+            f"raw_blocks={raw} exclude each other",
             "Give one of --layers, blocks= and raw_blocks=.",
         )
-    elif settings.raw_blocks == "none":
-        found = block_inputs(backbone, settings.blocks, cls=settings.cls)
+    elif raw == "none":
+        joined = block_inputs(backbone, blocks, cls=settings.cls)
     else:
-        found = layer_inputs(backbone, _raw_layers(backbone, settings.raw_blocks, protocol), cls=settings.cls)
+        total = number_of_blocks(backbone)
+        if total < 4 and raw != "last":
+            raise UsageError(f"{protocol}: raw_blocks={raw} needs four blocks, {backbone.name} has {total}")
+        names = [f"blocks.{i}" for i in layer_indices(total, raw)]
+        outputs = resolve_layers(backbone, names if len(names) == 1 else [f"concat({','.join(names)})"])
+        joined = layer_inputs(backbone, outputs, cls=settings.cls)
     # Other heads read the layers joined in one map; DPT fuses the map of each layer at a resolution of its own.
     if settings.head != "dpt":
-        return tuple(HeadInput(each.name, (each.name,)) for each in found), found
+        return tuple(HeadInput(each.name, (each.name,)) for each in joined), joined
     maps: dict[str, DenseInput] = {}
     inputs = []
-    for each in found:
+    for each in joined:
         parts = []
         for layer in each.layers:
             name = f"{layer.text}{', normalised' if each.normalised else ''}"
@@ -68,22 +77,6 @@ def head_inputs(
             parts.append(name)
         inputs.append(HeadInput(each.name, tuple(parts)))
     return tuple(inputs), tuple(maps.values())
-
-
-def _are_default(backbone: Backbone, layers: Sequence[Layer]) -> bool:
-    """Return whether no layer was named."""
-    # Raises for a backbone without blocks, which has no default to compare with.
-    number_of_blocks(backbone)
-    return [layer.text for layer in layers] == [last_map(backbone)]
-
-
-def _raw_layers(backbone: Backbone, raw: Layers, protocol: str) -> tuple[Layer, ...]:
-    """Return the outputs of blocks, joined."""
-    total = number_of_blocks(backbone)
-    if total < 4 and raw != "last":
-        raise UsageError(f"{protocol}: raw_blocks={raw} needs four blocks, {backbone.name} has {total}")
-    names = [f"blocks.{i}" for i in layer_indices(total, raw)]
-    return resolve_layers(backbone, names if len(names) == 1 else [f"concat({','.join(names)})"])
 
 
 class DenseHead(nn.Module):
@@ -142,7 +135,11 @@ class MapEncoder:
 
     def __init__(self, encoder: DenseEncoder, channels: int, *, pixels: bool) -> None:
         self.encoder = encoder
-        self.pixels_of = _pixel_names(encoder.strides) if pixels else {}
+        names: dict[int, str] = {}
+        self.pixels_of = {
+            name: names.setdefault(stride, f"{PIXELS} {name}" if names else PIXELS)
+            for name, stride in (encoder.strides.items() if pixels else ())
+        }
         strides = {own: encoder.strides[name] for name, own in self.pixels_of.items()}
         self.widths = dict(encoder.widths) | dict.fromkeys(strides, channels)
         self.strides = dict(encoder.strides) | strides
@@ -170,12 +167,6 @@ class MapEncoder:
     def device(self) -> torch.device:
         """Device of the backbone."""
         return self.encoder.device
-
-
-def _pixel_names(strides: Mapping[str, int]) -> dict[str, str]:
-    """Return the name of a map -> that of the colours on its grid: `PIXELS` for the first grid."""
-    names: dict[int, str] = {}
-    return {name: names.setdefault(stride, f"{PIXELS} {name}" if names else PIXELS) for name, stride in strides.items()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import BoolArray, FloatArray
+from sslbench.arrays import BoolArray, ByteArray, FloatArray
 from sslbench.config import other_default, setting
 from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
@@ -28,7 +28,6 @@ from sslbench.targets.target import Target
 from sslbench.train.optimizers.optimizer import find, refuse_unknown
 
 if TYPE_CHECKING:
-    from PIL import Image
     from torch import Tensor
 
     from sslbench.data.loading.joint import PixelTarget
@@ -248,8 +247,18 @@ class DenseTask(Generic[S]):
         """Return sums of what the best output would be over the known pixels of each cell, and their numbers.
 
         The floors 'constant' and 'position only' output the means.
+
+        >>> target = np.array([[[1.0, 3.0, np.nan, 5.0]]], dtype=np.float32)
+        >>> sums, numbers = DenseTask(HeadSettings()).cells(target, (1, 2))
+        >>> sums.tolist(), numbers.tolist()
+        ([[[4.0, 5.0]]], [[2.0, 1.0]])
         """
-        return cell_sums(target, grid)
+        (rows, columns), (height, width) = grid, target.shape[1:]
+        cells = (np.arange(height) * rows // height)[:, None] * columns + np.arange(width) * columns // width
+        known = ~np.isnan(target).any(axis=0)
+        numbers = np.bincount(cells[known], minlength=rows * columns)
+        sums = [np.bincount(cells[known], weights=each[known], minlength=rows * columns) for each in target]
+        return np.stack(sums).astype(np.float64).reshape(-1, *grid), numbers.astype(np.float64).reshape(grid)
 
     def check_totals(self, part: str, sums: FloatArray) -> None:
         """Refuse a part, 'train' or 'test', in which nothing can be learnt or scored.
@@ -281,8 +290,8 @@ class DenseTask(Generic[S]):
         """Return the score of an image (R,), from an output (K, h, w) of any size and the target (k, H, W)."""
         raise NotImplementedError
 
-    def drawn(self, output: "Tensor", target: "PixelTarget") -> "tuple[Image.Image, Image.Image]":
-        """Return pictures of the truth and of an output (K, h, w), at the size of the target."""
+    def drawn(self, output: "Tensor", target: "PixelTarget") -> tuple[ByteArray, ByteArray]:
+        """Return pictures (H, W, 3) of the truth and of an output (K, h, w), at the size of the target."""
         raise NotImplementedError
 
     def caption(self, value: float) -> str:
@@ -329,14 +338,24 @@ class DenseTask(Generic[S]):
         return rows.astype(np.float32)
 
     def notes(self, row: DenseRow, test: Source) -> Sequence[str]:
-        """Return remarks of the task, one sentence each."""
-        return without_values(self.known(row.rows), test)
+        """Return remarks of the task, one sentence each: here on test images without a scored pixel."""
+        absent = [test.ids[index] for index in np.flatnonzero(~self.known(row.rows)).tolist()]
+        if not absent:
+            return ()
+        verb = "has" if len(absent) == 1 else "have"
+        return (
+            f"{counted(len(absent), 'test image')} {verb} no pixel to score, left out of all means: {some(absent, 5)}.",
+        )
 
     def outcome(self, row: DenseRow, test: Source, seed: int) -> Outcome:
         """Return metrics with intervals over images, and floors, of the scores of a row."""
         metrics, leading, per_class = self.metrics(row.rows, test, seed)
         floors = {name: self.values(rows) for name, rows in row.floors.items()}
         constants = [floors.pop(name) for name in ("constant", *self.constants())]
+        chance = {}
+        for name in constants[0]:
+            sign = catalog.find(name).sign
+            chance[name] = sign * max(sign * values[name] for values in constants)
         selected = row.selected
         if selected:
             # Heads were chosen by values of which more is better; a record holds the metric itself.
@@ -349,16 +368,12 @@ class DenseTask(Generic[S]):
             per_class=per_class,
             train=self.sign * row.train,
             selected=selected,
-            chance={name: _best(name, [values[name] for values in constants]) for name in constants[0]},
+            chance=chance,
             floors=floors,
             notes=(*row.notes, *self.notes(row, test)),
             picture=row.picture,
             scored=int(self.known(row.rows).sum()),
         )
-
-
-def _best(metric: str, values: Sequence[float]) -> float:
-    return max(values, key=lambda value: catalog.find(metric).sign * value)
 
 
 def enlarged(output: "Tensor", target: "PixelTarget") -> "Tensor":
@@ -368,6 +383,21 @@ def enlarged(output: "Tensor", target: "PixelTarget") -> "Tensor":
     return resized(output[None].float(), (target.shape[1], target.shape[2]))[0].cpu()
 
 
+def coloured(values: npt.NDArray[np.floating], low: float, high: float) -> ByteArray:
+    """Return numbers (H, W) as a picture (H, W, 3), from dark blue at `low` to yellow at `high`; NaN is white."""
+    from matplotlib import colormaps
+
+    shares = (values - low) / max(high - low, 1e-12)
+    colours = colormaps["viridis"](np.nan_to_num(shares).clip(0, 1), bytes=True)[..., :3]
+    return np.asarray(np.where(np.isnan(shares)[..., None], np.uint8(255), colours), dtype=np.uint8)
+
+
+def grey(values: npt.NDArray[np.floating], low: float, high: float) -> ByteArray:
+    """Return numbers (H, W) as a picture (H, W, 3), black at `low` and white at `high`; NaN is black."""
+    shares = np.nan_to_num((values - low) / max(high - low, 1e-12)).clip(0, 1)
+    return np.repeat((255 * shares).round().astype(np.uint8)[..., None], 3, axis=2)
+
+
 def read_pixel_values(source: Source, index: int, size: tuple[int, int] | None = None) -> "PixelTarget":
     """Return the values of the pixels of an image, float32 (k, H, W), nan where unknown."""
     target = source.target
@@ -375,29 +405,3 @@ def read_pixel_values(source: Source, index: int, size: tuple[int, int] | None =
         raise DataError(f"{source.name} has no values of pixels")
     values = target.pixels.read_values(index, size=size)
     return np.ascontiguousarray(np.moveaxis(values, 2, 0))
-
-
-def cell_sums(target: "PixelTarget", grid: tuple[int, int]) -> Cells:
-    """Return the sums (k, h, w) of the known values in the cells of a grid, and their numbers (h, w).
-
-    >>> sums, numbers = cell_sums(np.array([[[1.0, 3.0, np.nan, 5.0]]], dtype=np.float32), (1, 2))
-    >>> sums.tolist(), numbers.tolist()
-    ([[[4.0, 5.0]]], [[2.0, 1.0]])
-    """
-    (rows, columns), (height, width) = grid, target.shape[1:]
-    cells = (np.arange(height) * rows // height)[:, None] * columns + np.arange(width) * columns // width
-    known = ~np.isnan(target).any(axis=0)
-    numbers = np.bincount(cells[known], minlength=rows * columns)
-    sums = [np.bincount(cells[known], weights=each[known], minlength=rows * columns) for each in target]
-    return np.stack(sums).astype(np.float64).reshape(-1, *grid), numbers.astype(np.float64).reshape(grid)
-
-
-def without_values(known: BoolArray, test: Source) -> tuple[str, ...]:
-    """Return the note on test images without a scored pixel, False in `known` (N,); () without any."""
-    absent = [test.ids[index] for index in np.flatnonzero(~known).tolist()]
-    if not absent:
-        return ()
-    verb = "has" if len(absent) == 1 else "have"
-    return (
-        f"{counted(len(absent), 'test image')} {verb} no pixel to score, left out of all means: {some(absent, 5)}.",
-    )

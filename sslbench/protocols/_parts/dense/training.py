@@ -34,20 +34,12 @@ from sslbench.train.state import State, resume
 
 log = logging.getLogger("sslbench")
 
-
 # Maps of a batch by layer.
 Maps = dict[str, Tensor]
 
-
 CHECK_EVERY = 10  # updates between two checks of losses
-
-
 LINE_SECONDS = 30.0  # between log lines
-
-
 _WARMUP_START = 1e-6  # factor of the rates, as in MMSegmentation
-
-
 MOST_BYTES = 2 * 2**30  # of all kept maps
 
 
@@ -130,7 +122,9 @@ class KeptMaps:
         """Return the maps of crops, (B, C, h, w) from 0 to 255: name -> (B, c, rows, columns)."""
         if not self.keeps:
             return self._encoded(images)
-        keys = [_digest(image) for image in images.cpu()]
+        # No copy: the channels of a crop are interleaved in memory.
+        pixels = (image.permute(1, 2, 0).contiguous() for image in images.cpu())
+        keys = [hashlib.blake2b(crop.numpy().data, digest_size=16).digest() for crop in pixels]
         # By key, as a crop may come twice in one batch.
         new = {key: row for row, key in enumerate(keys) if key not in self._maps}
         if new:
@@ -147,11 +141,6 @@ class KeptMaps:
 
     def _encoded(self, images: Tensor) -> dict[str, Tensor]:
         return self._encode(normalise(images.to(self._encode.device, non_blocking=True), self._preprocessing))
-
-
-def _digest(image: Tensor) -> bytes:
-    pixels = image.permute(1, 2, 0).contiguous()  # no copy: the channels of a crop are interleaved in memory
-    return hashlib.blake2b(pixels.numpy().data, digest_size=16).digest()
 
 
 def train(
@@ -174,13 +163,16 @@ def train(
         start = run.state.step
         maps_of = KeptMaps(encode, plan.preprocessing, plan.crops)
         if maps_of.keeps:  # a continued run has the maps of the run before, bit for bit
-            _keep_again(maps_of, data, start)
+            with contextlib.closing(data.batches(0, start)) as earlier:
+                for batch in earlier:
+                    if batch.unreadable or not maps_of.keeps:
+                        break
+                    maps_of(batch.images)
         # Each head's group holds its own learning rate as a factor, so that one schedule serves all heads.
         rates = RateSchedules(rate_factor(settings, plan.updates, plan.warmup), 1.0)
         steps = TrainingPlan(plan.updates, plan.updates, rates, log_every=0, save_every=0)
         with stop_signals() as signal_number, contextlib.closing(data.batches(start, plan.updates)) as stream:
-            batches = _encoded(stream, maps_of, encode.device, plan)
-            loop.train(run.state, steps, batches, run, signal_number)
+            loop.train(run.state, steps, _encoded(stream, maps_of, encode.device, plan), run, signal_number)
     return run.alive
 
 
@@ -193,15 +185,6 @@ def _encoded(
             raise plan.unreadable()
         maps = maps_of(batch.images)
         yield maps, batch.targets.to(device, non_blocking=True)
-
-
-def _keep_again(maps_of: KeptMaps, data: JointBatches, start: int) -> None:
-    """Encode the crops of the updates that are done."""
-    with contextlib.closing(data.batches(0, start)) as stream:
-        for batch in stream:
-            if batch.unreadable or not maps_of.keeps:
-                return
-            maps_of(batch.images)
 
 
 class _HeadTraining(HeadTraining[tuple[Maps, Tensor]]):
