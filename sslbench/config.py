@@ -29,6 +29,7 @@ def setting(  # noqa: PLR0913  the facts of a setting
     by_content: bool = False,
     part_of: str = "",
     added_later: bool = False,
+    flag: bool | str = False,
 ) -> Any:
     """Return a dataclass field with its meaning.
 
@@ -51,6 +52,7 @@ def setting(  # noqa: PLR0913  the facts of a setting
         part_of: setting with the length of the whole training, of which this is a part or a point in time: see
             `shortened`.
         added_later: records leave out the default, so that those of versions without the setting are still found.
+        flag: commands have a flag of this name, with the meaning as help; text: the default in words, for the help.
     """
     metadata = {
         "meaning": meaning,
@@ -64,6 +66,7 @@ def setting(  # noqa: PLR0913  the facts of a setting
         "by_content": by_content,
         "part_of": part_of,
         "added_later": added_later,
+        "flag": flag,
     }
     return dataclasses.field(default=default, metadata=metadata)
 

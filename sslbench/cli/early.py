@@ -16,7 +16,8 @@ from sslbench.config import read_yaml, resolve
 from sslbench.data import catalog
 from sslbench.data.regular import refuse_empty_folder, refuse_missing, refuse_missing_file
 from sslbench.errors import UsageError, WeightsError
-from sslbench.evaluation.request import Request, RunSettings
+from sslbench.evaluation.request import Request
+from sslbench.evaluation.settings import RunSettings
 from sslbench.library.recipes import compose
 from sslbench.names import did_you_mean, from_file, list_names
 from sslbench.protocols import find as find_protocol

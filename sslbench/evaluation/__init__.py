@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from sslbench.evaluation.encode import extract_only, extract_several
     from sslbench.evaluation.opening import InMemoryData
     from sslbench.evaluation.preparation import Prepared, has_own_classes, prepare
-    from sslbench.evaluation.request import Request, RunSettings, Task, make_task
+    from sslbench.evaluation.request import Request, Task, make_task
     from sslbench.evaluation.run import check_features_for, evaluate, evaluate_features
+    from sslbench.evaluation.settings import RunSettings
     from sslbench.runtime.folders import check_writable
 
 __all__ = [
@@ -33,10 +34,11 @@ __all__ = [
 ]
 
 _HOME = {
-    **dict.fromkeys(("Request", "RunSettings", "Task", "make_task"), "sslbench.evaluation.request"),
+    **dict.fromkeys(("Request", "Task", "make_task"), "sslbench.evaluation.request"),
     **dict.fromkeys(("extract_only", "extract_several"), "sslbench.evaluation.encode"),
     **dict.fromkeys(("check_features_for", "evaluate", "evaluate_features"), "sslbench.evaluation.run"),
     "InMemoryData": "sslbench.evaluation.opening",
+    "RunSettings": "sslbench.evaluation.settings",
     "check_writable": "sslbench.runtime.folders",
 }
 

@@ -14,7 +14,7 @@ from sslbench.detection.evaluate import per_keypoint, score, truth_of
 from sslbench.detection.floors import constant_boxes, mean_pose, with_pose
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.errors import ResultError
-from sslbench.evaluation.request import RunSettings
+from sslbench.evaluation.settings import RunSettings
 from sslbench.identity import digest, record_id
 from sslbench.metrics.detection import Detections, Truth, keypoint_ap
 from sslbench.metrics.detection.average_precision import DEFINITIONS, detector_difference

@@ -20,7 +20,8 @@ from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.opening import InMemoryData, open_parts, open_train_test
 from sslbench.evaluation.preparation import Prepared, for_request, load
 from sslbench.evaluation.record import Encoded
-from sslbench.evaluation.request import Request, RunSettings
+from sslbench.evaluation.request import Request
+from sslbench.evaluation.settings import RunSettings
 from sslbench.features.array import Features
 from sslbench.features.extract import (
     TOGETHER_BYTES,

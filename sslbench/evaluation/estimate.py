@@ -29,7 +29,8 @@ from sslbench.distributed import this_process
 from sslbench.errors import ResourceError, SslbenchError
 from sslbench.evaluation.on_features import floor_layers, floors_of
 from sslbench.evaluation.preparation import Prepared, one_part, shared_part
-from sslbench.evaluation.request import RunSettings, Task
+from sslbench.evaluation.request import Task
+from sslbench.evaluation.settings import RunSettings
 from sslbench.features import partial
 from sslbench.features.external import FeaturePair
 from sslbench.features.extract import store_key

@@ -17,7 +17,8 @@ from sslbench.backbones.stems import parse_rule
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest, match_classes
 from sslbench.errors import UsageError
-from sslbench.evaluation.request import Request, RunSettings
+from sslbench.evaluation.request import Request
+from sslbench.evaluation.settings import RunSettings
 from sslbench.protocols import FileClassifier, FileClassifierChoice
 from sslbench.results import WeightsUsed
 from sslbench.targets.classes import Classes

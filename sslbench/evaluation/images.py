@@ -32,7 +32,8 @@ from sslbench.evaluation.record import (
     recorded,
     weights_at,
 )
-from sslbench.evaluation.request import RunSettings, Task
+from sslbench.evaluation.request import Task
+from sslbench.evaluation.settings import RunSettings
 from sslbench.evaluation.trainings import scores_together, together
 from sslbench.features.array import Features
 from sslbench.features.extract import check_shared

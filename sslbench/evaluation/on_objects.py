@@ -41,7 +41,8 @@ from sslbench.evaluation.record import (
     weights_used,
     written_request,
 )
-from sslbench.evaluation.request import RunSettings, Task
+from sslbench.evaluation.request import Task
+from sslbench.evaluation.settings import RunSettings
 from sslbench.evaluation.trainings import ONE_TRAINING, together
 from sslbench.results import DataUsed, RequestedParts, Result, records
 from sslbench.runtime.progress import Progress

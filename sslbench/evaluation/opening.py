@@ -12,7 +12,8 @@ from sslbench.data.splits import TrainTest, choose_test, choose_train, limit, tr
 from sslbench.data.splits.objects import split_objects
 from sslbench.distributed.collectives import process_group_if_known
 from sslbench.errors import UsageError
-from sslbench.evaluation.request import Request, RunSettings, Task, refuse_different_labels
+from sslbench.evaluation.request import Request, Task, refuse_different_labels
+from sslbench.evaluation.settings import RunSettings
 from sslbench.targets.objects import Boxes
 from sslbench.targets.target import Target
 

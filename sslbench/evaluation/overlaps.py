@@ -11,7 +11,8 @@ from sslbench.data.checks.duplicates import NearDuplicates, Suspect, as_csv, nam
 from sslbench.errors import ResultError
 from sslbench.evaluation.preparation import Prepared
 from sslbench.evaluation.record import Encoded
-from sslbench.evaluation.request import RunSettings, Task
+from sslbench.evaluation.request import Task
+from sslbench.evaluation.settings import RunSettings
 from sslbench.features.array import Features
 from sslbench.metrics.catalog import find as find_metric
 from sslbench.metrics.intervals import Units, mean_of_rows, over_trainings

@@ -28,7 +28,8 @@ from sslbench.data.source import Source
 from sslbench.data.splits import limit
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.preparation import for_request, load
-from sslbench.evaluation.request import Request, RunSettings
+from sslbench.evaluation.request import Request
+from sslbench.evaluation.settings import RunSettings
 from sslbench.features.job import check_first
 from sslbench.runtime.folders import refuse_missing_folder
 from sslbench.runtime.progress import Progress, stage_progress

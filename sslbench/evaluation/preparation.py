@@ -29,7 +29,8 @@ from sslbench.evaluation.file_classifier import labelled_by, load_file_classifie
 from sslbench.evaluation.floors import UNTRAINED_SEED
 from sslbench.evaluation.groups import check_groups
 from sslbench.evaluation.opening import InMemoryData, open_train_test
-from sslbench.evaluation.request import Request, RunSettings, Task
+from sslbench.evaluation.request import Request, Task
+from sslbench.evaluation.settings import RunSettings
 from sslbench.evaluation.trainings import check_seeds
 from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair

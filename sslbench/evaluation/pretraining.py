@@ -15,8 +15,9 @@ from sslbench.distributed.collectives import barrier, rank
 from sslbench.errors import UsageError
 from sslbench.evaluation.encode import stored_test_features
 from sslbench.evaluation.preparation import prepare
-from sslbench.evaluation.request import Request, RunSettings, make_task
+from sslbench.evaluation.request import Request, make_task
 from sslbench.evaluation.run import evaluate
+from sslbench.evaluation.settings import RunSettings
 from sslbench.features.array import Features
 from sslbench.metrics import spectrum
 from sslbench.names import did_you_mean

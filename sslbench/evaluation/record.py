@@ -24,7 +24,8 @@ from sslbench.evaluation.beside import write_predicted
 from sslbench.evaluation.file_classifier import with_classifier
 from sslbench.evaluation.groups import UNNAMED, groups_of, with_details
 from sslbench.evaluation.preparation import Prepared
-from sslbench.evaluation.request import FeaturesRequest, Request, RunSettings, Task, written
+from sslbench.evaluation.request import FeaturesRequest, Request, Task, written
+from sslbench.evaluation.settings import RunSettings
 from sslbench.evaluation.trainings import ONE_TRAINING, draws
 from sslbench.features.array import Features
 from sslbench.identity import Measurement, groups_digest, record_id

@@ -6,119 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from sslbench import protocols
-from sslbench.config import build, build_partial, resolve, result_settings, setting
-from sslbench.data.decode.reading import check_decoder
+from sslbench.config import build, build_partial, resolve, result_settings
 from sslbench.errors import UsageError
-from sslbench.features.array import ExtractSettings
+from sslbench.evaluation.settings import RunSettings
 from sslbench.library.benchmarks import Benchmark, load_benchmark
 from sslbench.library.presets import Preset, load_preset
-from sslbench.preprocessing import MAX_PIXELS, Preprocessing
+from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import WHOLE_IMAGES, Kind, Part, WholeImages
-from sslbench.results import sinks
-from sslbench.runtime.resources import EncodingPrecision, StartMethod, refuse_unknown_device, resolve_workers
 from sslbench.text import HIDDEN, without_secrets
 from sslbench.weights.format_name import find_format
 
 if TYPE_CHECKING:
-    import torch
-
     from sslbench.backbones.backbone import Backbone
     from sslbench.backbones.layers import Layer
     from sslbench.data.source import Source
-
-
-@dataclasses.dataclass(frozen=True)
-class RunSettings:
-    """Settings of a run (configs/eval.yaml holds the same keys)."""
-
-    device: str = setting("auto", "device of the backbone: auto, cpu, cuda, cuda:1, mps")
-    precision: EncodingPrecision = setting("fp32", "numeric precision of the backbone")
-    feature_dtype: Literal["float32", "float16"] = setting("float32", "dtype of the stored features")
-    batch_size: int = setting(64, "images per forward pass")
-    workers: int | Literal["auto"] = setting("auto", "number of processes that decode images")
-    seed: int = setting(0, "seed of splits, hold-outs, untrained weights and bootstrap resamples")
-    seeds: int = setting(
-        1,
-        "number of trainings, with the seeds seed, seed + 1, ...: protocols that train a network or heads by "
-        "stochastic gradient descent",
-    )
-    only_seed: int | None = setting(
-        None,
-        "make only the training with this seed of those that `seeds` names; the others may run beside it",
-        changes_result=False,
-    )
-    test_fraction: float = setting(0.2, "share of the data used as test split if the data has none")
-    on_error: Literal["stop", "skip"] = setting("stop", "unreadable images: stop after listing them, or skip them")
-    decoder: tuple[str, ...] = setting(
-        ("reference",),
-        "decoder: reference, fast (large JPEGs at a reduced size) or my_module.my_function (tried first)",
-    )
-    max_pixels: int = setting(
-        MAX_PIXELS, "largest decoded image in pixels; larger ones count as unreadable", unit="pixels"
-    )
-    start_method: StartMethod = setting("auto", "start method of the decoding processes")
-    floors: bool = setting(True, "also score chance, the majority class, pixels and the untrained backbone")
-    overlaps: bool = setting(True, "search test images that also occur in train, and also score without them")
-    estimate: bool = setting(
-        True, "estimate time, memory and disk before long work, and refuse what does not fit", changes_result=False
-    )
-    on_the_fly: bool = setting(False, "grids of features: compute them when they are read, and store none")
-    baseline: bool = setting(
-        False, "protocols that train on images or score many sets: also run the untrained backbone; twice the time"
-    )
-
-    def check(self) -> None:
-        """Refuse values out of their range; this machine may still lack the device."""
-        refuse_unknown_device(self.device)
-        if self.batch_size < 1:
-            raise UsageError(f"batch_size should be at least 1, not {self.batch_size}")
-        if self.workers != "auto" and self.workers < 0:
-            raise UsageError(f"workers should not be negative, not {self.workers}", "0 decodes in the main process.")
-        if not 0 <= self.seed < 2**32:
-            raise UsageError(f"seed should be from 0 to {2**32 - 1}, not {self.seed}")
-        # The last one, seed + seeds - 1, has to be a seed, too.
-        if not 1 <= self.seeds <= 2**32 - self.seed:
-            raise UsageError(f"seeds should be at least 1, the number of trainings, not {self.seeds}")
-        if self.only_seed is not None and not self.seed <= self.only_seed < self.seed + self.seeds:
-            raise UsageError(
-                f"only_seed={self.only_seed} is none of the trainings, whose seeds are {self.seed} to "
-                f"{self.seed + self.seeds - 1}"
-            )
-        if not 0 < self.test_fraction < 1:
-            raise UsageError(f"test_fraction should lie between 0 and 1, not {self.test_fraction:g}")
-        if self.max_pixels < 1:
-            raise UsageError(f"max_pixels should be at least 1, not {self.max_pixels}")
-        check_decoder(self.decoder)
-        sinks.requested()
-
-    def torch_device(self) -> "torch.device":
-        """Return the device of this process; see `choose_device`."""
-        # Here, since it imports torch, without which requests are checked.
-        from sslbench.runtime.device import choose_device
-
-        return choose_device(self.device)
-
-    def extract_settings(self) -> ExtractSettings:
-        """Return the settings of the extraction."""
-        self.check()
-        from sslbench.runtime.device import refuse_imitated
-
-        device = self.torch_device()
-        refuse_imitated(self.precision, device)
-        workers = resolve_workers(self.workers, device)
-        return ExtractSettings(
-            device, self.precision, self.feature_dtype, self.batch_size, workers, self.on_error, self.start_method
-        )
-
-    def each_seed(self) -> "list[RunSettings]":
-        """Return the settings of each training, of one seed; with `only_seed` those of that one."""
-        seeds = range(self.seed, self.seed + self.seeds) if self.only_seed is None else (self.only_seed,)
-        return [dataclasses.replace(self, seed=seed, seeds=1, only_seed=None) for seed in seeds]
-
-    def decoding(self) -> dict[str, Any]:
-        """Return the values of the preprocessing that `decoder` and `max_pixels` change."""
-        found: dict[str, Any] = {} if self.max_pixels == MAX_PIXELS else {"max_pixels": self.max_pixels}
-        return found if self.decoder == ("reference",) else {**found, "decoder": self.decoder}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,8 @@ from sslbench.evaluation.preparation import (
     one_part_of_features,
 )
 from sslbench.evaluation.record import Subject
-from sslbench.evaluation.request import FeaturesRequest, RunSettings, Task
+from sslbench.evaluation.request import FeaturesRequest, Task
+from sslbench.evaluation.settings import RunSettings
 from sslbench.evaluation.trainings import check_seeds
 from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair

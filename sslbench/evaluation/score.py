@@ -11,7 +11,8 @@ from sslbench.data.source import Source
 from sslbench.evaluation.costs import measured
 from sslbench.evaluation.preparation import refused_subset
 from sslbench.evaluation.record import Subject, recorded
-from sslbench.evaluation.request import RunSettings, Task
+from sslbench.evaluation.request import Task
+from sslbench.evaluation.settings import RunSettings
 from sslbench.features.array import Features
 from sslbench.metrics.summary import summarise
 from sslbench.protocols import FeatureInputs, FileClassifier, ImageSet

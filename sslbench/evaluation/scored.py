@@ -15,7 +15,7 @@ from sslbench.detection.recipe import DetectionRecipe
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.detections import CONSTANT_BOX, DetectorResult, compared, data_part, few_objects, scored
 from sslbench.evaluation.record import unscored
-from sslbench.evaluation.request import RunSettings
+from sslbench.evaluation.settings import RunSettings
 from sslbench.evaluation.trainings import ONE_TRAINING, together
 from sslbench.identity import Measurement
 from sslbench.metrics.detection import Detections

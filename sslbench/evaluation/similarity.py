@@ -19,7 +19,8 @@ from sslbench.data.splits import limit
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.preparation import for_request, load
-from sslbench.evaluation.request import Request, RunSettings
+from sslbench.evaluation.request import Request
+from sslbench.evaluation.settings import RunSettings
 from sslbench.features.array import UNREADABLE_HEADER
 from sslbench.features.extract import extract
 from sslbench.features.store import StoreEntry

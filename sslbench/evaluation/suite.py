@@ -26,9 +26,10 @@ from sslbench.evaluation.preparation import (
     with_noise,
 )
 from sslbench.evaluation.record import Encoded, asked, describe, measurement, weights_at
-from sslbench.evaluation.request import Request, RunSettings
+from sslbench.evaluation.request import Request
 from sslbench.evaluation.run import evaluate
 from sslbench.evaluation.score import row_subjects
+from sslbench.evaluation.settings import RunSettings
 from sslbench.features.extract import TOGETHER_BYTES, extract_together, parameter_bytes
 from sslbench.identity import record_id
 from sslbench.results import Result, records

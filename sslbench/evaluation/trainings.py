@@ -12,7 +12,8 @@ from pathlib import Path
 from sslbench import protocols
 from sslbench.config import result_settings
 from sslbench.errors import UsageError
-from sslbench.evaluation.request import RunSettings, Task
+from sslbench.evaluation.request import Task
+from sslbench.evaluation.settings import RunSettings
 from sslbench.identity import record_id
 from sslbench.metrics.intervals import known_mean
 from sslbench.names import list_names

@@ -17,7 +17,7 @@ from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.errors import BackboneError, DataError, UsageError
-from sslbench.evaluation.request import RunSettings
+from sslbench.evaluation.settings import RunSettings
 from sslbench.features.job import check_first
 from sslbench.runtime.progress import StageProgress
 from sslbench.show.pictures import picture_of

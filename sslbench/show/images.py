@@ -19,7 +19,8 @@ from sslbench.data.splits import limit
 from sslbench.errors import UsageError
 from sslbench.evaluation.preparation import load, with_preprocessing
 from sslbench.evaluation.record import weights_used
-from sslbench.evaluation.request import Request, RunSettings
+from sslbench.evaluation.request import Request
+from sslbench.evaluation.settings import RunSettings
 from sslbench.evaluation.similarity import part_to_encode
 from sslbench.names import did_you_mean
 from sslbench.results import records

@@ -13,7 +13,7 @@ from sslbench.data.maps.colours import class_colours, labelled
 from sslbench.data.source import Source
 from sslbench.errors import DataError, ResultError
 from sslbench.evaluation.encode import encode_parts
-from sslbench.evaluation.request import RunSettings
+from sslbench.evaluation.settings import RunSettings
 from sslbench.metrics.dense import segmentation
 from sslbench.protocols import segmentation_knn
 from sslbench.protocols.knn import Settings as KnnSettings

@@ -16,7 +16,8 @@ from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.errors import DataError, ResultError, SslbenchError, UsageError
 from sslbench.evaluation.preparation import Prepared, one_part, prepare
-from sslbench.evaluation.request import Request, RunSettings, make_task
+from sslbench.evaluation.request import Request, make_task
+from sslbench.evaluation.settings import RunSettings
 from sslbench.names import from_file, refuse_location
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.protocols import find as find_protocol

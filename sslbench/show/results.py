@@ -6,7 +6,7 @@ from pathlib import Path
 from PIL import Image
 
 from sslbench.errors import ResultError, UsageError
-from sslbench.evaluation.request import RunSettings
+from sslbench.evaluation.settings import RunSettings
 from sslbench.results import Result, records
 from sslbench.runtime.progress import Progress
 from sslbench.show.detection import show_detection, show_errors

@@ -17,7 +17,8 @@ from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.evaluation.preparation import for_request, load
 from sslbench.evaluation.record import weights_used
-from sslbench.evaluation.request import Request, RunSettings
+from sslbench.evaluation.request import Request
+from sslbench.evaluation.settings import RunSettings
 from sslbench.features.external import FeaturePair
 from sslbench.features.extract import extract
 from sslbench.results import records

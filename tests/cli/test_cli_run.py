@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sslbench.evaluation.request import RunSettings, read_request, written
+from sslbench.evaluation.request import read_request, written
+from sslbench.evaluation.settings import RunSettings
 from sslbench.results.holes import read as read_holes
 from sslbench.results.records import read_tree
 

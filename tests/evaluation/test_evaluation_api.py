@@ -106,9 +106,9 @@ def test_wrong_arguments_are_usage_errors(photos, tmp_path):
     ("settings", "message"),
     [
         ({"seed": -1}, "seed should be from 0 to 4294967295, not -1"),
-        ({"workers": -2}, "workers should not be negative"),
-        ({"batch_size": 0}, "batch_size should be at least 1, not 0"),
-        ({"max_pixels": 0}, "max_pixels should be at least 1, not 0"),
+        ({"workers": -2}, "workers should be 0 or more"),
+        ({"batch_size": 0}, "batch_size should be 1 or more, not 0"),
+        ({"max_pixels": 0}, "max_pixels should be 1 or more, not 0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(settings, message):

@@ -304,7 +304,7 @@ def test_comparisons_and_boards_use_all_seeds(photos):
 def test_seeds_without_effect_are_refused(photos):
     with pytest.raises(UsageError, match="seeds=3 has no effect on knn"):
         evaluate(photos, protocols=["knn"], run=THREE)
-    with pytest.raises(UsageError, match="seeds should be at least 1"):
+    with pytest.raises(UsageError, match="seeds should be 1 or more"):
         evaluate(photos, HARD, run=dataclasses.replace(RUN, seeds=0))
 
 

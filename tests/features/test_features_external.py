@@ -9,8 +9,9 @@ import sslbench
 from sslbench.data.open import open_data
 from sslbench.data.splits import match_classes
 from sslbench.errors import DataError, ResultError
-from sslbench.evaluation.request import RunSettings, make_task
+from sslbench.evaluation.request import make_task
 from sslbench.evaluation.run import describe_embeddings
+from sslbench.evaluation.settings import RunSettings
 from sslbench.features.external import read_in_memory, read_train_test
 from sslbench.targets.multilabel import MultiLabel
 

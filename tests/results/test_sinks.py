@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sslbench.errors import UsageError
-from sslbench.evaluation.request import RunSettings
+from sslbench.evaluation.settings import RunSettings
 from sslbench.names import list_names, requests_from_file
 from sslbench.results import records, sinks
 

@@ -11,7 +11,7 @@ import torch
 
 from sslbench.distributed.collectives import process_group
 from sslbench.errors import UsageError
-from sslbench.evaluation.request import RunSettings
+from sslbench.evaluation.settings import RunSettings
 from sslbench.runtime import machine, resources
 from sslbench.runtime.device import check_precision, choose_device, choose_precision, local_gpu, widest_float
 from sslbench.runtime.seeds import preserved_random_states, seed_process, seeded

@@ -16,7 +16,8 @@ from sslbench.cli.help import GroupedCommand
 from sslbench.cli.words import split_words
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
-from sslbench.evaluation.request import Request, RunSettings, read_request, written
+from sslbench.evaluation.request import Request, read_request, written
+from sslbench.evaluation.settings import RunSettings
 from sslbench.features import external_files
 
 

@@ -20,7 +20,8 @@ from sslbench.cli.echo import echo
 from sslbench.cli.options import LocalPath
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, ResultError, UsageError
-from sslbench.evaluation.request import FeaturesRequest, Request, RunSettings, make_task, mark_changes
+from sslbench.evaluation.request import FeaturesRequest, Request, make_task, mark_changes
+from sslbench.evaluation.settings import RunSettings
 from sslbench.leaderboard.published import PublishedRun, Verdict, closest_layer, find_published
 from sslbench.leaderboard.published import verdicts as verdicts_of
 from sslbench.library.benchmarks import data_of, load_benchmark

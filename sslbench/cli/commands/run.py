@@ -15,7 +15,8 @@ from sslbench.cli.commands.pretrain import work as pretrain
 from sslbench.cli.options import LocalPath
 from sslbench.config import read_yaml
 from sslbench.errors import ResultError, UsageError, told_on_interrupt
-from sslbench.evaluation.request import VERSION, FeaturesRequest, Request, RunSettings, read_request
+from sslbench.evaluation.request import VERSION, FeaturesRequest, Request, read_request
+from sslbench.evaluation.settings import RunSettings
 from sslbench.results import Result
 from sslbench.results.records import read
 

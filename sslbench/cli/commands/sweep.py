@@ -19,7 +19,8 @@ from sslbench.cli.echo import echo
 from sslbench.cli.words import combinations, split_sweep
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError, told_on_interrupt
-from sslbench.evaluation.request import RunSettings, written
+from sslbench.evaluation.request import written
+from sslbench.evaluation.settings import RunSettings
 from sslbench.library.benchmarks import load_benchmark, load_suite
 from sslbench.names import did_you_mean, list_names
 from sslbench.results import holes

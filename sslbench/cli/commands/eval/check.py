@@ -15,7 +15,8 @@ from sslbench.cli.commands.eval.flags import EvalOptions, refuse_unused
 from sslbench.cli.remote_folder import local_folder
 from sslbench.data.noise import check_values
 from sslbench.errors import UsageError
-from sslbench.evaluation.request import RunSettings, make_task, refuse_different_labels
+from sslbench.evaluation.request import make_task, refuse_different_labels
+from sslbench.evaluation.settings import RunSettings
 from sslbench.evaluation.trainings import check_seeds
 from sslbench.library.benchmarks import Benchmark, load_benchmark, load_suite
 from sslbench.library.presets import Preset, find_presets

@@ -16,7 +16,8 @@ from sslbench.preprocessing import Preprocessing
 if TYPE_CHECKING:
     from sslbench.evaluation import Request
     from sslbench.evaluation.estimate import Estimate
-    from sslbench.evaluation.request import RunSettings, Task
+    from sslbench.evaluation.request import Task
+    from sslbench.evaluation.settings import RunSettings
     from sslbench.features.external import FeaturePair
     from sslbench.library.benchmarks import Benchmark
     from sslbench.library.presets import Preset
