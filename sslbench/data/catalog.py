@@ -139,7 +139,10 @@ def _read(file: Path) -> dict[str, CatalogEntry]:
 def _write(file: Path, known: dict[str, CatalogEntry]) -> None:
     import yaml
 
-    content = {name: _plain(entry) for name, entry in sorted(known.items())}
+    content: dict[str, str | dict[str, str]] = {}
+    for name, entry in sorted(known.items()):
+        given = {key: value for key, value in dataclasses.asdict(entry).items() if value is not None}
+        content[name] = entry.data if list(given) == ["data"] else given
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with temporary_beside(file) as temporary:
@@ -153,11 +156,6 @@ def _write(file: Path, known: dict[str, CatalogEntry]) -> None:
         raise (DataError if error.errno in FULL else UsageError)(not_written(file, error)) from error
 
 
-def _plain(entry: CatalogEntry) -> str | dict[str, str]:
-    given = {key: value for key, value in dataclasses.asdict(entry).items() if value is not None}
-    return entry.data if list(given) == ["data"] else given
-
-
 def beside(data: str, file: Path) -> str:
     """Resolve a location read from a file: paths are relative to the file, everything else is unchanged."""
     if strings.is_several(data):
@@ -166,13 +164,9 @@ def beside(data: str, file: Path) -> str:
         return os.path.expanduser(data)  # noqa: PTH111 - a spec is no path yet
     folder = file.absolute().parent
     scheme = re.match(r"[A-Za-z][\w.+-]*:", data)
-    if scheme and _is_path_beside(folder, data[scheme.end() :]):
-        return scheme.group() + str(folder / data[scheme.end() :]) + ("/" if data.endswith("/") else "")
-    if os.path.isabs(data) or scheme:  # noqa: PTH117
-        return data
-    return str(folder / data) + ("/" if data.endswith("/") else "")
-
-
-def _is_path_beside(folder: Path, rest: str) -> bool:
-    """Return whether the text behind a scheme is a path: vissl:lists/."""
-    return "/" in rest and not rest.startswith("/") and (folder / rest.partition("?")[0]).exists()
+    slash = "/" if data.endswith("/") else ""
+    if scheme:
+        rest = data[scheme.end() :]
+        is_path = "/" in rest and not rest.startswith("/") and (folder / rest.partition("?")[0]).exists()
+        return f"{scheme.group()}{folder / rest}{slash}" if is_path else data  # vissl:lists/
+    return data if os.path.isabs(data) else f"{folder / data}{slash}"  # noqa: PTH117

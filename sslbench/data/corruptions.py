@@ -351,18 +351,13 @@ def spatter(x: Image, severity: int, rng: np.random.Generator) -> Image:
         mask = np.where(mask < 0.8, 0, mask)[:, :, None]
         return x * (1 - mask) + np.array(_BROWN) * mask
     drops = (liquid * 255).astype(np.uint8)
-    light = _lit_edges(drops) * drops
-    wet: Image = x + light[:, :, None] / max(float(light.max()), 1e-12) * last * np.array(_TURQUOISE)
-    return wet
-
-
-def _lit_edges(drops: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """Return light on the drops: distance to their edges, embossed from the upper left."""
+    # Light on the drops: distance to their edges, embossed from the upper left.
     distance = cv2.distanceTransform(255 - cv2.Canny(drops, 50, 150), cv2.DIST_L2, 5)
     near = cv2.equalizeHist(cv2.blur(np.minimum(distance, 20), (3, 3)).astype(np.uint8))
     emboss = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
-    light: npt.NDArray[np.float32] = cv2.blur(cv2.filter2D(near, cv2.CV_8U, emboss), (3, 3)).astype(np.float32)
-    return light
+    light = cv2.blur(cv2.filter2D(near, cv2.CV_8U, emboss), (3, 3)).astype(np.float32) * drops
+    wet: Image = x + light[:, :, None] / max(float(light.max()), 1e-12) * last * np.array(_TURQUOISE)
+    return wet
 
 
 MAIN: Mapping[str, Corruption] = {

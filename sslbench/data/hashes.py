@@ -58,8 +58,15 @@ class HashMemo:
         """Return the digest of each file; None where it is unknown or the file has changed since."""
         found: dict[bytes, tuple[Stamp, bytes]] = {}
         for start in range(0, len(files), _VARIABLES):
+            if self._database is None:
+                break
             keys = [os.fsencode(file) for file in files[start : start + _VARIABLES]]
-            for path, size, mtime, ctime, inode, digest in self._run(_FIND % ",".join("?" * len(keys)), keys):
+            try:
+                rows = self._database.execute(_FIND % ",".join("?" * len(keys)), keys).fetchall()
+            except sqlite3.Error as error:
+                self._give_up(error)
+                break
+            for path, size, mtime, ctime, inode, digest in rows:
                 found[path] = ((size, mtime, ctime, int(inode)), digest)
         digests: list[bytes | None] = []
         for file, stamp in zip(files, stamps, strict=True):
@@ -84,15 +91,6 @@ class HashMemo:
             self._database.execute("COMMIT")
         except sqlite3.Error as error:
             self._give_up(error)
-
-    def _run(self, statement: str, values: Sequence[bytes]) -> list[tuple[bytes, int, int, int, str, bytes]]:
-        if self._database is None:
-            return []
-        try:
-            return self._database.execute(statement, values).fetchall()
-        except sqlite3.Error as error:
-            self._give_up(error)
-            return []
 
     def _give_up(self, error: Exception) -> None:
         if self._database is not None:

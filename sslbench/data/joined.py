@@ -206,28 +206,22 @@ def join_boxes(sources: Mapping[str, Boxes]) -> tuple[Boxes, tuple[str, ...]]:
 def join_attributes(sources: Mapping[str, Source]) -> tuple[dict[str, tuple[str, ...]], str]:
     """Return the attributes of all samples in the order of the sources, with 'origin', and the one that groups."""
     columns = dict.fromkeys(column for source in sources.values() for column in source.attributes if column != ORIGIN)
-    attributes = {column: _column(sources, column) for column in columns}
+    attributes = {
+        column: tuple(text for s in sources.values() for text in s.attributes.get(column) or [""] * len(s))
+        for column in columns
+    }
     attributes[ORIGIN] = tuple(key for key, source in sources.items() for _ in range(len(source)))
-    grouped_by, groups = _groups(sources)
-    return attributes | groups, grouped_by
-
-
-def _column(sources: Mapping[str, Source], name: str) -> tuple[str, ...]:
-    return tuple(text for source in sources.values() for text in source.attributes.get(name) or [""] * len(source))
-
-
-def _groups(sources: Mapping[str, Source]) -> tuple[str, dict[str, tuple[str, ...]]]:
-    """Return name and values of the attribute that groups samples; groups of different sources stay different."""
     kinds = dict.fromkeys(source.grouped_by for source in sources.values() if source.grouped_by)
     if not kinds:
-        return "", {}
-    name = f"{ORIGIN}/{'/'.join(kinds)}"
-    groups = (
+        return attributes, ""
+    # Groups of different sources stay different.
+    grouped_by = f"{ORIGIN}/{'/'.join(kinds)}"
+    attributes[grouped_by] = tuple(
         f"{key}/{group}" if group else ""
         for key, source in sources.items()
         for group in source.attributes.get(source.grouped_by) or [""] * len(source)
     )
-    return name, {name: tuple(groups)}
+    return attributes, grouped_by
 
 
 def join_labels(labels: Mapping[str, Target], name: str = "") -> tuple[Target, tuple[str, ...]]:

@@ -87,7 +87,10 @@ def noisy_labels(labels: Target, share: float, seed: int) -> Target:
         numbers = _numbered(labels)[order]
         _refuse_beyond_others(share, numbers)
         # At most half of the chosen ones have equal labels, so that each can get those of another.
-        chosen = np.flatnonzero(_rank_among_equals(numbers) < n // 2)[:n]
+        places = np.argsort(numbers, kind="stable")
+        before = np.empty_like(numbers)  # how many equal ones precede each
+        before[places] = np.arange(len(numbers)) - np.searchsorted(numbers[places], numbers[places])
+        chosen = np.flatnonzero(before < n // 2)[:n]
         by_labels = order[chosen[np.argsort(numbers[chosen], kind="stable")]]
         most = int(np.unique(numbers[chosen], return_counts=True)[1].max(initial=0))
         # Sorted by their labels and moved on by the largest number of equal ones, no sample meets its own labels.
@@ -99,11 +102,3 @@ def _numbered(labels: Target) -> IntArray:
     """Return a number (N,) for the labels of each sample, the same for equal labels."""
     # By the version of numpy, the inverse of rows is flat or a column.
     return np.asarray(np.unique(labels.values, axis=0, return_inverse=True)[1], dtype=np.int64).reshape(-1)
-
-
-def _rank_among_equals(numbers: IntArray) -> IntArray:
-    """Return how many equal numbers precede each one, (N,)."""
-    places = np.argsort(numbers, kind="stable")
-    ranks = np.empty_like(numbers)
-    ranks[places] = np.arange(len(numbers)) - np.searchsorted(numbers[places], numbers[places])
-    return ranks

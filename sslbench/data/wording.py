@@ -20,14 +20,14 @@ def counted(n: int, thing: str) -> str:
     return f"{n:,} {plural}"
 
 
-def some(names: Sequence[object], n: int = 3) -> str:
-    """Return the first `n` of many names, and the number of others.
+def some(names: Sequence[object], n: int = 3, *, total: int | None = None) -> str:
+    """Return the first `n` of many names, and the number of others; `total` counts all where only the first are given.
 
     >>> some(["ant", "bee", "cat", "dog"], 2)
     'ant, bee and 2 more'
     """
-    listed = ", ".join(str(name) for name in names[:n])
-    return listed if len(names) <= n else f"{listed} and {len(names) - n:,} more"
+    listed, total = ", ".join(str(name) for name in names[:n]), len(names) if total is None else total
+    return listed if total <= n else f"{listed} and {total - n:,} more"
 
 
 def refuse_problems(name: str, things: str, total: int, problems: Mapping[str, Sequence[object]], remedy: str) -> None:

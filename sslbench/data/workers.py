@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -21,6 +21,26 @@ from sslbench.locks import GUARD
 from sslbench.runtime.resources import StartMethod
 
 _SECONDS_TO_DIE = 10.0  # grace period from the first sign of a death until the process is gone
+
+
+@dataclasses.dataclass(frozen=True)
+class Computed(Dataset[Any]):
+    """Dataset of the results of a function, one per item; SslbenchErrors are returned.
+
+    DataLoader would raise them as text of a traceback. `compute` must be picklable.
+    """
+
+    compute: Callable[[Any], Any]
+    items: Sequence[Any]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, item: int) -> Any:
+        try:
+            return self.compute(self.items[item])
+        except SslbenchError as error:
+            return error
 
 
 def run(
@@ -51,7 +71,7 @@ def run(
         sampler=sampler,
         num_workers=workers,
         prefetch_factor=prefetch if workers else None,
-        collate_fn=_in_shared_memory if workers else _identity,
+        collate_fn=_in_shared_memory if workers else lambda item: item,
         worker_init_fn=(start or _quiet_worker) if workers else None,
         multiprocessing_context=context,
         pin_memory=_cuda_in_use(),
@@ -126,10 +146,6 @@ def _restore_sigchld() -> None:
         handler = signal.getsignal(signal.SIGCHLD)
         if getattr(handler, "__module__", "").startswith("torch."):
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-
-def _identity(item: Any) -> Any:
-    return item
 
 
 def _in_shared_memory(item: Any) -> Any:

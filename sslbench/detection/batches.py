@@ -21,8 +21,8 @@ from torchvision.ops import masks_to_boxes
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.data.checks.objects import picture_of
 from sslbench.data.decode.files import UnreadableImage
-from sslbench.data.loading import loader
 from sslbench.data.objects import ObjectSource
+from sslbench.data.workers import run
 from sslbench.detection.models.boxes import Target
 from sslbench.detection.recipe import DetectionRecipe, resized, view_sizes
 from sslbench.errors import DataError, SslbenchError
@@ -74,7 +74,7 @@ def training_batches(
     # Crowds are left out; difficult objects are trained on, as Detectron2 does.
     plan = _Plan(source, recipe, seed, share, start, stop)
     images = _TrainingImages(source, recipe, seed)
-    yield from loader.run(images, workers, sampler=plan, start_method=source.reading.start_method)
+    yield from run(images, workers, sampler=plan, start_method=source.reading.start_method)
 
 
 def test_images(
@@ -82,7 +82,7 @@ def test_images(
 ) -> Iterator[TestViews]:
     """Iterate over the test images, each in the sizes of the recipe, and their original heights and widths."""
     images = _TestImages(source, recipe, positions)
-    yield from loader.run(images, workers, start_method=source.reading.start_method)
+    yield from run(images, workers, start_method=source.reading.start_method)
 
 
 def repeat_factors(source: ObjectSource, rows: IntArray, threshold: float) -> FloatArray:

@@ -138,7 +138,10 @@ def near_pairs(
         _similar_unwhitened(first, first if second is None else second, chosen, places[chosen, 0], fitted[0])
     ]
     found = [Pair(row, int(places[row, 0]), float(cosines[row, 0])) for row in chosen.tolist()]
-    return NearDuplicates(tuple(found if second is not None else _each_once(found)))
+    if second is None:
+        once = {(min(pair[:2]), max(pair[:2])): pair.cosine for pair in found}
+        found = [Pair(*both, cosine) for both, cosine in sorted(once.items())]
+    return NearDuplicates(tuple(found))
 
 
 def _blocks(
@@ -192,11 +195,6 @@ def _similar_unwhitened(
     return alike
 
 
-def _each_once(pairs: list[Pair]) -> list[Pair]:
-    once = {(min(pair[:2]), max(pair[:2])): pair.cosine for pair in pairs}
-    return [Pair(*rows, cosine) for rows, cosine in sorted(once.items())]
-
-
 _Whitening = tuple[npt.NDArray[np.float64], npt.NDArray[np.float32]]
 
 
@@ -218,30 +216,20 @@ def _whitening(arrays: list[npt.NDArray[np.floating]]) -> _Whitening | None:
     if components < 1:
         return None
     centre = sample.mean(axis=0)
-    spread, directions = _singular_values(sample - centre, components)
+    # Randomised (Halko, Martinsson & Tropp 2011) with a fixed seed. By torch: to import scikit-learn for it would take
+    # a second of every evaluation. svd_lowrank draws from the global generator, on whose state others rely.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        # Ten more than wanted, the oversampling that Halko et al. advise.
+        spare = min(components + 10, *sample.shape)
+        _, values, vectors = torch.svd_lowrank(torch.from_numpy(sample - centre), spare, niter=4)
+    spread, directions = values[:components].numpy(), vectors[:, :components].numpy()
     # Beside a large mean, the rounding of x - centre looks like a component, too.
     kept = spread > max(_FLAT * spread[0], _FLAT * float(np.linalg.norm(centre)))
     if not kept.any():
         return None
     scale = np.sqrt(len(sample)) / spread[kept]
     return centre, (directions[:, kept] * scale).astype(np.float32)
-
-
-def _singular_values(
-    x: npt.NDArray[np.float64], number: int
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the largest singular values (K,) of x (N, D) and their right singular vectors (D, K).
-
-    Randomised (Halko, Martinsson & Tropp 2011) with a fixed seed.
-    """
-    # By torch: to import scikit-learn for it would take a second of every evaluation.
-    # svd_lowrank draws from the global generator, on whose state others rely.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        # Ten more than wanted, the oversampling that Halko et al. advise.
-        spare = min(number + 10, *x.shape)
-        _, values, vectors = torch.svd_lowrank(torch.from_numpy(x), spare, niter=4)
-    return values[:number].numpy(), vectors[:, :number].numpy()
 
 
 def _whitened(
@@ -310,7 +298,14 @@ _Contents = tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]
 def exact_copies(train: Source, test: Source) -> list[Finding]:
     """Return findings about images that are in both parts, or repeated in one; files not hashed yet are read."""
     in_train, in_test = _contents(train), _contents(test)
-    overlap = _overlap(train, test, _shared(in_train, in_test), len(in_test[0]))
+    shared, overlap = _shared(in_train, in_test), list[Finding]()
+    if shared and len(shared) == len(in_test[0]):
+        message = f"all {len(test):,} images of {test.name} are in {train.name} too: scores would measure memorisation"
+        overlap = [Finding("error", message, leak=True)]
+    elif shared:
+        pairs = some([f"{test.images.path(i)} = {train.images.path(j)}" for i, j in shared[:3]], total=len(shared))
+        message = f"{len(shared):,} of {counted(len(test), 'image')} of {test.name} also in {train.name}: {pairs}"
+        overlap = [Finding("warning", message, leak=True)]
     return [*overlap, *_duplicates(train, in_train), *_duplicates(test, in_test)]
 
 
@@ -340,19 +335,6 @@ def _shared(in_train: _Contents, in_test: _Contents) -> list[tuple[int, int]]:
     return list(zip(test_rows[shared].tolist(), train_rows[first[place[shared]]].tolist(), strict=True))
 
 
-def _overlap(train: Source, test: Source, shared: list[tuple[int, int]], readable: int) -> list[Finding]:
-    if not shared:
-        return []
-    if len(shared) == readable:
-        message = f"all {len(test):,} images of {test.name} are in {train.name} too: scores would measure memorisation"
-        return [Finding("error", message, leak=True)]
-    pairs = [f"{test.images.path(i)} = {train.images.path(j)}" for i, j in shared[:3]]
-    message = f"{len(shared):,} of {counted(len(test), 'image')} of {test.name} also in {train.name}: {some(pairs, 5)}"
-    if len(shared) > len(pairs):
-        message += f" and {len(shared) - len(pairs):,} more"
-    return [Finding("warning", message, leak=True)]
-
-
 def _duplicates(source: Source, contents: _Contents) -> list[Finding]:
     positions, keys = contents
     order = np.argsort(keys, kind="stable")
@@ -379,8 +361,7 @@ def _pairs(source: Source, pairs: list[tuple[int, int]]) -> str:
         label = f" ({source.target.text(index)})" if source.target.labelled else ""
         return source.images.path(index) + label
 
-    named = [f"{show(a)} = {show(b)}" for a, b in pairs[:3]]
-    return some(named, 5) + (f" and {len(pairs) - 3:,} more" if len(pairs) > 3 else "")
+    return some([f"{show(a)} = {show(b)}" for a, b in pairs[:3]], total=len(pairs))
 
 
 def near_copies(
@@ -411,29 +392,23 @@ def near_copies(
     across = [p for p in near.pairs if (keys[1][p.first] != keys[0][p.second]).any()]
     findings = []
     if across:
-        shown = [_alike(test, train, pair) for pair in _closest(across)]
         message = f"{counted(len(across), 'image')} of {test.name} nearly the same as one of {train.name} by {by}: "
-        findings.append(Finding("warning", message + _listed(shown, len(across))))
+        findings.append(Finding("warning", message + _alike(test, train, across)))
     for part, rows, key in zip((train, test), vectors, keys, strict=True):
         within = near_pairs(rows, None, threshold=threshold).pairs
         inside = [p for p in within if (key[p.first] != key[p.second]).any()]
         if inside:
-            shown = [_alike(part, part, pair) for pair in _closest(inside)]
             message = f"{part.name}: {counted(len(inside), 'image')} nearly the same as another by {by}: "
-            findings.append(Finding("note", message + _listed(shown, len(inside))))
+            findings.append(Finding("note", message + _alike(part, part, inside)))
     return findings, near.pairs
 
 
-def _closest(pairs: list[Pair]) -> list[Pair]:
-    return sorted(pairs, key=lambda pair: -pair.cosine)[:3]
-
-
-def _alike(first: Source, second: Source, pair: Pair) -> str:
-    return f"{first.images.path(pair.first)} ~ {second.images.path(pair.second)} ({pair.cosine:.3f})"
-
-
-def _listed(shown: list[str], n: int) -> str:
-    return some(shown, 5) + (f" and {n - len(shown):,} more" if n > len(shown) else "")
+def _alike(first: Source, second: Source, pairs: list[Pair]) -> str:
+    """Return the closest pairs, with the number of the others."""
+    closest = sorted(pairs, key=lambda pair: -pair.cosine)[:3]
+    paths = [(first.images.path(pair.first), second.images.path(pair.second)) for pair in closest]
+    shown = [f"{one} ~ {other} ({pair.cosine:.3f})" for (one, other), pair in zip(paths, closest, strict=True)]
+    return some(shown, total=len(pairs))
 
 
 def small_pictures(source: Source, *, workers: int, reading: Reading, side: int = 16) -> npt.NDArray[np.float16]:

@@ -2,15 +2,15 @@
 
 import colorsys
 import dataclasses
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from torch.utils.data import Dataset
 
 from sslbench.data.checks.duplicates import Finding, by_level, exact_copies
 from sslbench.data.checks.parts import picture_findings, spread
@@ -21,8 +21,7 @@ from sslbench.data.loading import loader
 from sslbench.data.maps.types import CodedMaps, coded, distinct, size_and_turn, size_difference
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
-from sslbench.data.workers import run
-from sslbench.errors import SslbenchError
+from sslbench.data.workers import Computed, run
 from sslbench.names import did_you_mean
 from sslbench.targets.classes import Classes
 from sslbench.targets.label_maps import UNKNOWN, Grid
@@ -70,28 +69,15 @@ class MapFacts:
 def map_facts(source: CodedMaps, rows: npt.NDArray[np.int64], *, workers: int, reading: Reading) -> list[MapFacts]:
     """Read all maps, in worker processes if requested, and return the facts of each."""
     chunks = [rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK)]
-    dataset = _Facts(source, chunks, reading.max_pixels)
-    return [one for chunk in run(dataset, workers, start_method=reading.start_method) for one in chunk]
+    dataset = Computed(functools.partial(_facts, source, reading.max_pixels), chunks)
+    return [fact for chunk in run(dataset, workers, start_method=reading.start_method) for fact in chunk]
 
 
-class _Facts(Dataset[Any]):
-    """Data set of a loader: item i holds the facts of chunk i."""
-
-    def __init__(self, source: CodedMaps, chunks: list[npt.NDArray[np.int64]], max_pixels: int) -> None:
-        self.source, self.chunks, self.max_pixels = source, chunks, max_pixels
-
-    def __len__(self) -> int:
-        return len(self.chunks)
-
-    def __getitem__(self, item: int) -> list[MapFacts] | SslbenchError:
-        try:
-            return [_facts(self.source, index, self.max_pixels) for index in self.chunks[item].tolist()]
-        # Returned, since DataLoader would raise it as the text of a traceback.
-        except SslbenchError as error:
-            return error
+def _facts(source: CodedMaps, max_pixels: int, chunk: npt.NDArray[np.int64]) -> list[MapFacts]:
+    return [_facts_of(source, index, max_pixels) for index in chunk.tolist()]
 
 
-def _facts(source: CodedMaps, index: int, max_pixels: int) -> MapFacts:
+def _facts_of(source: CodedMaps, index: int, max_pixels: int) -> MapFacts:
     path = source.maps.path(index)
     try:
         raw = source.maps.read(index, max_pixels)
@@ -216,7 +202,11 @@ def check_maps(
         good = [fact for fact in facts if fact.unreadable is None]
         counts[split] = _counted(part, good)
         present[split] = {fact.index: np.flatnonzero(fact.pixels).tolist() for fact in good}
-        findings += [*_orphans(part), *_damage(part, good), *_about_pixels(part, good, counts[split])]
+        for names, thing, lack in ((part.without_map, "image", "a map"), (part.without_image, "map", "an image")):
+            if names:
+                message = f"{part.name}: {counted(len(names), thing)} without {lack} left out: {some(names, 5)}"
+                findings.append(Finding("warning", message))
+        findings += [*_damage(part, good), *_about_pixels(part, good, counts[split])]
         findings += [Finding("note", note) for note in sources[split].notes if note not in part.left_out()]
     findings += [Finding("error", f"{path}: {reason}") for path, reason in unreadable]
     findings += [*_across(parts, counts), *(_copies(parts) if copies else ())]
@@ -241,16 +231,6 @@ def _counted(part: CodedMaps, facts: Sequence[MapFacts]) -> PartCounts:
         unknown=sum(sum(fact.unknown.values()) for fact in facts),
         instances=sum(objects) if objects else None,
     )
-
-
-def _orphans(part: CodedMaps) -> list[Finding]:
-    found = []
-    for names, what in ((part.without_map, "image without a map"), (part.without_image, "map without an image")):
-        if names:
-            thing, _, rest = what.partition(" ")
-            message = f"{part.name}: {counted(len(names), thing)} {rest} left out: {some(names, 5)}"
-            found.append(Finding("warning", message))
-    return found
 
 
 def _damage(part: CodedMaps, facts: Sequence[MapFacts]) -> list[Finding]:
@@ -278,14 +258,18 @@ def _damage(part: CodedMaps, facts: Sequence[MapFacts]) -> list[Finding]:
 
 
 def _listed(
-    part: CodedMaps, facts: Sequence[MapFacts], level: str, what: str, of: Callable[[MapFacts], str | None]
+    part: CodedMaps,
+    facts: Sequence[MapFacts],
+    level: Literal["error", "warning"],
+    what: str,
+    of: Callable[[MapFacts], str | None],
 ) -> list[Finding]:
     said = [f"{fact.path}: {text}" for fact in facts if (text := of(fact))]
     if not said:
         return []
     more = f" (and {len(said) - 3:,} more)" if len(said) > 3 else ""
     message = f"{part.name}: {counted(len(said), 'map')} {what}{more}: " + " | ".join(said[:3])
-    return [Finding("error" if level == "error" else "warning", message)]
+    return [Finding(level, message)]
 
 
 def _unknown(part: CodedMaps, facts: Sequence[MapFacts]) -> list[Finding]:
@@ -306,9 +290,8 @@ def _unknown(part: CodedMaps, facts: Sequence[MapFacts]) -> list[Finding]:
         )
     known = some([part.coding.text(value) for value in sorted(part.coding.values)], 6)
     message = (
-        f"{part.name}: {counted(len(pixels), 'value')} in the maps without a class: {some(lines, 5)}"
-        + (f" and {len(pixels) - 5:,} more" if len(pixels) > 5 else "")
-        + f"; the classes have {known} (?ignore=VALUE ignores one)"
+        f"{part.name}: {counted(len(pixels), 'value')} in the maps without a class: "
+        f"{some(lines, 5, total=len(pixels))}; the classes have {known} (?ignore=VALUE ignores one)"
     )
     return [Finding("error", message)]
 
@@ -317,9 +300,8 @@ def _about_pixels(part: CodedMaps, facts: Sequence[MapFacts], counts: PartCounts
     found = []
     share = counts.ignored / max(counts.total, 1)
     if counts.ignored:
-        level = "warning" if share >= MANY_IGNORED else "note"
         message = f"{part.name}: {share:.1%} of the pixels are ignored"
-        found.append(Finding("warning" if level == "warning" else "note", message))
+        found.append(Finding("warning" if share >= MANY_IGNORED else "note", message))
     blank = [fact.path for fact in facts if not fact.pixels.any() and not fact.unknown]
     if blank:
         found.append(Finding("warning", f"{part.name}: {counted(len(blank), 'map')} without any class: {some(blank)}"))
@@ -365,22 +347,20 @@ def _across(parts: Mapping[str, CodedMaps], counts: Mapping[str, PartCounts]) ->
 
 def _copies(parts: Mapping[str, CodedMaps]) -> list[Finding]:
     """Return findings about duplicate images in two splits or in one, with equal or different maps."""
-    sources = [_with_maps_as_labels(part) for part in parts.values()]
+    sources = []
+    for part in parts.values():
+        # A label for each distinct map.
+        digests = np.ascontiguousarray(part.maps.digests()).view("V16").reshape(-1)
+        _, first, inverse = np.unique(digests, return_index=True, return_inverse=True)
+        names = tuple(part.maps.path(int(i)) for i in first)
+        labels = Classes(names, inverse.reshape(-1).astype(np.int64))
+        sources.append(Source(part.name, part.ids, labels, part.images))
     if len(sources) == 1:
         # Beside an empty part only copies within the other are found.
         return exact_copies(sources[0], sources[0].select([]))
     # `exact_copies` takes its first argument for train.
     order = sorted(sources, key=lambda source: not source.name.endswith("(train)"))
-    return [finding for first, second in itertools.combinations(order, 2) for finding in exact_copies(first, second)]
-
-
-def _with_maps_as_labels(part: CodedMaps) -> Source:
-    """Return the images with a label for each distinct map."""
-    digests = np.ascontiguousarray(part.maps.digests()).view("V16").reshape(-1)
-    _, first, inverse = np.unique(digests, return_index=True, return_inverse=True)
-    names = tuple(part.maps.path(int(i)) for i in first)
-    labels = Classes(names, inverse.reshape(-1).astype(np.int64))
-    return Source(part.name, part.ids, labels, part.images)
+    return [finding for two in itertools.combinations(order, 2) for finding in exact_copies(*two)]
 
 
 _OPACITY = 0.55

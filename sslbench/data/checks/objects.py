@@ -1,12 +1,12 @@
 """Checks of images with boxes."""
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from sslbench.arrays import IntArray
 from sslbench.data.checks.duplicates import Finding, by_level
@@ -19,6 +19,7 @@ from sslbench.data.objects import ObjectSource
 from sslbench.data.objects.boxes import reports_changed_boxes, size_in_file
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
+from sslbench.data.workers import Computed, run
 from sslbench.errors import DataError, UsageError
 from sslbench.targets.multilabel import MultiLabel
 
@@ -49,7 +50,8 @@ def unusable(
     chunks = [rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK)]
     found: list[Problem] = []
     done = 0
-    items = loader.run(_Read(source, chunks), workers, start_method=source.reading.start_method)
+    dataset = Computed(functools.partial(_problems, source), chunks)
+    items = run(dataset, workers, start_method=source.reading.start_method)
     for chunk, bad in zip(chunks, items, strict=True):
         found += bad
         done += len(chunk)
@@ -82,28 +84,16 @@ def narrow(source: ObjectSource, longest: int) -> npt.NDArray[np.int64]:
     return np.flatnonzero(2 * shorter * longest < longer)  # less than half a pixel; 0, 0 is an unknown size
 
 
-class _Read(Dataset[list[Problem] | UsageError]):
-    """Dataset of the problems of each chunk's images."""
-
-    def __init__(self, source: ObjectSource, chunks: list[npt.NDArray[np.int64]]) -> None:
-        self.source, self.chunks = source, chunks
-
-    def __len__(self) -> int:
-        return len(self.chunks)
-
-    def __getitem__(self, item: int) -> list[Problem] | UsageError:
-        found = []
-        for index in self.chunks[item].tolist():
-            try:
-                picture = picture_of(self.source, index)
-                self.source.check_size(index, *picture.shape[1:])
-            except UnreadableImage as error:
-                found.append((index, str(error)))
-            except UsageError as error:  # a decoder returned no image; DataLoader would print a traceback
-                return error
-            except DataError as error:
-                found.append((index, str(error).splitlines()[0]))
-        return found
+def _problems(source: ObjectSource, chunk: IntArray) -> list[Problem]:
+    problems = []
+    for index in chunk.tolist():
+        try:
+            source.check_size(index, *picture_of(source, index).shape[1:])
+        except UnreadableImage as error:
+            problems.append((index, str(error)))
+        except DataError as error:
+            problems.append((index, str(error).splitlines()[0]))
+    return problems
 
 
 _SHOWN = 20
@@ -147,9 +137,8 @@ def _odd_objects(part: ObjectSource) -> list[Finding]:
     findings = []
     empty = [i for i, objects in enumerate(part.target.objects) if not len(objects)]
     if empty:
-        names = [part.images.path(i) for i in empty[:3]]
-        message = f"{part.name}: {counted(len(empty), 'image')} without an object: {some(names)}"
-        findings.append(Finding("note", message + (f" and {len(empty) - 3:,} more" if len(empty) > 3 else "")))
+        names = some([part.images.path(i) for i in empty[:3]], total=len(empty))
+        findings.append(Finding("note", f"{part.name}: {counted(len(empty), 'image')} without an object: {names}"))
     lines = narrow(part, _USUAL)
     if len(lines):
         height, width = part.target.sizes[lines[0]].tolist()

@@ -137,7 +137,10 @@ def check_parts(
         findings = check(both.train, both.test, labels=not unlabelled, copies=copies)
         if unlabelled:
             findings.append(Finding("note", "no labels: usable for pretraining and extraction, not for evaluation"))
-        tallies = [_counts(part) for part in (both.train, both.test)]
+        tallies = [
+            part.target.counts().tolist() if isinstance(part.target, OfClasses) else []
+            for part in (both.train, both.test)
+        ]
     findings += [Finding("note", note) for note in both.notes]
     tried = decoded = 0
     unreadable: list[tuple[str, str]] = []
@@ -192,10 +195,6 @@ def picture_findings(part: Source, found: loader.Survey) -> list[Finding]:
     return findings
 
 
-def _counts(part: Source) -> list[int]:
-    return part.target.counts().tolist() if isinstance(part.target, OfClasses) else []
-
-
 def spread(n: int, wanted: int | None) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Return `wanted` evenly spaced positions of n samples; all of them if None."""
     if wanted is None or wanted >= n:
@@ -240,7 +239,8 @@ def _checked(source: Source, quantity: Quantity, read: int | None) -> tuple[str,
     rows = spread(len(source), read).tolist()
     for index in rows:
         try:
-            values = _values(source, index)
+            size = size_and_turn(source.images, index)[0]
+            values = ReadValues.of(source.target).pixels.read_values(index, size=size)
         except (SslbenchError, UnreadableImage) as error:
             problems.append(error.message if isinstance(error, SslbenchError) else str(error))
             continue
@@ -272,7 +272,3 @@ def _checked(source: Source, quantity: Quantity, read: int | None) -> tuple[str,
         if wrong := implausible_unit(min(lows), max(highs), median):
             findings.append(Finding("error", f"{source.name}: {wrong}"))
     return line, findings
-
-
-def _values(source: Source, index: int) -> np.ndarray:
-    return ReadValues.of(source.target).pixels.read_values(index, size=size_and_turn(source.images, index)[0])

@@ -40,9 +40,10 @@ def check(train: Source, test: Source, *, labels: bool = True, copies: bool = Tr
     # The first images of pairs are in several of them by right; in both parts none is.
     findings = [*problems, *(exact_copies(train.every_image(), test.every_image()) if copies else ())]
     for part in (train, test):
-        findings += [*_case(part)] if part.target.labelled else []
+        findings += _case(part) if part.target.labelled else []
     if labels and not problems:
-        findings += _classes(train, test)
+        note = absent_from_test(train, test)
+        findings += [Finding("note", note)] if note else []
         of_kind = next((check for kind, check in _LABEL_CHECKS.items() if isinstance(train.target, kind)), None)
         findings += [] if of_kind is None else of_kind(train, test)
     findings += [Finding("note", note) for note in _grouped((*train.notes, *test.notes))]
@@ -67,11 +68,6 @@ def raise_on_errors(findings: Sequence[Finding]) -> None:
     errors = [finding.message for finding in findings if finding.level == "error"]
     if errors:
         raise DataError("\n".join(errors))
-
-
-def _classes(train: Source, test: Source) -> list[Finding]:
-    note = absent_from_test(train, test)
-    return [Finding("note", note)] if note else []
 
 
 def _named_counts(source: Source) -> dict[str, int]:
@@ -108,7 +104,8 @@ def _names_as_labels(source: Source, classes: int) -> list[Finding]:
     """Return a warning if the labels look like ids or file names."""
     if len(source) < FEW:
         return []
-    same = sum(_names_file(source.target.text(i), sample_id) for i, sample_id in enumerate(source.ids))
+    files = [sample_id.rpartition("/")[2] for sample_id in source.ids]
+    same = sum(source.target.text(i) in (file, file.rpartition(".")[0]) for i, file in enumerate(files))
     if same > len(source) / 2:
         message = f"{source.name}: {same:,} of {len(source):,} labels equal the file's name: no class can be learnt"
         return [Finding("warning", message)]
@@ -116,12 +113,6 @@ def _names_as_labels(source: Source, classes: int) -> list[Finding]:
         message = f"{source.name} has {classes:,} classes for {len(source):,} images: they look like ids, not classes"
         return [Finding("warning", message)]
     return []
-
-
-def _names_file(label: str, sample_id: str) -> bool:
-    """Return whether a label is the name of a sample's file, with or without its suffix."""
-    name = sample_id.rpartition("/")[2]
-    return label in (name, name.rpartition(".")[0])
 
 
 def _imbalance(source: Source, counts: dict[str, int]) -> list[Finding]:
@@ -180,11 +171,7 @@ def _numbers(train: Source, test: Source) -> list[Finding]:
     return findings
 
 
-def _nothing(train: Source, test: Source) -> list[Finding]:
-    """Return nothing: `sslbench check-data` reads all maps and boxes, pairs and videos are checked on opening."""
-    return []
-
-
+# None of other kinds: `sslbench check-data` reads all maps and boxes, pairs and videos are checked on opening.
 _LABEL_CHECKS = {Classes: _single_classes, MultiLabel: _multi_classes, Numbers: _numbers}
 
 

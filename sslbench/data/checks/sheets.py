@@ -131,7 +131,8 @@ def class_sheet(shown: Mapping[str, Sequence[Thumbnail]], counts: Mapping[str, s
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=12)
     top = _GAP
     for (name, row), height in zip(shown.items(), heights, strict=True):
-        draw.multiline_text((_GAP, top), f"{_cut(name)}\n{counts.get(name, '')}", fill=_INK, font=font)
+        short = name if len(name) <= 26 else f"{name[:25]}…"
+        draw.multiline_text((_GAP, top), f"{short}\n{counts.get(name, '')}", fill=_INK, font=font)
         left = _NAME
         for thumbnail in row:
             sheet.paste(thumbnail.picture, (left, top))
@@ -167,10 +168,6 @@ def neighbour_sheet(rows: Sequence[tuple[Thumbnail, Sequence[tuple[Thumbnail, bo
         sheet.save(temporary, "JPEG", quality=90)
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= 26 else f"{name[:25]}…"
-
-
 def write_page(
     path: Path,
     *,
@@ -203,15 +200,14 @@ def write_page(
         columns=list(counts),
         rows=rows,
         most=max([numbers[0] for _, numbers in rows] + [1]),
-        pictures=[(part, _groups(groups)) for part, groups in pictures.items()],
+        pictures=[
+            (part, [(name, list(map(_embedded, row))) for name, row in groups.items() if row])
+            for part, groups in pictures.items()
+        ],
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
-
-
-def _groups(groups: Mapping[str, Sequence[Thumbnail]]) -> list[tuple[str, list[dict[str, Any]]]]:
-    return [(name, [_embedded(thumbnail) for thumbnail in row]) for name, row in groups.items() if row]
 
 
 def _embedded(thumbnail: Thumbnail) -> dict[str, Any]:

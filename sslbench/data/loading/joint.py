@@ -31,6 +31,7 @@ from sslbench.data.loading.batch import as_trained, start_worker, training_decod
 from sslbench.data.loading.loader import Unreadable
 from sslbench.data.source import Source
 from sslbench.data.views import MapColours
+from sslbench.data.workers import Computed, run
 from sslbench.errors import SslbenchError
 from sslbench.preprocessing import Preprocessing
 from sslbench.runtime.resources import StartMethod
@@ -156,7 +157,7 @@ class JointBatches:
         # Nothing is kept where no image comes a second time.
         kept = _Kept(KEPT_BYTES // max(1, self._workers) if again else 0)
         crops = dataclasses.replace(self._crops, start=start, stop=stop, kept=kept)
-        yield from loader.run(crops, self._workers, start=start_worker, start_method=self._start_method)
+        yield from run(crops, self._workers, start=start_worker, start_method=self._start_method)
 
 
 def whole_images(
@@ -164,7 +165,8 @@ def whole_images(
 ) -> Iterator[WholeImage]:
     """Iterate over all images in order, resized as the preprocessing says, with targets at their own sizes."""
     decoder = picture_decoder(preprocessing, source.images)
-    return loader.run(_Wholes(source, read, preprocessing, decoder), workers, start_method=start_method)
+    whole = functools.partial(_whole_image, source, read, preprocessing, decoder)
+    return run(Computed(whole, range(len(source))), workers, start_method=start_method)
 
 
 class _Kept:
@@ -238,33 +240,19 @@ class _Crops(Dataset[JointBatch | SslbenchError]):
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Wholes(Dataset[WholeImage | SslbenchError]):
-    """Dataset of whole images."""
-
-    source: Source
-    read: ReadTarget
-    preprocessing: Preprocessing
-    decoder: PictureDecoder
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, item: int) -> WholeImage | SslbenchError:
-        if item >= len(self):
-            raise IndexError(item)
-        try:
-            decoded = loader.read(self.source.images, item, self.decoder)
-            size = decoded.full or (int(decoded.image.shape[1]), int(decoded.image.shape[2]))
-            target = self.read(self.source, item, size)
-            return WholeImage(item, resize_and_crop(decoded.image, self.preprocessing, decoded.full)[None], target)
-        except UnreadableImage as error:
-            missing = ((item, error.path, error.reason),)
-        except SslbenchError as error:
-            return error
-        except ValueError as error:
-            missing = ((item, self.source.images.path(item), str(error)),)
-        return WholeImage(item, torch.empty(0), np.empty((0, 0, 0), np.float32), missing)
+def _whole_image(
+    source: Source, read: ReadTarget, preprocessing: Preprocessing, decoder: PictureDecoder, index: int
+) -> WholeImage:
+    try:
+        decoded = loader.read(source.images, index, decoder)
+        size = decoded.full or (int(decoded.image.shape[1]), int(decoded.image.shape[2]))
+        target = read(source, index, size)
+        return WholeImage(index, resize_and_crop(decoded.image, preprocessing, decoded.full)[None], target)
+    except UnreadableImage as error:
+        missing = ((index, error.path, error.reason),)
+    except ValueError as error:
+        missing = ((index, source.images.path(index), str(error)),)
+    return WholeImage(index, torch.empty(0), np.empty((0, 0, 0), np.float32), missing)
 
 
 # Two, since a batch may reach over the end of an epoch.
@@ -288,7 +276,13 @@ def augmented(
     if view.region is not None:
         left, top, right, bottom = view.region
         image, target = image[:, top:bottom, left:right], target[:, top:bottom, left:right]
-    image, target = _resized(image, target, view, draw.uniform(*view.resize_range))
+    height, width = int(image.shape[1]), int(image.shape[2])
+    scale = draw.uniform(*view.resize_range) * (1 if view.short_side is None else view.short_side / min(height, width))
+    size = (max(1, round(height * scale)), max(1, round(width * scale)))
+    if size != (height, width):
+        image = resize_and_crop(image, Preprocessing(resize=size, crop=None, interpolation=view.interpolation))
+        # torch's "nearest" rounds down, which moves the target by up to half a pixel against the image.
+        target = torch.nn.functional.interpolate(target[None], size, mode="nearest-exact")[0]
     angle = draw.uniform(-view.rotation, view.rotation) if view.rotation and draw.random() < 0.5 else 0.0
     if angle:
         fill = list(view.fill[: image.shape[0]])
@@ -302,17 +296,6 @@ def augmented(
         pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
         image = torch.from_numpy(np.ascontiguousarray(change(pixels, draw))).permute(2, 0, 1)
     return image, target.contiguous()
-
-
-def _resized(image: Tensor, target: Tensor, view: JointView, factor: float) -> tuple[Tensor, Tensor]:
-    height, width = int(image.shape[1]), int(image.shape[2])
-    scale = factor * (1 if view.short_side is None else view.short_side / min(height, width))
-    size = (max(1, round(height * scale)), max(1, round(width * scale)))
-    if size == (height, width):
-        return image, target
-    resized = resize_and_crop(image, Preprocessing(resize=size, crop=None, interpolation=view.interpolation))
-    # torch's "nearest" rounds down, which moves the target by up to half a pixel against the image.
-    return resized, torch.nn.functional.interpolate(target[None], size, mode="nearest-exact")[0]
 
 
 def _cropped(image: Tensor, target: Tensor, view: JointView, draw: np.random.Generator) -> tuple[Tensor, Tensor]:

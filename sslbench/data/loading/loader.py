@@ -1,26 +1,24 @@
 """Batches of decoded pictures from worker processes: in order, each sample exactly once, memory independent of N."""
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset
 
 from sslbench.data.decode.handlers import DEFAULT, PictureDecoder, Reading, make_decoder, picture_decoder, picture_of
 from sslbench.data.decode.picture import Decoded, OtherChannels, UnreadableImage, UnreadFile, Wanted
 from sslbench.data.decode.transforms import check_resized, resize_and_crop
 from sslbench.data.sharded import by_shard
 from sslbench.data.source import Source
-from sslbench.data.workers import run
+from sslbench.data.workers import Computed, run
 from sslbench.errors import DataError, SslbenchError
 from sslbench.preprocessing import Preprocessing
 from sslbench.runtime.resources import StartMethod
 from sslbench.targets.target import Images
-
-__all__ = ["PictureBatch", "Unreadable", "batches", "read", "run", "scan"]
 
 Unreadable = tuple[int, str, str]
 """(index in the source, path, reason)"""
@@ -41,8 +39,7 @@ class PictureBatch:
         conversions: number of pictures by conversion.
         other_channels: (path, channels) of the first of the `unreadable` with other channels than wanted.
         unread: positions in the source of those of the `unreadable` whose file could not be read or has changed since
-            it
-            was hashed; it may be readable another time.
+            it was hashed; it may be readable another time.
     """
 
     indices: npt.NDArray[np.int64]
@@ -73,12 +70,13 @@ def batches(
     """
     chunks = _chunks(source, indices, batch_size)
     first: tuple[tuple[int, int], str] | None = None
-    items = run(_BatchDataset(source.images, chunks, preprocessing), workers, start_method=start_method)
+    decoder = picture_decoder(preprocessing, source.images)
+    dataset = Computed(functools.partial(_batches, source.images, preprocessing, decoder), chunks)
+    items = run(dataset, workers, start_method=start_method)
     for chunk, by_size in zip(chunks, items, strict=True):
-        delivered = np.concatenate([batch.indices for batch in by_size])
         # The first batch of a chunk names all that is unreadable in it.
         missing = np.array([index for index, _, _ in by_size[0].unreadable], dtype=np.int64)
-        delivered = np.concatenate([delivered, missing])
+        delivered = np.concatenate([*(batch.indices for batch in by_size), missing])
         if not np.array_equal(np.sort(delivered), np.sort(chunk)):
             raise RuntimeError(f"asked for the samples {chunk.tolist()}, got {delivered.tolist()}")
         for batch in by_size:
@@ -146,9 +144,12 @@ def survey(
     conversions: Counter[str] = Counter()
     channels: dict[int, list[int]] = {}
     done = 0
-    items = run(
-        _SurveyDataset(source.images, chunks, preprocessing, reading), workers, start_method=reading.start_method
-    )
+    if preprocessing is None:
+        decoder = make_decoder(reading.decoder, Wanted(3, deep=True, max_pixels=reading.max_pixels), source.images)
+    else:
+        decoder = picture_decoder(preprocessing, source.images)
+    dataset = Computed(functools.partial(_survey, source.images, preprocessing, decoder), chunks)
+    items = run(dataset, workers, start_method=reading.start_method)
     for chunk, part in zip(chunks, items, strict=True):
         unreadable.extend(part.unreadable)
         conversions += part.conversions
@@ -177,52 +178,36 @@ def _chunks(source: Source, indices: npt.NDArray[np.int64], size: int) -> list[n
     return [chosen[start : start + size] for start in range(0, len(chosen), size)]
 
 
-class _BatchDataset(Dataset[list[PictureBatch] | SslbenchError]):
-    """Dataset of the batches of each chunk, one per size of pictures, the first with all that is unreadable.
-
-    SslbenchErrors are returned, since DataLoader would raise them as text of a traceback.
-    """
-
-    def __init__(self, images: Images, chunks: list[npt.NDArray[np.int64]], preprocessing: Preprocessing) -> None:
-        self.images, self.chunks, self.preprocessing = images, chunks, preprocessing
-        self.decoder = picture_decoder(preprocessing, images)
-
-    def __len__(self) -> int:
-        return len(self.chunks)
-
-    def __getitem__(self, item: int) -> list[PictureBatch] | SslbenchError:
-        by_size: dict[torch.Size, list[tuple[int, torch.Tensor]]] = {}
-        unreadable: list[Unreadable] = []
-        conversions: Counter[str] = Counter()
-        other: tuple[str, int] | None = None
-        unread: list[int] = []
+def _batches(
+    images: Images, preprocessing: Preprocessing, decoder: PictureDecoder, chunk: npt.NDArray[np.int64]
+) -> list[PictureBatch]:
+    """Return the batches of a chunk, one per size of pictures, the first with all that is unreadable."""
+    by_size: dict[torch.Size, list[tuple[int, torch.Tensor]]] = {}
+    unreadable: list[Unreadable] = []
+    conversions: Counter[str] = Counter()
+    other: tuple[str, int] | None = None
+    unread: list[int] = []
+    for index in chunk.tolist():
         try:
-            for index in self.chunks[item].tolist():
-                try:
-                    decoded = read(self.images, index, self.decoder)
-                    picture = self._transform(decoded, index)
-                except UnreadableImage as error:
-                    unreadable.append((index, error.path, error.reason))
-                    if other is None and isinstance(error, OtherChannels):
-                        other = (error.path, error.channels)
-                    if isinstance(error, UnreadFile):
-                        unread.append(index)
-                    continue
-                by_size.setdefault(picture.shape, []).append((index, picture))
-                conversions.update(decoded.conversions)
-        except SslbenchError as error:
-            return error
-        found = [_batch(rows) for rows in by_size.values()] or [_batch([])]
-        first = dataclasses.replace(
-            found[0], unreadable=tuple(unreadable), conversions=conversions, other_channels=other, unread=tuple(unread)
-        )
-        return [first, *found[1:]]
-
-    def _transform(self, decoded: Decoded, index: int) -> torch.Tensor:
-        try:
-            return resize_and_crop(decoded.image, self.preprocessing, decoded.full)
-        except ValueError as error:
-            raise UnreadableImage(self.images.path(index), str(error)) from error
+            decoded = read(images, index, decoder)
+            try:
+                picture = resize_and_crop(decoded.image, preprocessing, decoded.full)
+            except ValueError as error:
+                raise UnreadableImage(images.path(index), str(error)) from error
+        except UnreadableImage as error:
+            unreadable.append((index, error.path, error.reason))
+            if other is None and isinstance(error, OtherChannels):
+                other = (error.path, error.channels)
+            if isinstance(error, UnreadFile):
+                unread.append(index)
+            continue
+        by_size.setdefault(picture.shape, []).append((index, picture))
+        conversions.update(decoded.conversions)
+    first, *others = [_batch(rows) for rows in by_size.values()] or [_batch([])]
+    first = dataclasses.replace(
+        first, unreadable=tuple(unreadable), conversions=conversions, other_channels=other, unread=tuple(unread)
+    )
+    return [first, *others]
 
 
 def _batch(rows: list[tuple[int, torch.Tensor]]) -> PictureBatch:
@@ -235,55 +220,34 @@ def _batch(rows: list[tuple[int, torch.Tensor]]) -> PictureBatch:
     return PictureBatch(indices, stacked.permute(0, 3, 1, 2), (), Counter())
 
 
-class _SurveyDataset(Dataset[Survey | SslbenchError]):
-    """Dataset of the surveys of each chunk."""
-
-    def __init__(
-        self, images: Images, chunks: list[npt.NDArray[np.int64]], preprocessing: Preprocessing | None, reading: Reading
-    ) -> None:
-        self.images, self.chunks, self.preprocessing, self.reading = images, chunks, preprocessing, reading
-        self.decoder = self._decoder(3) if preprocessing is None else picture_decoder(preprocessing, images)
-
-    def __len__(self) -> int:
-        return len(self.chunks)
-
-    def __getitem__(self, item: int) -> Survey | SslbenchError:
-        unreadable: list[Unreadable] = []
-        conversions: Counter[str] = Counter()
-        channels: dict[int, list[int]] = {}
+def _survey(
+    images: Images, preprocessing: Preprocessing | None, decoder: PictureDecoder, chunk: npt.NDArray[np.int64]
+) -> Survey:
+    """Return the survey of a chunk."""
+    unreadable: list[Unreadable] = []
+    conversions: Counter[str] = Counter()
+    channels: dict[int, list[int]] = {}
+    for index in chunk.tolist():
         try:
-            for index in self.chunks[item].tolist():
-                try:
-                    decoded = self._read(index)
-                    self._check_resize(decoded, index)
-                except UnreadableImage as error:
-                    unreadable.append((index, error.path, error.reason))
-                    continue
-                conversions.update(decoded.conversions)
-                channels.setdefault(decoded.image.shape[0], []).append(index)
-        except SslbenchError as error:
-            return error
-        return Survey(tuple(unreadable), conversions, channels)
-
-    def _decoder(self, channels: int) -> PictureDecoder:
-        wanted = Wanted(channels, deep=True, max_pixels=self.reading.max_pixels)
-        return make_decoder(self.reading.decoder, wanted, self.images)
-
-    def _read(self, index: int) -> Decoded:
-        try:
-            return read(self.images, index, self.decoder)
-        except OtherChannels as error:
-            if self.preprocessing is not None:
-                raise
-            return read(self.images, index, self._decoder(error.channels))
-
-    def _check_resize(self, decoded: Decoded, index: int) -> None:
-        if self.preprocessing is not None:
-            height, width = decoded.full or (decoded.image.shape[1], decoded.image.shape[2])
             try:
-                check_resized(height, width, self.preprocessing)
+                decoded = read(images, index, decoder)
+            except OtherChannels as error:
+                if preprocessing is not None:
+                    raise
+                as_it_is = dataclasses.replace(decoder.wanted, channels=error.channels)
+                decoded = read(images, index, decoder.wanting(as_it_is))
+            height, width = decoded.full or decoded.image.shape[1:]
+            try:
+                if preprocessing is not None:
+                    check_resized(height, width, preprocessing)
             except ValueError as error:
-                raise UnreadableImage(self.images.path(index), str(error)) from error
+                raise UnreadableImage(images.path(index), str(error)) from error
+        except UnreadableImage as error:
+            unreadable.append((index, error.path, error.reason))
+            continue
+        conversions.update(decoded.conversions)
+        channels.setdefault(decoded.image.shape[0], []).append(index)
+    return Survey(tuple(unreadable), conversions, channels)
 
 
 def read(images: Images, index: int, decoder: PictureDecoder | None = None) -> Decoded:

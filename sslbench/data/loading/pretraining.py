@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from sslbench.data.decode.handlers import DEFAULT, Reading
 from sslbench.data.images import Files
-from sslbench.data.loading import loader
 from sslbench.data.loading.batch import BatchMaker, RawBatch, ShareSampler, rows_by_origin, start_worker
 from sslbench.data.loading.samplers import (
     REPEATING,
@@ -32,6 +31,7 @@ from sslbench.data.source import ORIGIN, Source
 from sslbench.data.views import Augment, without_colours
 from sslbench.data.views.colours import check_views
 from sslbench.data.wording import counted
+from sslbench.data.workers import run
 from sslbench.errors import DataError, UsageError
 
 __all__ = ["RawBatch", "TrainingData", "rows_by_origin"]
@@ -143,7 +143,7 @@ class TrainingData:
             stop,
             repeats=self._sampler in REPEATING,
         )
-        for batch in loader.run(
+        for batch in run(
             maker,
             self._workers,
             sampler=plan,
@@ -156,12 +156,9 @@ class TrainingData:
                 if index not in self._reported:
                     self._reported.add(index)
                     _log.warning("cannot be read and is replaced by another image: %s: %s", path, reason)
-            yield self._with_origins(batch)
-
-    def _with_origins(self, batch: RawBatch) -> RawBatch:
-        if self._origins is None:
-            return batch
-        return dataclasses.replace(batch, origins=tuple(self._origins[i] for i in batch.indices.tolist()))
+            if self._origins is not None:
+                batch = dataclasses.replace(batch, origins=tuple(self._origins[i] for i in batch.indices.tolist()))
+            yield batch
 
 
 def _check(source: Source, batch_size: int, world: int, seed: int) -> None:

@@ -17,11 +17,11 @@ from torch import Tensor
 from sslbench.arrays import IntArray
 from sslbench.data.decode.handlers import DEFAULT, Reading
 from sslbench.data.decode.transforms import resize_and_crop
-from sslbench.data.loading import loader
 from sslbench.data.loading.batch import BatchMaker, RawBatch, ShareSampler, start_worker
 from sslbench.data.loading.samplers import REPEATING, SamplerName, check_sampler, epoch_order
 from sslbench.data.source import Source
 from sslbench.data.views import Augment, View, ops
+from sslbench.data.workers import run
 from sslbench.errors import UsageError
 from sslbench.preprocessing import Preprocessing
 
@@ -82,9 +82,7 @@ class EpochBatches:
             repeats=self._sampler in REPEATING,
             pieces=self._pieces,
         )
-        items = loader.run(
-            self._maker, self._workers, sampler=plan, start=start_worker, start_method=self._start_method
-        )
+        items = run(self._maker, self._workers, sampler=plan, start=start_worker, start_method=self._start_method)
         while pieces := tuple(itertools.islice(items, self._pieces)):
             yield pieces
 

@@ -112,7 +112,12 @@ def epoch_order(
     if sampler == "shards":
         if shards is None:
             raise ValueError("no shards")
-        return np.argsort(_turns(shards, seed, epoch) + window * rng.random(n), kind="stable")
+        kinds, number = np.unique(shards, return_inverse=True)
+        # The k-th shard gets the k-th random number, whatever other shards a process has.
+        moments = np.random.default_rng((_SHARDS, seed, epoch)).random(int(kinds.max(initial=-1)) + 1)[kinds]
+        turns = np.empty(len(kinds), dtype=np.int64)
+        turns[np.argsort(moments)] = np.arange(len(kinds))
+        return np.argsort(turns[number] + window * rng.random(n), kind="stable")
     if classes is None:
         raise ValueError(f"{sampler} without classes")
     present, first, number, counts = np.unique(classes, return_index=True, return_inverse=True, return_counts=True)
@@ -137,22 +142,10 @@ def epoch_order(
     else:
         quota = np.full(len(members), n // len(members))
         quota[rng.permutation(len(members))[: n % len(members)]] += 1
-    drawn = [_equally_often(rows, int(q), rng) for rows, q in zip(members, quota, strict=True)]
+    drawn: list[IntArray] = []
+    for rows, q in zip(members, quota.tolist(), strict=True):
+        drawn += [np.repeat(rows, q // len(rows)), rng.permutation(rows)[: q % len(rows)]]
     return rng.permutation(np.concatenate(drawn))
-
-
-def _turns(shards: IntArray, seed: int, epoch: int) -> IntArray:
-    """Return the turn of each image's shard, 0, 1, ..."""
-    present, number = np.unique(shards, return_inverse=True)
-    # The k-th shard gets the k-th random number, whatever other shards a process has.
-    drawn = np.random.default_rng((_SHARDS, seed, epoch)).random(int(present.max(initial=-1)) + 1)[present]
-    turns = np.empty(len(present), dtype=np.int64)
-    turns[np.argsort(drawn)] = np.arange(len(present))
-    return turns[number]
-
-
-def _equally_often(rows: IntArray, n: int, rng: np.random.Generator) -> IntArray:
-    return np.concatenate([np.repeat(rows, n // len(rows)), rng.permutation(rows)[: n % len(rows)]])
 
 
 def occurrences(order: IntArray) -> IntArray:

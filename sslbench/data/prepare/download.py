@@ -3,7 +3,6 @@
 import dataclasses
 import datetime
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +61,6 @@ def downloads() -> dict[str, Download]:
     return found
 
 
-def _with_page(each: Download) -> Download:
-    if each.page or not each.data.startswith(_TORCHVISION):
-        return each
-    return dataclasses.replace(each, page=torchvision_sets.page(each.data.removeprefix(_TORCHVISION)))
-
-
 def find_download(name: str) -> Download:
     """Return the download of a name, of `torchvision:NAME`, `hf:OWNER/NAME` or `tfds:NAME`."""
     known = downloads()
@@ -82,7 +75,9 @@ def find_download(name: str) -> Download:
         if name in prepare.MAKERS:
             remedy = f"Its authors hand out its archives: get them, then sslbench data prepare {name}."
         raise UsageError(f"there is no download called '{name}'", remedy)
-    return _with_page(found)
+    if found.page or not found.data.startswith(_TORCHVISION):
+        return found
+    return dataclasses.replace(found, page=torchvision_sets.page(found.data.removeprefix(_TORCHVISION)))
 
 
 def _of_hub(name: str, repo: str) -> Download:
@@ -112,13 +107,20 @@ def download(wanted: Download, root: Path) -> str:
     """
     if wanted.archives:
         return _archives(wanted, root)
-    scheme = wanted.data.partition(":")[0]
-    by_scheme: dict[str, Callable[[Download, Path], str]] = {"torchvision": _torchvision, "hf": _hub, "tfds": _tfds}
-    return by_scheme[scheme](wanted, root)
+    scheme, _, name = wanted.data.partition(":")
+    if scheme == "torchvision":
+        return _torchvision(wanted, root)
+    if scheme == "tfds":
+        _tfds(wanted)
+    else:
+        hub.find_files(f"{wanted.data}?download=1", f"{name}?download=1")
+    return wanted.data
 
 
 def _torchvision(wanted: Download, root: Path) -> str:
     import torchvision.datasets
+
+    from sslbench.data.open import open_data
 
     name = wanted.data.removeprefix(_TORCHVISION)
     kind = getattr(torchvision.datasets, name.partition("[")[0])
@@ -128,23 +130,17 @@ def _torchvision(wanted: Download, root: Path) -> str:
             kind(str(root), **arguments, download=True)  # compares the checksums that torchvision knows
     except (OSError, RuntimeError, ValueError) as error:
         raise _unreachable(wanted, torchvision_sets.place(name, root), error) from error
-    _compare_counts(wanted, root)
-    _mark(wanted.name, root)
-    return f"{wanted.data}@{root}"
-
-
-def _compare_counts(wanted: Download, root: Path) -> None:
-    """Compare the numbers of images with those of the data set's file in benchmarks/data."""
-    from sslbench.data.open import open_data
-
+    # The numbers of images are those of the data set's file in benchmarks/data.
     expected = prepare.samples_of(wanted.name)
-    for split, part in open_data(f"{wanted.data}@{root}").items():
-        if expected.get(split, len(part)) != len(part):
+    for split, source in open_data(f"{wanted.data}@{root}").items():
+        if expected.get(split, len(source)) != len(source):
             raise DataError(
-                f"{wanted.name} in {root.absolute()} is not the official one: {split} has {len(part):,} images, "
+                f"{wanted.name} in {root.absolute()} is not the official one: {split} has {len(source):,} images, "
                 f"expected are {expected[split]:,}",
                 "Remove it and download it again.",
             )
+    _mark(wanted.name, root)
+    return f"{wanted.data}@{root}"
 
 
 def _archives(wanted: Download, root: Path) -> str:
@@ -165,12 +161,7 @@ def _archives(wanted: Download, root: Path) -> str:
     return str(place)
 
 
-def _hub(wanted: Download, root: Path) -> str:
-    hub.find_files(f"{wanted.data}?download=1", f"{wanted.data.partition(':')[2]}?download=1")
-    return wanted.data
-
-
-def _tfds(wanted: Download, root: Path) -> str:
+def _tfds(wanted: Download) -> None:
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
@@ -181,7 +172,6 @@ def _tfds(wanted: Download, root: Path) -> str:
         tfds.builder(wanted.data.partition(":")[2]).download_and_prepare()
     except Exception as error:  # of its downloads, parsers and writers
         raise _unreachable(wanted, Path("~/tensorflow_datasets"), error) from error
-    return wanted.data
 
 
 def _unreachable(wanted: Download, place: Path, error: Exception) -> DataError:
@@ -209,11 +199,11 @@ def states(root: Path) -> list[tuple[str, str, str]]:
     for name, each in downloads().items():
         if each.data:
             places[name] = torchvision_sets.place(each.data.removeprefix(_TORCHVISION), root)
-    return [(name, _state(name, place, root), str(place)) for name, place in sorted(places.items())]
-
-
-def _state(name: str, place: Path, root: Path) -> str:
-    if not place.exists():
-        return "absent"
-    mark = root / _MARKS / name
-    return f"verified {mark.read_text(encoding='utf-8').strip()}" if mark.is_file() else "present"
+    rows = []
+    for name, place in sorted(places.items()):
+        mark = root / _MARKS / name
+        state = "present" if place.exists() else "absent"
+        if place.exists() and mark.is_file():
+            state = f"verified {mark.read_text(encoding='utf-8').strip()}"
+        rows.append((name, state, str(place)))
+    return rows

@@ -8,11 +8,11 @@ from torch.utils.data import Dataset
 
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.data.decode.picture import UnreadableImage
-from sslbench.data.loading import loader
 from sslbench.data.loading.joint import PixelTarget, ReadTarget
 from sslbench.data.maps.types import size_and_turn
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
+from sslbench.data.workers import run
 from sslbench.errors import DataError, SslbenchError
 from sslbench.features.array import ExtractSettings
 from sslbench.protocols._parts.dense.task import Cells
@@ -69,7 +69,7 @@ def survey(
     # Without a shape: only the first target says how many values a cell has.
     sums, numbers = np.zeros(()), np.zeros(())
     done = 0
-    for chunk in loader.run(_Targets(source, read, cells, chunks), engine.workers, start_method=engine.start_method):
+    for chunk in run(_Targets(source, read, cells, chunks), engine.workers, start_method=engine.start_method):
         if chunk.sums is not None and chunk.numbers is not None:
             sums, numbers = sums + chunk.sums, numbers + chunk.numbers
         found.append(dataclasses.replace(chunk, sums=None, numbers=None))  # those of 150 classes take a megabyte
