@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import FloatArray, IntArray, Matrix
+from sslbench.arrays import IntArray, Matrix
 from sslbench.config import setting
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
@@ -104,9 +104,16 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     if len(rows) < len(train):
         note = f"Centres were fitted to a random subset of {len(rows):,} of {len(train):,} training samples."
         outcome = dataclasses.replace(outcome, notes=(note, *outcome.notes))
-    variants = _spread(runs[ks[0]], train, test, settings) | {
-        f"k={k}": agreement(test.target.values, best[k].test, _matching(best[k], train, test, settings)) for k in ks[1:]
+    # Over the starts of the first k, and of the best start of the others.
+    starts = [agreement(test.target.values, run.test, _matching(run, train, test, settings)) for run in runs[ks[0]]]
+    table = np.array([[values[name] for name in NAMES] for values in starts])
+    kinds = {"mean": table.mean(axis=0), "std": table.std(axis=0), "min": table.min(axis=0), "max": table.max(axis=0)}
+    variants = {
+        f"{kind} of {len(seeds)} starts": dict(zip(NAMES, map(float, values), strict=True))
+        for kind, values in kinds.items()
     }
+    for k in ks[1:]:
+        variants[f"k={k}"] = agreement(test.target.values, best[k].test, _matching(best[k], train, test, settings))
     return dataclasses.replace(outcome, variants=variants)
 
 
@@ -223,45 +230,25 @@ def _outcome(best: _Clusters, train: Features, test: Features, settings: Setting
     if settings.match == "test":
         notes.append("Clusters were matched with classes on the test labels, as publications do.")
         selected = {"on": "test", "matching": "of clusters with classes"}
-    shares = _class_shares(best.train, train.target)
+    # (k, C) shares of the classes among the training samples of each cluster.
+    counts = np.zeros((int(best.train.max()) + 1, len(classes)))
+    np.add.at(counts, (best.train, train.target.values), 1)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    # With more clusters than classes some have no class; -1 equals none.
+    named = np.array([matching.get(cluster, -1) for cluster in best.test.tolist()])
+    right = [named[test.target.values == i] == i for i in range(len(classes))]
     return Outcome(
         metrics=metrics,
         headline=_HEADLINE,
         scores=shares[best.test].astype(np.float32),
-        per_class=_per_class(test.target, best.test, matching, classes),
+        per_class={
+            name: float(own.mean()) if len(own) else float("nan") for name, own in zip(classes, right, strict=True)
+        },
         train=agreement(train.target.values, best.train)[_HEADLINE],
         selected=selected,
         converged=best.settled,
         notes=tuple(notes),
     )
-
-
-def _class_shares(clusters: IntArray, labels: Target) -> FloatArray:
-    """Return (k, C) shares of the classes among the training samples of each cluster."""
-    counts = np.zeros((int(clusters.max()) + 1, len(labels.classes)))
-    np.add.at(counts, (clusters, labels.values), 1)
-    return np.asarray(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
-
-
-def _per_class(
-    labels: Target, clusters: IntArray, matching: dict[int, int], classes: tuple[str, ...]
-) -> dict[str, float]:
-    """Return the share of each class's samples that lie in its cluster."""
-    # With more clusters than classes some have no class; -1 equals none.
-    named = np.array([matching.get(cluster, -1) for cluster in clusters.tolist()])
-    own = [named[labels.values == i] == i for i in range(len(classes))]
-    return {name: float(right.mean()) if len(right) else float("nan") for name, right in zip(classes, own, strict=True)}
-
-
-def _spread(runs: list[_Clusters], train: Features, test: Features, settings: Settings) -> dict[str, dict[str, float]]:
-    """Return mean, standard deviation, minimum and maximum of each metric over the starts."""
-    found = [agreement(test.target.values, run.test, _matching(run, train, test, settings)) for run in runs]
-    table = np.array([[values[name] for name in NAMES] for values in found])
-    kinds = {"mean": table.mean(axis=0), "std": table.std(axis=0), "min": table.min(axis=0), "max": table.max(axis=0)}
-    return {
-        f"{kind} of {len(runs)} starts": dict(zip(NAMES, map(float, values), strict=True))
-        for kind, values in kinds.items()
-    }
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:

@@ -40,18 +40,12 @@ from sslbench.targets.numbers import Numbers
 from sslbench.targets.target import Target
 
 LEAF_LEVEL = 30
-
-
 # Level of the largest cells, with sides of about 2,000 km, as in the partition of Mueller-Budack et al. (2018).
 FIRST_LEVEL = 2
 
-
 # Position along the Hilbert curve of the quarter 2i + j, for each of the four orientations of the curve.
 _POSITION = np.array([[0, 1, 3, 2], [0, 3, 1, 2], [2, 3, 1, 0], [2, 1, 3, 0]])
-
-
 _TURN = np.array([1, 0, 0, 3])  # change of the orientation inside the quarter at a position
-
 
 _ROWS = 4096  # rows classified together, so that the scores of all cells need little memory
 
@@ -153,6 +147,20 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     # As the scores are stored, so that comparisons find the same metrics.
     predicted = _locate(probe, test.x, labels, places).astype(np.float32)
     true = test.target.values
+    # The expected metrics of cells drawn as frequently as they are in train, without the median.
+    within, error = np.zeros(len(ACCURACY)), 0.0
+    for place, number in zip(places, np.bincount(labels.values, minlength=len(cells)).tolist(), strict=True):
+        distances = great_circle_distances(true, place)
+        within += number / len(inside) * located_within(distances).mean(axis=0)
+        error += number / len(inside) * float(distances.mean())
+    names = [*(metric.name for metric in ACCURACY), MEAN_ERROR.name]
+    text = f"{len(cells):,} cells of {settings.min_images:,} to {settings.max_images:,} training images"
+    if left_out := len(train) - len(inside):
+        text += f"; {left_out:,} images of smaller cells were left out of training"
+    own = cells.numbers(leaf_indices(true))
+    found = own >= 0
+    best = _region_share(true[found], places[own[found]]) * float(found.mean()) if found.any() else 0.0
+    note = f"{text}; with every test image in its own cell, {100 * best:.1f} % would lie within 200 km."
     return Outcome(
         metrics=summarise_places(true, predicted, seed=seed, groups=test.groups),
         headline=REGION.name,
@@ -161,15 +169,13 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         train=_region_share(train.target.values, _locate(probe, train.x, labels, places)),
         selected=probe.selected | {"cells": len(cells)},
         converged=probe.model.converged,
-        notes=(_describe(cells, numbers, true, places, settings), *probe.notes),
-        chance=_chance(true, places, np.bincount(labels.values, minlength=len(cells)) / len(inside)),
+        notes=(note, *probe.notes),
+        chance=dict(zip(names, [*within.tolist(), error], strict=True)),
     )
 
 
 # Coordinates u and v on a face are these components of the unit vector, divided by that of the face's axis.
 _U_AXIS, _U_SIGN = np.array([1, 0, 0, 2, 2, 1]), np.array([1, -1, -1, 1, 1, -1])
-
-
 _V_AXIS, _V_SIGN = np.array([2, 2, 1, 1, 0, 0]), np.array([1, 1, -1, 1, -1, -1])
 
 
@@ -312,27 +318,6 @@ def _region_share(true: FloatArray, predicted: FloatArray) -> float:
     """Return the leading metric alone."""
     within = located_within(great_circle_distances(true, predicted))
     return float(within[:, ACCURACY.index(REGION)].mean())
-
-
-def _chance(true: FloatArray, places: FloatArray, frequencies: FloatArray) -> dict[str, float]:
-    """Return the expected metrics of cells drawn with these frequencies (K,), without the median."""
-    within, error = np.zeros(len(ACCURACY)), 0.0
-    for place, frequency in zip(places, frequencies.tolist(), strict=True):
-        distances = great_circle_distances(true, place)
-        within += frequency * located_within(distances).mean(axis=0)
-        error += frequency * float(distances.mean())
-    return {metric.name: float(v) for metric, v in zip(ACCURACY, within, strict=True)} | {MEAN_ERROR.name: error}
-
-
-def _describe(cells: Cells, numbers: IntArray, true: FloatArray, places: FloatArray, settings: Settings) -> str:
-    """Return a note on the cells and on the highest score that they allow."""
-    left_out = int((numbers < 0).sum())
-    text = f"{len(cells):,} cells of {settings.min_images:,} to {settings.max_images:,} training images"
-    text += f"; {left_out:,} images of smaller cells were left out of training" if left_out else ""
-    own = cells.numbers(leaf_indices(true))
-    found = own >= 0
-    best = _region_share(true[found], places[own[found]]) * float(found.mean()) if found.any() else 0.0
-    return f"{text}; with every test image in its own cell, {100 * best:.1f} % would lie within 200 km."
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:

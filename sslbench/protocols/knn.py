@@ -117,7 +117,10 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     if settings.leave_one_out and train.ids != test.ids:
         raise UsageError("knn: leave_one_out scores the training samples, so test must be the same samples")
     chosen, selected, notes = choose_k(train, settings, seed=seed, device=device)
-    found = _search(train, test, ks[-1], settings, device, _scope(train, settings))
+    scope = Scope()
+    if settings.leave_one_out:
+        scope = Scope(without_self=True) if train.groups is None else Scope(apart=train.groups)
+    found = _search(train, test, ks[-1], settings, device, scope)
     kind, values = type(test.target), test.target.values
     if len(ks) > 1 and settings.leave_one_out:
         scores, selected = _choose_by_the_other_half(found, ks, train, settings, seed)
@@ -149,8 +152,25 @@ def choose_k(
     ks, notes = _usable_k(settings, _candidates(train, settings))
     if len(ks) == 1 or settings.leave_one_out:
         return ks[0], {}, notes
-    chosen, selected, further = _select(train, ks, settings, seed, device)
-    return chosen, selected, notes + further
+    # The k with the best headline metric on a held-out part of train; of equals the smallest.
+    share = min(_HOLDOUT, settings.holdout / len(train))
+    parts = holdout_rows(train.target, share, seed, train.groups, train.rank)
+    if parts is None:
+        return ks[0], {}, [*notes, f"{no_holdout(train.groups)} to select k on; the smallest, {ks[0]}, was used."]
+    fitting = [k for k in ks if k <= len(parts[0])]
+    if len(fitting) < 2:
+        note = f"Train is too small to select k on a hold-out; the smallest, {ks[0]}, was used."
+        return ks[0], {}, [*notes, note]
+    left_out = np.zeros(len(train), dtype=np.bool_)
+    left_out[parts[1]] = True
+    # Train may be larger than memory, so held-out rows are masked, not copied.
+    found = _search(train, train, fitting[-1], settings, device, Scope(parts[1], left_out))
+    held_out_labels = train.target.select(parts[1])
+    best, best_score = _best_k(
+        fitting, functools.partial(_headline, found, train=train.target, test=held_out_labels, settings=settings)
+    )
+    on = f"held-out {percent(_HOLDOUT) if share == _HOLDOUT else f'{len(parts[1]):,} samples'} of train"
+    return best, {"k": best, "on": on, "score": best_score, "seed": seed}, notes
 
 
 def scores(train: Features, test: Features, k: int, settings: Settings, device: str = "cpu") -> FloatArray:
@@ -197,12 +217,6 @@ def _candidates(train: Features, settings: Settings) -> int:
             "Give data with several groups, or leave out group=.",
         )
     return others
-
-
-def _scope(train: Features, settings: Settings) -> Scope:
-    if not settings.leave_one_out:
-        return Scope()
-    return Scope(without_self=True) if train.groups is None else Scope(apart=train.groups)
 
 
 def _search(train: Features, test: Features, k: int, settings: Settings, device: str, scope: Scope) -> _Neighbours:
@@ -280,30 +294,6 @@ def _usable_k(settings: Settings, n_train: int) -> tuple[list[int], list[str]]:
     names = ", ".join(map(str, dropped))
     note = f"Default values of k above the {n_train} training samples were left out: {names}."
     return (fitting or [n_train]), [note if fitting else f"{note} k={n_train} was used."]
-
-
-def _select(
-    train: Features, ks: list[int], settings: Settings, seed: int, device: str
-) -> tuple[int, dict[str, Any], list[str]]:
-    """Return the k with the best headline metric on a held-out part of train; of equals the smallest."""
-    share = min(_HOLDOUT, settings.holdout / len(train))
-    parts = holdout_rows(train.target, share, seed, train.groups, train.rank)
-    fitting = [k for k in ks if parts is not None and k <= len(parts[0])]
-    if parts is None:
-        return ks[0], {}, [f"{no_holdout(train.groups)} to select k on; the smallest, {ks[0]}, was used."]
-    if len(fitting) < 2:
-        return ks[0], {}, [f"Train is too small to select k on a hold-out; the smallest, {ks[0]}, was used."]
-    left_out = np.zeros(len(train), dtype=np.bool_)
-    left_out[parts[1]] = True
-    # Train may be larger than memory, so held-out rows are masked, not copied.
-    found = _search(train, train, fitting[-1], settings, device, Scope(parts[1], left_out))
-    held_out_labels = train.target.select(parts[1])
-    best, best_score = _best_k(
-        fitting, functools.partial(_headline, found, train=train.target, test=held_out_labels, settings=settings)
-    )
-    on = f"held-out {percent(_HOLDOUT) if share == _HOLDOUT else f'{len(parts[1]):,} samples'} of train"
-    selected = {"k": best, "on": on, "score": best_score, "seed": seed}
-    return best, selected, []
 
 
 def _best_k(ks: list[int], score: Callable[[int], float]) -> tuple[int, float]:

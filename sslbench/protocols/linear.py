@@ -49,17 +49,12 @@ from sslbench.targets.target import Target
 
 GRID = tuple(float(f"{10 ** (e / 2):.3g}") for e in range(-12, 5))
 
-
 ALPHAS = tuple(float(f"{10 ** (e / 2):.3g}") for e in range(-6, 15))
-
 
 # Coordinates x outputs from which a GPU is used: smaller problems are solved sooner than they are sent there.
 ON_DEVICE_FROM = 2**28
 
-
 TOLERANCE = 1e-4  # relative tolerance of the objective for fits that are only compared
-
-
 _AHEAD = 2.0  # largest extrapolation of the next starting point, in multiples of the last step
 
 
@@ -155,7 +150,7 @@ class LinearProbe:
         decided = decide_by_blocks(
             x, lambda block: self.model.decide(self.axes.project(block)), self.model.weight.shape[1]
         )
-        return _for_all_classes(decided, self.usable, labels)
+        return for_all_classes(decided, self.usable, labels)
 
     def gives_logits(self, labels: Target) -> bool:
         """Return whether the softmax of the scores is a probability: a class without an example in train has none."""
@@ -228,23 +223,15 @@ def _problem(x: Matrix | Unrotated, labels: Target, usable: IntArray, device: st
     return Problem(x, targets, outputs)
 
 
-def _for_all_classes(decided: FloatArray, usable: IntArray, labels: Target) -> FloatArray:
-    """Return (N, C) decision values; a class that was not learned is below all others (single) or NaN (multi)."""
-    if isinstance(labels, Classes) and len(usable) == 2:
-        # Halved, so that their softmax is the sigmoid that was fitted.
-        decided = np.concatenate([-decided, decided], axis=1) / 2
-    return for_all_classes(decided, usable, labels)
-
-
 def _headline(model: Fit, problem: Problem, usable: IntArray, labels: Target, n: int) -> float:
     """Return the leading metric on the samples of a problem, for single labels without all (N, C) scores at once."""
     blocks = problem.decide(model)
     if not isinstance(labels, Classes):  # the average precision of a class needs the scores of all samples
         decided = np.concatenate([block for _, block in blocks])
-        return labels.headline(labels.values, _for_all_classes(decided, usable, labels))
+        return labels.headline(labels.values, for_all_classes(decided, usable, labels))
     right = 0
     for rows, decided in blocks:
-        right += int(top_k_correct(labels.values[rows], _for_all_classes(decided, usable, labels), 1).sum())
+        right += int(top_k_correct(labels.values[rows], for_all_classes(decided, usable, labels), 1).sum())
     return right / n
 
 
@@ -369,8 +356,11 @@ def search(
 
     for c in grid:
         attempt(c, _start(tried, c))
-        if patience and _getting_worse(tried, patience):
-            break
+        if patience and len(tried) > patience:
+            rising = all(b.loss > a.loss for a, b in itertools.pairwise(tried[-patience - 1 :]))
+            earlier, late = (max(point.score for point in part) for part in (tried[:-patience], tried[-patience:]))
+            if rising and late <= earlier:
+                break
     # Half of the median distance of neighbours, as the logarithm of their ratio.
     step = float(np.median([math.log(b / a) for a, b in itertools.pairwise(grid)])) if len(grid) > 1 else 0.0
     for _ in range(refine if len(grid) > 1 else 0):
@@ -399,14 +389,6 @@ def _best(tried: Sequence[Point]) -> Point:
     if best is None:
         raise ValueError("no value of the regularisation was tried")
     return best
-
-
-def _getting_worse(tried: Sequence[Point], patience: int) -> bool:
-    if len(tried) <= patience:
-        return False
-    earlier, late = tried[:-patience], tried[-patience:]
-    rising = all(b.loss > a.loss for a, b in itertools.pairwise(tried[-patience - 1 :]))
-    return rising and max(point.score for point in late) <= max(point.score for point in earlier)
 
 
 def regress(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:

@@ -57,8 +57,8 @@ from sslbench.protocols._parts.selection import (
     signed_targets,
 )
 from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, ProtocolSettings, Shapes
+from sslbench.protocols.svm import Settings as SvmSettings
 from sslbench.protocols.svm import choose_each, choose_one, make_solver
-from sslbench.protocols.svm.settings import Settings as SvmSettings
 from sslbench.results import Outcome
 from sslbench.solvers.logistic import Fit, Problem, fit, principal_axes
 from sslbench.solvers.svm import SvmSolver
@@ -202,7 +202,13 @@ class Svm:
     ) -> tuple[float | dict[str, float], list[float], tuple[str, ...]]:
         """Return the cost for the record, the cost of every class, and notes; without folds the fixed cost."""
         fixed = self._settings.fixed_cost if len(strengths) > 1 else strengths[0]
-        fewest = np.array([_fewest(column, groups) for column in targets.T])
+        # Of positives and negatives the smaller number; with groups, that of groups.
+        smallest = []
+        for column in targets.T:
+            rows = np.flatnonzero(column)
+            sizes = class_sizes((column[rows] > 0).astype(np.int64), None if groups is None else groups[rows])
+            smallest.append(int(sizes.min()) if len(sizes) == 2 else 0)
+        fewest = np.array(smallest)
         # A class with one sample is never predicted when that is held out, and would bias the shared cost.
         folds = min(self._settings.folds, int(np.median(fewest) if kind is Classes else fewest.max()))
         if len(strengths) == 1 or folds < 2:
@@ -232,15 +238,21 @@ class Logistic:
         strength = self._choose(x, labels, axes.variance, strengths, groups)
         model, learned = self._fit(x, labels, axes.variance, strength, None, self._settings.tolerance)
         decided = decide_by_blocks(self._test, lambda block: model.decide(axes.project(block)), model.weight.shape[1])
-        scores = _for_all_classes(decided, learned, labels)
-        train = leading(self._settings.metric, labels, _for_all_classes(model.decide(x), learned, labels))
+        scores = for_all_classes(decided, learned, labels)
+        train = leading(self._settings.metric, labels, for_all_classes(model.decide(x), learned, labels))
         return Fitted(scores, train, strength, model.converged)
 
     def _fit(
         self, x: Matrix, labels: Target, variance: FloatArray, c: float, start: "Fit | None", tolerance: float
     ) -> tuple[Fit, IntArray]:
         targets, learned = _targets(labels)
-        problem = _problem(x, labels, targets, learned)
+        if isinstance(labels, MultiLabel):
+            # In multi-label targets -1 is ignored and 0 is a negative.
+            problem = Problem(x, np.where(targets == 0, -1, targets > 0).astype(np.int8), len(learned))
+        elif len(learned) == 2:
+            problem = Problem(x, (targets[:, 1:] > 0).astype(np.int8), 1)
+        else:
+            problem = Problem(x, np.searchsorted(learned, labels.values), len(learned))
         max_iter = self._settings.max_iter
         return fit(problem, variance, c, start=start, max_iter=max_iter, tolerance=tolerance), learned
 
@@ -250,16 +262,26 @@ class Logistic:
         """Return the smallest strength with the best score over the folds; without folds C = N / fixed_lambda."""
         if len(strengths) == 1:
             return strengths[0]
-        folds = _folds(labels, self._settings.folds, groups)
-        if folds is None:
+        single, wanted = isinstance(labels, Classes), self._settings.folds
+        # (N,) of single labels; (N, C) of several, with -1 for samples left out.
+        folds = (
+            stratified_folds(labels.values, wanted, groups)
+            if single
+            else np.stack([folds_of_class(of > 0, of >= 0, wanted, groups) for of in labels.values.T], axis=1)
+        )
+        if folds is None or folds.max() < 1:  # k is 1
             return len(x) / self._settings.fixed_lambda
         grid = sorted(strengths)
-        single = isinstance(labels, Classes)
         right = np.zeros(len(grid))
         held_out_scores = np.full((len(grid), 0 if single else len(x), len(labels.classes)), np.nan)
         for fold in range(int(folds.max()) + 1):
             rows = folds == fold
-            inside, rest = _without(x, labels, rows)
+            # Rows are removed, or with several labels per sample marked as unknown.
+            if single:
+                kept = np.flatnonzero(~rows)
+                inside, rest = x[kept], labels.select(kept)
+            else:
+                inside, rest = x, labels.changed(values=np.where(rows, -1, labels.values).astype(np.int8))
             # The other folds may hold a single class.
             if not len(signed_targets(rest)[1]):
                 continue
@@ -268,10 +290,10 @@ class Logistic:
             for i, c in enumerate(grid):
                 model, learned = self._fit(inside, rest, variance, c, model, linear.TOLERANCE)
                 if single:  # the scores at all strengths of a share of ImageNet are over a gigabyte
-                    decided = _for_all_classes(model.decide(x[rows]), learned, labels)
+                    decided = for_all_classes(model.decide(x[rows]), learned, labels)
                     right[i] += top_k_correct(labels.values[rows], decided, 1).sum()
                 else:
-                    decided = _for_all_classes(model.decide(x), learned, labels)
+                    decided = for_all_classes(model.decide(x), learned, labels)
                     held_out_scores[i] = np.where(rows, decided, held_out_scores[i])
         scores = right if single else [_average_precision(labels, folds, part) for part in held_out_scores]
         # numpy's argmax takes NaN as the largest.
@@ -373,46 +395,6 @@ def _nothing(n: int, labels: Target) -> Fitted:
     """Return the result of a draw of one class (a small share of train), from which nothing can be learned."""
     scores = np.full((n, len(labels.classes)), np.nan if isinstance(labels, MultiLabel) else 0.0)
     return Fitted(scores, float("nan"), {}, True, ("A draw contained one class only, so nothing was learned.",))
-
-
-def _problem(x: Matrix, labels: Target, targets: npt.NDArray[np.int8], learned: IntArray) -> Problem:
-    if isinstance(labels, MultiLabel):
-        # In multi-label targets -1 is ignored and 0 is a negative.
-        return Problem(x, np.where(targets == 0, -1, targets > 0).astype(np.int8), len(learned))
-    if len(learned) == 2:
-        return Problem(x, (targets[:, 1:] > 0).astype(np.int8), 1)
-    return Problem(x, np.searchsorted(learned, labels.values), len(learned))
-
-
-def _for_all_classes(decision: FloatArray, learned: IntArray, labels: Target) -> FloatArray:
-    if isinstance(labels, Classes) and len(learned) == 2:
-        # Halved, as in `linear`: their softmax is the sigmoid that was fitted.
-        decision = np.concatenate([-decision, decision], axis=1) / 2
-    return for_all_classes(decision, learned, labels)
-
-
-def _fewest(target: npt.NDArray[np.int8], groups: IntArray | None) -> int:
-    """Return the number of positives or of negatives, the smaller one; with groups, the number of groups."""
-    rows = np.flatnonzero(target)
-    sizes = class_sizes((target[rows] > 0).astype(np.int64), None if groups is None else groups[rows])
-    return int(sizes.min()) if len(sizes) == 2 else 0
-
-
-def _folds(labels: Target, number: int, groups: IntArray | None) -> npt.NDArray[np.int16] | None:
-    """Return (N,) folds of single labels, (N, C) of several with -1 for samples left out; None where k is 1."""
-    if isinstance(labels, Classes):
-        return stratified_folds(labels.values, number, groups)
-    columns = [folds_of_class(column > 0, column >= 0, number, groups) for column in labels.values.T]
-    folds = np.stack(columns, axis=1)
-    return folds if folds.max() > 0 else None
-
-
-def _without(x: Matrix, labels: Target, held_out: npt.NDArray[np.bool_]) -> tuple[Matrix, Target]:
-    """Return the training part of a fold: rows are removed, or with several labels per sample marked as unknown."""
-    if held_out.ndim == 1:
-        rows = np.flatnonzero(~held_out)
-        return x[rows], labels.select(rows)
-    return x, labels.changed(values=np.where(held_out, -1, labels.values).astype(np.int8))
 
 
 def _average_precision(labels: Target, folds: npt.NDArray[np.int16], scores: FloatArray) -> float:

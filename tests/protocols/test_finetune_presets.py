@@ -7,7 +7,7 @@ import pytest
 from sslbench import config
 from sslbench.library.presets import load_preset
 from sslbench.protocols import finetune
-from sslbench.protocols.finetune.settings import candidates, check_labels, optimizer_settings, schedule
+from sslbench.protocols.finetune.settings import candidates, check_labels, optimizer_settings
 from sslbench.targets.classes import Classes
 from sslbench.train.optimizers.optimizer import scaled_lr
 
@@ -38,7 +38,7 @@ def test_the_rate_at_given_epochs_is_the_published_one(name):
     check_labels(settings, Classes(("a", "b"), [0, 1]))
     epochs = 100 if settings.updates else settings.epochs
     options = optimizer_settings(settings, candidates(settings)[0])
-    factor, peak = schedule(settings, epochs), scaled_lr(options, settings.batch_size)
+    factor, peak = settings.rate_schedule(epochs), scaled_lr(options, settings.batch_size)
     for epoch, rate in PUBLISHED[name].items():
         assert factor(epoch / epochs) * peak == pytest.approx(rate, rel=1e-5, abs=1e-12), epoch
     if name in HEADS:

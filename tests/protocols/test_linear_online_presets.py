@@ -8,7 +8,7 @@ from sslbench import config
 from sslbench.library.presets import load_preset
 from sslbench.protocols import linear_online
 from sslbench.protocols.linear_online.heads import Bank, Heads
-from sslbench.protocols.linear_online.settings import optimizer_settings, schedule
+from sslbench.protocols.linear_online.settings import optimizer_settings
 from sslbench.train.optimizers.lars import LARS
 from sslbench.train.optimizers.optimizer import make_optimizer, set_rates
 
@@ -38,7 +38,7 @@ def test_the_rate_at_given_epochs_is_the_published_one(name):
     optimizer = make_optimizer(
         heads.groups(optimizer_settings(settings), settings.batch_size), optimizer_settings(settings)
     )
-    factor = schedule(settings, epochs)
+    factor = settings.rate_schedule(epochs)
     for epoch, rate in PUBLISHED[name].items():
         set_rates(optimizer, lr=factor(epoch / epochs))
         assert optimizer.param_groups[0]["lr"] == pytest.approx(rate, rel=1e-6, abs=1e-12), epoch

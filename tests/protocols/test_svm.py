@@ -12,7 +12,6 @@ from sslbench.protocols import svm
 from sslbench.protocols._parts import selection
 from sslbench.protocols._parts.selection import signed_targets
 from sslbench.protocols.svm import make_solver
-from sslbench.protocols.svm.newton import Newton
 from sslbench.solvers import svm as svm_solver
 from sslbench.solvers.svm import PreparedRows, relative_gaps
 from sslbench.solvers.svm import features as svm_features
@@ -87,8 +86,8 @@ def test_blocks_of_problems_change_nothing_but_the_memory(blobs):
     train, _ = blobs(multi=True)
     targets = np.where(train.target.values > 0, 1, -1).astype(np.int8)
     folds = np.repeat((np.arange(len(train)) % 3)[:, None], 4, axis=1).astype(np.int16)
-    settings = svm.Settings(costs=COSTS)
-    whole, single = (Newton(unit(train.x), dataclasses.replace(settings, max_memory=size)) for size in (1.0, 1e-9))
+    of_sizes = [svm.Settings(costs=COSTS, solver="newton", max_memory=size) for size in (1.0, 1e-9)]
+    whole, single = (make_solver(unit(train.x), settings, 0)[0] for settings in of_sizes)
     parts = [{(p.column, p.place): p.decision for p in s.held_out(targets, folds)} for s in (whole, single)]
     assert len(parts[0]) == len(parts[1]) == 4 * len(COSTS)
     for key, decision in parts[0].items():

@@ -152,8 +152,12 @@ def is_better(score: float, best: float) -> bool:
 def for_all_classes(decision: npt.NDArray[np.floating], learned: IntArray, labels: Target) -> npt.NDArray[np.float64]:
     """Return (N, C) scores; classes that were not learned have NaN (multi-label) or less than all others.
 
-    `decision`: (N, K) decision values of the classes that were learned; `learned`: (K,) their numbers.
+    `decision`: (N, K) decision values of the classes that were learned, or of two classes (N, 1), that of the second;
+    `learned`: (K,) their numbers.
     """
+    if isinstance(labels, Classes) and len(learned) == 2 and decision.shape[1] == 1:
+        # Halved, so that their softmax is the sigmoid that was fitted.
+        decision = np.concatenate([-decision, decision], axis=1) / 2
     # NaN would be the most likely class: numpy's argmax takes it as the largest.
     missing = np.nan if isinstance(labels, MultiLabel) else decision.min() - 1
     scores = np.full((len(decision), len(labels.classes)), missing)

@@ -3,7 +3,6 @@
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -87,7 +86,18 @@ class FinetunedNetwork(method.Method[Settings]):
         super().__init__(backbone, settings, setup)
         self.layer, self.kind, self.probe_updates = layer, targets.kind, probe
         self.head = ClassifierHead(setup.feature_dim, len(targets.shift), settings.norm)
-        _initialise(self.head.head, settings.init, targets.classes)
+        linear = self.head.head
+        if settings.init == "zeros":
+            nn.init.zeros_(linear.weight)
+        elif settings.init == "normal":
+            nn.init.normal_(linear.weight, std=0.01)
+        if settings.init != "uniform":
+            nn.init.zeros_(linear.bias)
+        # Weights are drawn for classes by their first sample, so that names and numbers of classes change no result.
+        order = torch.from_numpy(np.argsort(targets.classes))
+        with torch.no_grad():
+            for values in (linear.weight, linear.bias):
+                values.copy_(values[order])
         # A buffer moves with the network to its device; the labels are those of the data, so no checkpoint holds them.
         self.register_buffer("targets", targets.values, persistent=False)
         self.targets: Tensor
@@ -103,16 +113,12 @@ class FinetunedNetwork(method.Method[Settings]):
         """Set the mode; BatchNorm layers with frozen statistics or parameters stay in evaluation mode."""
         super().train(mode)
         for part in self.backbone.modules():
-            # BatchNorm without trained parameters would still move its running statistics in training mode.
-            if isinstance(part, nn.modules.batchnorm._BatchNorm) and self._is_frozen(part):
-                part.eval()
+            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                # Without trained parameters it would still move its running statistics in training mode.
+                trained = [each.requires_grad for each in part.parameters()]
+                if self.config.batch_norm == "frozen" or (trained and not any(trained)):
+                    part.eval()
         return self
-
-    def _is_frozen(self, norm: nn.Module) -> bool:
-        parameters = list(norm.parameters())
-        return self.config.batch_norm == "frozen" or (
-            bool(parameters) and not any(each.requires_grad for each in parameters)
-        )
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return cross entropy (single), binary cross entropy of the known labels (multi) or squared error (value)."""
@@ -146,20 +152,6 @@ class FinetunedNetwork(method.Method[Settings]):
         else:
             value = functional.mse_loss(scores, targets)
         return Loss(value, features.detach().float(), parts)
-
-
-@torch.no_grad()
-def _initialise(linear: nn.Linear, init: str, classes: IntArray) -> None:
-    if init == "zeros":
-        nn.init.zeros_(linear.weight)
-    elif init == "normal":
-        nn.init.normal_(linear.weight, std=0.01)
-    if init != "uniform":
-        nn.init.zeros_(linear.bias)
-    # Weights are drawn for classes by their first sample, so that names and numbers of classes change no result.
-    place = torch.from_numpy(np.argsort(classes))
-    for values in (linear.weight, linear.bias):
-        values.copy_(values[place])
 
 
 def check_backbone(backbone: Backbone, settings: Settings) -> None:
@@ -263,25 +255,19 @@ def layer_numbers(backbone: Backbone) -> LayerNumbers:
         patterns = matcher(coarse=False)
         found = group_parameters(module, patterns, reverse=True)
         last = max(found.values())
+        # A pattern of timm is an expression, or a list of (expression, number).
+        expressions = [
+            expression
+            for entry in patterns.values()
+            for expression in ([entry] if isinstance(entry, str) else [first for first, _ in entry])
+        ]
         # timm gives what no pattern matches, such as its classifier, a number after all others.
-        return LayerNumbers(found, last if any(not _is_matched(name, patterns) for name in names) else last + 1)
+        unmatched = any(not any(re.match(expression, name) for expression in expressions) for name in names)
+        return LayerNumbers(found, last if unmatched else last + 1)
     raise UsageError(
         f"finetune: {backbone.name} has no numbered blocks or stages for layer_decay and train_blocks",
         "Leave them out, or use a ResNet or a model of timm.",
     )
-
-
-def _is_matched(name: str, patterns: Mapping[str, Any]) -> bool:
-    """Return True if a pattern of timm (an expression, or a list of (expression, number)) matches a name."""
-    alternatives = [[entry] if isinstance(entry, str) else [first for first, _ in entry] for entry in patterns.values()]
-    return any(re.match(expression, name) for expressions in alternatives for expression in expressions)
-
-
-def freeze_first(module: nn.Module, layers: LayerNumbers, train_blocks: int) -> None:
-    """Freeze all parameters before the last `train_blocks` blocks."""
-    for key, parameter in module.named_parameters():
-        if layers.backbone[key] < layers.head - train_blocks:
-            parameter.requires_grad_(False)
 
 
 def make_network(
@@ -302,6 +288,9 @@ def make_network(
     module = trainable_backbone(backbone, settings)
     freeze_unused(module, layer, side, backbone.preprocessing.channels)
     if settings.train_blocks is not None:
-        freeze_first(module, layer_numbers(backbone), settings.train_blocks)
+        layers = layer_numbers(backbone)
+        for key, parameter in module.named_parameters():
+            if layers.backbone[key] < layers.head - settings.train_blocks:
+                parameter.requires_grad_(False)
     with seeded(seed + 1):  # a random stream apart from that of an untrained backbone's weights
         return FinetunedNetwork(module, layer, targets, settings, setup, probe=probe)

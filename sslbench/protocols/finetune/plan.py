@@ -1,7 +1,6 @@
 """Plan of a finetuning run from its settings: samples to train on and batches."""
 
 import dataclasses
-import functools
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.selection import holdout_rows, no_holdout, percent
-from sslbench.protocols.finetune.settings import Settings, candidates, view
+from sslbench.protocols.finetune.settings import Settings, candidates
 
 # Largest number of checkpoints of a training, without those of interruptions.
 CHECKPOINTS = 20
@@ -106,7 +105,10 @@ def _listed(path: Path, train: Source) -> Portion:
     missing: list[str] = []
     for name in names:
         same_file = by_file.get(name.rpartition("/")[2], [])
-        matches = [by_id[name]] if name in by_id else [row for row in same_file if _is_same(name, train.ids[row])]
+        # One path is the end of the other: 'cat/1.png' of 'train/cat/1.png', not of 'dog/1.png'.
+        ends = [(row, f"/{train.ids[row]}") for row in same_file]
+        alike = [row for row, other in ends if f"/{name}".endswith(other) or other.endswith(f"/{name}")]
+        matches = [by_id[name]] if name in by_id else alike
         if len(matches) > 1:
             raise DataError(
                 f"train_list: {path} names '{name}', and {len(matches)} train images have that file name",
@@ -126,11 +128,6 @@ def _listed(path: Path, train: Source) -> Portion:
     return Portion(f"{len(chosen):,} images of {path.name} ({digest})", rows=chosen, listed=listed)
 
 
-def _is_same(one: str, other: str) -> bool:
-    """Return True if one path is the end of the other: 'cat/1.png' of 'train/cat/1.png', not of 'dog/1.png'."""
-    return f"/{one}".endswith(f"/{other}") or f"/{other}".endswith(f"/{one}")
-
-
 def split(source: Source, settings: Settings, seed: int) -> tuple[Source, Source] | None:
     """Return the parts that train and score the candidates of the selection; None for a single candidate."""
     tried = candidates(settings)
@@ -147,39 +144,6 @@ def split(source: Source, settings: Settings, seed: int) -> tuple[Source, Source
     return source.select(rows[0]), source.select(rows[1])
 
 
-def _transform(settings: Settings, size: int, preprocessing: Preprocessing) -> Callable[[Tensor], Tensor]:
-    """Return the augmentation of a decoded image; it can be pickled."""
-    if settings.augment == "none":
-        crop = evaluation_view(preprocessing, settings.flip)
-    else:
-        crop = make_view(view(settings, size))
-    if not settings.randaugment:
-        return crop
-    operations, magnitude = settings.randaugment
-    fill = tuple(255 * value for value in preprocessing.mean)
-    # Not a closure: workers get it pickled.
-    return functools.partial(_then_randaugment, crop, int(operations), magnitude, fill)
-
-
-def _then_randaugment(
-    crop: Callable[[Tensor], Tensor], operations: int, magnitude: float, fill: tuple[float, ...], image: Tensor
-) -> Tensor:
-    augmented: Tensor = _randaugment(operations, magnitude, fill)(crop(image))
-    return augmented
-
-
-@functools.cache
-def _randaugment(operations: int, magnitude: float, fill: tuple[float, ...]) -> v2.RandAugment:
-    step = round(magnitude * (_MAGNITUDES - 1) / 10)
-    # torchvision rotates and shears tensors with the bilinear filter only.
-    return v2.RandAugment(operations, step, _MAGNITUDES, v2.InterpolationMode.BILINEAR, fill=list(fill))
-
-
-def decoded_channels(preprocessing: Preprocessing) -> int:
-    """Return the number of channels of decoded images; a single channel is computed from three."""
-    return 3 if preprocessing.channels == 1 else preprocessing.channels
-
-
 def make_batches(
     source: Source,
     preprocessing: Preprocessing,
@@ -193,7 +157,9 @@ def make_batches(
 
     `size`: side of the views in pixels; `engine`: workers; None decodes in this process.
     """
-    process, channels = this_process(), decoded_channels(preprocessing)
+    process = this_process()
+    # A single channel is computed from three.
+    channels = 3 if preprocessing.channels == 1 else preprocessing.channels
     if settings.randaugment and channels != 3:
         raise UsageError(f"finetune: randaugment is for RGB images, and the backbone takes {channels} channels")
     passes = process.world * settings.accumulate
@@ -212,9 +178,19 @@ def make_batches(
             if passes > 1
             else f"finetune needs at least two training images, there is {len(source)}"
         )
+    transform: Callable[[Tensor], Tensor] = make_view(settings.view(size))
+    if settings.augment == "none":
+        transform = evaluation_view(preprocessing, settings.flip)
+    if settings.randaugment:
+        operations, magnitude = settings.randaugment
+        step = round(magnitude * (_MAGNITUDES - 1) / 10)
+        fill = [255 * value for value in preprocessing.mean]
+        # torchvision rotates and shears tensors with the bilinear filter only.
+        augment = v2.RandAugment(int(operations), step, _MAGNITUDES, v2.InterpolationMode.BILINEAR, fill=fill)
+        transform = v2.Compose([transform, augment])
     return EpochBatches(
         source,
-        _transform(settings, size, preprocessing),
+        transform,
         size=size,
         batch_size=batch_size,
         piece=batch_size,

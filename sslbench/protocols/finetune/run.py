@@ -140,7 +140,8 @@ class FinetuneRun:
         return held_out.target.headline(held_out.target.values, scores)
 
     def _train(self, source: Source, rates: Rates, seed: int, folder: Path, title: str) -> Finetuned:
-        report = stage_progress(self.progress, f"{self.backbone.name}: {title} {source.name}")
+        # The logs of a training stay beside the record: NAME.logs/NAME-0.0-final.
+        logs = "-".join((self.folder.stem, *folder.relative_to(self.folder).parts))
         return finetune(
             self.backbone,
             self.layer,
@@ -150,14 +151,9 @@ class FinetuneRun:
             seed=seed,
             engine=self.engine,
             folder=folder,
-            logs=self._logs(folder),
-            progress=report,
+            logs=self.folder.with_suffix(".logs") / logs,
+            progress=stage_progress(self.progress, f"{self.backbone.name}: {title} {source.name}"),
         )
-
-    def _logs(self, folder: Path) -> Path:
-        """Return the folder of the logs of a training, which stay beside the record: NAME.logs/NAME-0.0-final."""
-        name = "-".join((self.folder.stem, *folder.relative_to(self.folder).parts))
-        return self.folder.with_suffix(".logs") / name
 
     def _score(self, network: Finetuned, source: Source, title: str) -> Scores:
         """Return the scores (N, C) of a network; each process computes a share and receives all."""

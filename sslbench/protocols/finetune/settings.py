@@ -1,14 +1,11 @@
 """Settings of the finetune protocol."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Literal
 
 from sslbench.config import setting
-from sslbench.data.views import View
 from sslbench.errors import UsageError
-from sslbench.protocols._parts.rates import rate_schedule
-from sslbench.protocols.protocol import ProtocolSettings
+from sslbench.protocols._parts.rates import ViewSettings
 from sslbench.targets.classes import Classes
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.target import Target
@@ -16,7 +13,7 @@ from sslbench.train.optimizers.optimizer import OptimizerSettings, find, refuse_
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(ProtocolSettings):
+class Settings(ViewSettings):
     """Settings of finetuning."""
 
     epochs: float = setting(30, "epochs, in full batches", unit="epochs", within="(0, inf)")
@@ -160,8 +157,8 @@ class Settings(ProtocolSettings):
         # Each of these refuses values that are out of its range.
         for rates in candidates(self):
             optimizer_settings(self, rates)
-        view(self, self.size or 1)
-        schedule(self, self.epochs)
+        self.view(self.size or 1)
+        self.rate_schedule(self.epochs)
 
 
 NAME = "finetune"
@@ -222,26 +219,4 @@ def optimizer_settings(settings: Settings, rates: Rates, kind: type[Target] = Cl
         no_decay=settings.no_decay,
         head_lr_factor=settings.head_lr_factor or usual,
         layer_decay=settings.layer_decay,
-    )
-
-
-def schedule(settings: Settings, passes: float) -> Callable[[float], float]:
-    """Return the factor of the learning rates as a function of the progress in [0, 1].
-
-    `settings`: schedule, schedule_per and warmup_epochs are used; with `updates`, parts keep their share of `epochs`.
-    """
-    return rate_schedule(
-        settings.schedule,
-        per=settings.schedule_per,
-        warmup_epochs=settings.warmup_epochs,
-        epochs=passes if settings.updates is None else settings.epochs,
-        passes=passes,
-        protocol=NAME,
-    )
-
-
-def view(settings: Settings, size: int) -> View:
-    """Return the recipe of the random crop."""
-    return View(
-        size=size, scale=settings.scale, ratio=settings.ratio, interpolation=settings.interpolation, flip=settings.flip
     )

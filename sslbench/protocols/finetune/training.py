@@ -23,7 +23,7 @@ from sslbench.features.array import ExtractSettings
 from sslbench.protocols._parts.images import evaluation_side, unreadable_images
 from sslbench.protocols.finetune.network import FinetunedNetwork, Targets, feature_width, layer_numbers, make_network
 from sslbench.protocols.finetune.plan import CHECKPOINTS, make_batches
-from sslbench.protocols.finetune.settings import NAME, Rates, Settings, optimizer_settings, schedule
+from sslbench.protocols.finetune.settings import NAME, Rates, Settings, optimizer_settings
 from sslbench.runtime.device import check_precision
 from sslbench.runtime.progress import StageProgress
 from sslbench.runtime.signals import stop_signals
@@ -105,8 +105,7 @@ def prepare(
             f"finetune: probe_epochs={settings.probe_epochs:g} are {probe:,} updates, of {updates:,} in all",
             "Give fewer, or more epochs; linear-online trains heads alone.",
         )
-    factor = schedule(settings, updates / data.steps_per_epoch)
-    return PreparedTraining(data, size, width, updates, probe, factor)
+    return PreparedTraining(data, size, width, updates, probe, settings.rate_schedule(updates / data.steps_per_epoch))
 
 
 def finetune(  # noqa: PLR0913  network, data, settings and how it runs

@@ -72,7 +72,14 @@ class Bank(nn.Module):
         super().__init__()
         width, self.channels = widths
         self.input, self.heads, self.norm, self._eps = input, tuple(heads), norm, eps
-        weight, bias = _initial(classes, width, init, torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(seed)
+        weight, bias = torch.zeros(classes, width), torch.zeros(classes)
+        if init == "uniform":  # as nn.Linear initialises
+            bound = 1 / math.sqrt(width)
+            values = torch.rand((classes, width + 1), generator=generator) * 2 * bound - bound
+            weight, bias = values[:, :-1], values[:, -1]
+        elif init == "normal":
+            weight = _STD * torch.randn((classes, width), generator=generator)
         if order is not None:
             place = torch.from_numpy(np.argsort(order))
             weight, bias = weight[place], bias[place]
@@ -95,7 +102,16 @@ class Bank(nn.Module):
         weight: Tensor = self.weight
         bias: Tensor = self.bias
         if self.norm != "none":
-            x = self._normalised(x, total)
+            maps = x.reshape(len(x), self.channels, -1)
+            mean, variance = self.running_mean, self.running_var
+            if total is not None:
+                n = total * maps.shape[2]
+                mean = sum_(maps.sum((0, 2))) / n
+                variance = sum_((maps - mean[:, None]).square().sum((0, 2))) / n
+                self.running_mean.lerp_(mean, _MOMENTUM)
+                # As in torch's BatchNorm, the running variance is the unbiased one, and that of the batch is not.
+                self.running_var.lerp_(variance * (n / (n - 1)), _MOMENTUM)
+            x = ((maps - mean[:, None]) * (variance + self._eps).rsqrt()[:, None]).flatten(1)
         if self.norm == "affine":
             # Scaling a head's weights equals scaling its input, and does so for all heads at once.
             repeats = weight.shape[2] // self.channels
@@ -103,30 +119,6 @@ class Bank(nn.Module):
             weight = weight * self.scale.repeat_interleave(repeats, dim=1)[:, None, :]
         scores: Tensor = F.linear(x, weight.flatten(0, 1), bias.flatten())
         return scores.view(-1, *weight.shape[:2])
-
-    def _normalised(self, x: Tensor, total: int | None) -> Tensor:
-        maps = x.reshape(len(x), self.channels, -1)
-        mean, variance = self.running_mean, self.running_var
-        if total is not None:
-            n = total * maps.shape[2]
-            mean = sum_(maps.sum((0, 2))) / n
-            variance = sum_((maps - mean[:, None]).square().sum((0, 2))) / n
-            self.running_mean.lerp_(mean, _MOMENTUM)
-            # As in torch's BatchNorm, the running variance is the unbiased one, and that of the batch is not.
-            self.running_var.lerp_(variance * (n / (n - 1)), _MOMENTUM)
-        normalised: Tensor = (maps - mean[:, None]) * (variance + self._eps).rsqrt()[:, None]
-        return normalised.flatten(1)
-
-
-def _initial(classes: int, width: int, init: Init, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    if init == "uniform":  # as nn.Linear initialises
-        bound = 1 / math.sqrt(width)
-        values = torch.rand((classes, width + 1), generator=generator) * 2 * bound - bound
-        return values[:, :-1], values[:, -1]
-    weight = (
-        torch.zeros(classes, width) if init == "zeros" else _STD * torch.randn((classes, width), generator=generator)
-    )
-    return weight, torch.zeros(classes)
 
 
 class Heads(nn.Module):
@@ -161,11 +153,13 @@ class Heads(nn.Module):
         groups = []
         for bank, h, head in self.all_heads():
             rate = scaled_lr(dataclasses.replace(settings, lr=head.lr), batch_size)
-            own: dict[str, nn.Parameter] = {
-                name: self._view(getattr(bank, name), h)
-                for name in ("weight", "bias", "scale", "shift")
-                if name in bank._parameters
-            }
+            own: dict[str, nn.Parameter] = {}
+            for name in ("weight", "bias", "scale", "shift"):
+                if name in bank._parameters:
+                    whole: nn.Parameter = getattr(bank, name)
+                    # Shares its memory with the bank: what an optimizer does to it changes the bank.
+                    own[name] = nn.Parameter(whole.data[h])
+                    self._views.append((whole, h, own[name]))
             plain = {"bias"} if not settings.decay_bias else set()
             plain |= {"scale", "shift"} if not settings.decay_norm else set()
             plain |= {"shift"} if not settings.decay_bias else set()
@@ -196,12 +190,6 @@ class Heads(nn.Module):
     def all_banks(self) -> Sequence[Bank]:
         """Return the banks in order."""
         return [bank for bank in self.banks if isinstance(bank, Bank)]
-
-    def _view(self, whole: nn.Parameter, h: int) -> nn.Parameter:
-        # Shares its memory with the bank: what an optimizer does to it changes the bank.
-        own = nn.Parameter(whole.data[h])
-        self._views.append((whole, h, own))
-        return own
 
 
 def head_losses(logits: Tensor, labels: Tensor, total: int, labelled: Tensor | None) -> Tensor:

@@ -31,7 +31,7 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.images import evaluation_side, random_sample, unreadable_images
 from sslbench.protocols._parts.selection import edge_notes, holdout_rows, is_better, no_holdout, percent
 from sslbench.protocols.linear_online.heads import Bank, Head, Heads, Norm
-from sslbench.protocols.linear_online.settings import Settings, optimizer_settings, schedule, view
+from sslbench.protocols.linear_online.settings import Settings, optimizer_settings
 from sslbench.protocols.linear_online.training import Input, InputEncoder, Training, block_inputs, layer_inputs, train
 from sslbench.protocols.protocol import ImageInputs
 from sslbench.results import Outcome
@@ -90,11 +90,10 @@ class Candidate:
     @property
     def text(self) -> str:
         """Return the head's settings as text: 'lr=0.1 blocks=4'."""
-        return " ".join(f"{key}={_text(value)}" for key, value in self.choice.items())
-
-
-def _text(value: float | int | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
+        return " ".join(
+            f"{key}={str(value).lower() if isinstance(value, bool) else f'{value:g}'}"
+            for key, value in self.choice.items()
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +130,7 @@ def run(inputs: ImageInputs[Settings]) -> dict[str, Outcome]:
     updates = settings.updates or max(1, round(settings.epochs * batches.steps_per_epoch))
     plan = Training(
         updates=updates,
-        schedule=schedule(settings, updates / batches.steps_per_epoch),
+        schedule=settings.rate_schedule(updates / batches.steps_per_epoch),
         optimizer=optimizer_settings(settings),
         folder=inputs.folder,
         unreadable=lambda: unreadable_images(whole, backbone.preprocessing, engine),
@@ -189,6 +188,15 @@ def _outcome(
     variants = (
         {} if kind is MultiLabel else {each.text: {name: on_test.headlines[each.number]} for each in choice.others}
     )
+    notes = list(notes)
+    if choice.on == "test":
+        heads = len(choice.others) + 1
+        notes.append(
+            f"The best of {heads} heads was selected on the reported test samples, so the score is optimistic."
+        )
+    if diverged := [each.text for each in choice.others if not each.alive]:
+        notes.append(f"Diverged heads were left out: {'; '.join(diverged)}.")
+    notes += edge_notes("lr", choice.head.choice["lr"], settings.lr, least=3)
     return Outcome(
         metrics=metrics,
         headline=name,
@@ -197,23 +205,9 @@ def _outcome(
         train=on_train.headlines[number],
         selected=selected,
         variants=variants,
-        notes=(*notes, *_notes(choice, settings)),
+        notes=tuple(notes),
         probabilities=probabilities,
     )
-
-
-def _notes(choice: Chosen, settings: Settings) -> list[str]:
-    """Return the notes on the choice of a head."""
-    notes = []
-    if choice.on == "test":
-        heads = len(choice.others) + 1
-        notes.append(
-            f"The best of {heads} heads was selected on the reported test samples, so the score is optimistic."
-        )
-    diverged = [each.text for each in choice.others if not each.alive]
-    if diverged:
-        notes.append(f"Diverged heads were left out: {'; '.join(diverged)}.")
-    return notes + edge_notes("lr", choice.head.choice["lr"], settings.lr, least=3)
 
 
 def planned(backbone: Backbone, layers: Sequence[Layer], settings: Settings) -> tuple[BankPlan, ...]:
@@ -236,14 +230,10 @@ def planned(backbone: Backbone, layers: Sequence[Layer], settings: Settings) -> 
     return tuple(plans)
 
 
-def has_choice(plans: Sequence[BankPlan], settings: Settings) -> bool:
-    """Return True if a row has several heads, of which one must be chosen."""
-    return len(settings.lr) * len(settings.weight_decay) > 1 or len({plan.row for plan in plans}) < len(plans)
-
-
 def split(train: Source, plans: Sequence[BankPlan], settings: Settings, seed: int) -> tuple[Source, Source | None]:
     """Return the training part and the part held out for the choice; None where nothing is chosen on train."""
-    if settings.select_on == "test" or not has_choice(plans, settings):
+    several_heads = len(settings.lr) * len(settings.weight_decay) > 1 or len({plan.row for plan in plans}) < len(plans)
+    if settings.select_on == "test" or not several_heads:
         return train, None
     groups = source_groups(train)
     parts = holdout_rows(train.target, settings.holdout, seed, groups)
@@ -272,7 +262,7 @@ def make_batches(
             "Use a protocol on features, such as linear.",
         )
     size = settings.size or evaluation_side(source, preprocessing, "linear-online")
-    transform: View | Callable[[Tensor], Tensor] = view(settings, size)
+    transform: View | Callable[[Tensor], Tensor] = settings.view(size)
     if settings.augment == "none":
         transform = evaluation_view(preprocessing, settings.flip)
     process = this_process()

@@ -4,18 +4,15 @@ import dataclasses
 from typing import Any, Literal
 
 from sslbench.config import setting
-from sslbench.data.views import View
 from sslbench.errors import UsageError
-from sslbench.protocols._parts.rates import rate_schedule
-from sslbench.protocols.protocol import ProtocolSettings
-from sslbench.train import schedules
+from sslbench.protocols._parts.rates import ViewSettings
 from sslbench.train.optimizers.optimizer import OptimizerSettings
 
 GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(ProtocolSettings):
+class Settings(ViewSettings):
     """Settings of the linear probe on images."""
 
     epochs: float = setting(10, "epochs, in full batches", unit="epochs", within="(0, inf)")
@@ -101,8 +98,8 @@ class Settings(ProtocolSettings):
             raise UsageError("linear-online: patch_mean has no effect without blocks")
         # Each of these refuses values that are out of its range.
         optimizer_settings(self)
-        view(self, self.size or 1)
-        schedule(self, self.epochs)
+        self.view(self.size or 1)
+        self.rate_schedule(self.epochs)
 
 
 def optimizer_settings(settings: Settings) -> OptimizerSettings:
@@ -118,26 +115,4 @@ def optimizer_settings(settings: Settings) -> OptimizerSettings:
         exclude_norm_and_bias=True,
         decay_norm=settings.decay_norm,
         decay_bias=settings.decay_bias,
-    )
-
-
-def schedule(settings: Settings, passes: float) -> schedules.Schedule:
-    """Return the schedule: from the position in [0, 1] to the factor of the learning rates.
-
-    `settings`: schedule, schedule_per and warmup_epochs are used; with `updates`, parts keep their share of `epochs`.
-    """
-    return rate_schedule(
-        settings.schedule,
-        per=settings.schedule_per,
-        warmup_epochs=settings.warmup_epochs,
-        epochs=passes if settings.updates is None else settings.epochs,
-        passes=passes,
-        protocol="linear-online",
-    )
-
-
-def view(settings: Settings, size: int) -> View:
-    """Return the recipe of the augmented view of an image."""
-    return View(
-        size=size, scale=settings.scale, ratio=settings.ratio, interpolation=settings.interpolation, flip=settings.flip
     )

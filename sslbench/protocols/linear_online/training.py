@@ -112,7 +112,14 @@ class InputEncoder:
             self._norm = copy.deepcopy(self._encoder.module.get_submodule(_NORM)).float()
         self.widths = self._widths(sides[0])
         if sides[1] != sides[0]:
-            _check_equal(self.widths, self._widths(sides[1]), sides)
+            of_images = self._widths(sides[1])
+            for name, (width, _) in self.widths.items():
+                if of_images[name][0] != width:
+                    raise UsageError(
+                        f"layer '{name}' has {width:,} features for views of {sides[0]} pixels and "
+                        f"{of_images[name][0]:,} for the {sides[1]} pixels of the evaluation transform",
+                        "Leave out size=, or pool the layer to a fixed size: LAYER:avg, LAYER:adaptive(2,2).",
+                    )
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
         """uint8 (B, 3, h, w) -> {name of the input: (B, D) float32}, on the device; no gradient."""
@@ -120,19 +127,18 @@ class InputEncoder:
         pictures = normalise(images.to(encoder.device, non_blocking=True), self._preprocessing, encoder.dtype)
         features = encoder(pictures)
         with torch.inference_mode():
-            joined = {each.name: self._joined(each, features) for each in self.inputs}
+            joined = {}
+            for each in self.inputs:
+                parts = [features[layer.text] for layer in each.layers]
+                if self._norm is not None:
+                    # The norm acts per token, so it can be applied to the class tokens alone.
+                    parts = [self._norm(part) if i < each.normalised else part for i, part in enumerate(parts)]
+                joined[each.name] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return {name: value.clone() for name, value in joined.items()}  # autograd takes no inference tensors
 
     def state_sha256(self) -> str:
         """Return the hash of parameters and statistics: it changes if the backbone is not frozen."""
         return self._encoder.state_sha256()
-
-    def _joined(self, each: Input, features: dict[str, Tensor]) -> Tensor:
-        parts = [features[layer.text] for layer in each.layers]
-        if self._norm is not None:
-            # The norm acts per token, so it can be applied to the class tokens alone.
-            parts = [self._norm(part) if i < each.normalised else part for i, part in enumerate(parts)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _widths(self, side: int) -> dict[str, tuple[int, int]]:
         encoder = self._encoder
@@ -157,18 +163,6 @@ class InputEncoder:
             own = channels.get(each.layers[0].text) if len(each.layers) == 1 else None
             widths[each.name] = (width, own or width)
         return widths
-
-
-def _check_equal(
-    views: dict[str, tuple[int, int]], evaluation: dict[str, tuple[int, int]], sides: tuple[int, int]
-) -> None:
-    for name, (width, _) in views.items():
-        if evaluation[name][0] != width:
-            raise UsageError(
-                f"layer '{name}' has {width:,} features for views of {sides[0]} pixels and {evaluation[name][0]:,} for "
-                f"the {sides[1]} pixels of the evaluation transform",
-                "Leave out size=, or pool the layer to a fixed size: LAYER:avg, LAYER:adaptive(2,2).",
-            )
 
 
 log = logging.getLogger("sslbench")
@@ -196,13 +190,12 @@ class Training:
     progress: Callable[[int, int], None] | None = None
 
 
-def train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatches, plan: Training) -> float:
+def train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatches, plan: Training) -> None:
     """Train the heads in place to the end; every process calls this. Continue from a checkpoint in `plan.folder`.
 
     The backbone is not trained, nor does anything else of it move: that is checked.
     """
     with exclusive(plan.folder):
-        began = time.perf_counter()
         run = _HeadTraining(heads, encode, source, data, plan)
         resume(run.state, plan.folder)
         steps = TrainingPlan(
@@ -212,7 +205,6 @@ def train(heads: Heads, encode: InputEncoder, source: Source, data: EpochBatches
         stream = contextlib.closing(data.batches(run.state.step, plan.updates))
         with stop_signals() as signal_number, stream as pieces:
             loop.train(run.state, steps, run.encoded(pieces), run, signal_number)
-        return time.perf_counter() - began
 
 
 Features = dict[str, Tensor]
@@ -257,14 +249,11 @@ class _HeadTraining(HeadTraining[tuple[Features, Tensor]]):
     def after_update(self, step: Step) -> None:
         """Look at the losses now and then."""
         self.banks.clear_gradients()
-        if self.is_report_due(step.index + 1):
-            self.report(self.losses, self.features, step.index + 1)
-
-    def is_report_due(self, done: int) -> bool:
-        """Return True at regular updates; after some seconds too in a single process, where no other has to agree."""
-        if done % CHECK_EVERY == 0 or done % self.data.steps_per_epoch == 0 or done == self.plan.updates:
-            return True
-        return world_size() == 1 and time.perf_counter() - self.reported > LINE_SECONDS
+        done = step.index + 1
+        regular = done % CHECK_EVERY == 0 or done % self.data.steps_per_epoch == 0 or done == self.plan.updates
+        # After some seconds too in a single process, where no other has to agree.
+        if regular or (world_size() == 1 and time.perf_counter() - self.reported > LINE_SECONDS):
+            self.report(self.losses, self.features, done)
 
     def report(self, losses: Tensor, features: dict[str, Tensor], done: int) -> None:
         """Log the progress now and then; stop when no head is left."""
@@ -277,19 +266,16 @@ class _HeadTraining(HeadTraining[tuple[Features, Tensor]]):
             self.plan.progress(done * self.data.batch_size, self.plan.updates * self.data.batch_size)
         now = time.perf_counter()
         if done % self.data.steps_per_epoch == 0 or done == self.plan.updates or now - self.reported > LINE_SECONDS:
-            log.info(self._line(values, done))
             self.reported = now
-
-    def _line(self, values: Tensor, done: int) -> str:
-        left = values.nan_to_num(nan=float("inf"), posinf=float("inf"))
-        best, count = int(left.argmin()), len(values)
-        diverged = int((~torch.isfinite(values)).sum())
-        # A head has one group or two, of which one has its weight: so there is one rate per head.
-        rates = [group["lr"] for group in self.state.optimizer.param_groups if "weight" in group["names"]]
-        epochs = self.plan.updates / self.data.steps_per_epoch
-        return (
-            f"epoch {done / self.data.steps_per_epoch:.3g} of {epochs:.3g}, update {done} of {self.plan.updates}: "
-            + (f"lowest loss of {count} heads" if count > 1 else "loss")
-            + f" {float(values[best]):.4g}, lr {rates[best]:.3g}"
-            + (f"; {diverged} diverged" if diverged else "")
-        )
+            left = values.nan_to_num(nan=float("inf"), posinf=float("inf"))
+            best, count = int(left.argmin()), len(values)
+            diverged = int((~torch.isfinite(values)).sum())
+            # A head has one group or two, of which one has its weight: so there is one rate per head.
+            rates = [group["lr"] for group in self.state.optimizer.param_groups if "weight" in group["names"]]
+            epochs = self.plan.updates / self.data.steps_per_epoch
+            log.info(
+                f"epoch {done / self.data.steps_per_epoch:.3g} of {epochs:.3g}, update {done} of {self.plan.updates}: "
+                + (f"lowest loss of {count} heads" if count > 1 else "loss")
+                + f" {float(values[best]):.4g}, lr {rates[best]:.3g}"
+                + (f"; {diverged} diverged" if diverged else "")
+            )

@@ -14,11 +14,12 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from sslbench.arrays import FloatArray, Int8Array, Int16Array, IntArray
+from sslbench.config import setting
 from sslbench.errors import DataError
 from sslbench.features.array import Features
 from sslbench.metrics import ranking
@@ -33,8 +34,7 @@ from sslbench.protocols._parts.selection import (
     headline_by_blocks,
     signed_targets,
 )
-from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, Shapes, any_labels
-from sslbench.protocols.svm.settings import Settings
+from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, ProtocolSettings, Shapes, any_labels
 from sslbench.results import Outcome
 from sslbench.solvers import svm
 from sslbench.solvers.svm import HeldOut, Models, PreparedRows, no_model, relative_gaps
@@ -42,6 +42,45 @@ from sslbench.steps import counted
 from sslbench.targets.classes import Classes
 
 _NEWTON_UP_TO = 12288  # axes: memory of rotating the features grows with their square, time with their cube
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(ProtocolSettings):
+    """Settings of the SVM protocol."""
+
+    costs: tuple[float, ...] = setting(
+        (0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 50.0, 100.0, 1000.0),
+        "candidates of the cost (scikit-learn's C); a single value needs no selection",
+        within="(0, inf)",
+        filled=True,
+    )
+    folds: int = setting(3, "folds of the cross-validation that selects the cost", within="[2, inf)")
+    normalise: bool = setting(True, "divide each feature vector by its norm + 1e-5")
+    positive_weight: float = setting(2.0, "weight of positives in the loss; negatives weigh 1", within="(0, inf)")
+    ignore_in_training: Literal["negative", "drop"] = setting(
+        "negative", "role of labels -1 in training: negatives, as in VISSL, or left out; test always leaves them out"
+    )
+    intercept_scaling: float = setting(
+        1.0, "constant feature whose weight, times this value, is the bias", within="(0, inf)"
+    )
+    solver: Literal["auto", "newton", "liblinear"] = setting(
+        "auto",
+        "newton: all classes, costs and folds jointly; liblinear: scikit-learn's LinearSVC, "
+        "one by one; auto: newton, unless samples and features both exceed 12,288",
+    )
+    max_memory: float = setting(
+        1.0,
+        "working memory of newton beside the features, by which classes are solved together",
+        unit="GB",
+        changes_result=False,
+        within="(0, inf)",
+    )
+    max_iter: int = setting(2000, "largest number of solver iterations", within="(0, inf)")
+    tolerance: float = setting(
+        1e-4,
+        "newton: largest relative distance of the coefficients from the optimum; liblinear: its own measure",
+        within="(0, inf)",
+    )
 
 
 def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
@@ -106,10 +145,18 @@ def make_solver(x: FloatArray | svm.PreparedRows, settings: Settings, seed: int)
     """Return the solver of the settings for features (N, D), with a note where 'auto' chose the slow one."""
     axes = min(x.shape[0], x.shape[1] + 1)
     if settings.solver == "newton" or (settings.solver == "auto" and axes <= _NEWTON_UP_TO):
-        from sslbench.protocols.svm.newton import Newton
+        from sslbench.solvers.svm.newton import Newton
 
-        return Newton(x, settings), []
-
+        newton = Newton(
+            x,
+            costs=settings.costs,
+            positive_weight=settings.positive_weight,
+            intercept_scaling=settings.intercept_scaling,
+            tolerance=settings.tolerance,
+            max_iter=settings.max_iter,
+            max_memory=settings.max_memory,
+        )
+        return newton, []
     because = f"liblinear was used, because {axes} axes are too many for the joint solver."
     return Liblinear(x[:], settings, seed), [because[0].upper() + because[1:]] if settings.solver == "auto" else []
 
@@ -140,7 +187,11 @@ def choose_each(
         with counted("svm: choice of costs", "cross-validations", len(validated) * len(costs)) as advance:
             for part in solver.held_out(targets[:, validated], folds[:, validated]):
                 k = validated[part.column]
-                means[k, part.place] = _average_precision(targets[:, k], folds[:, k], part.decision)
+                precisions = [
+                    ranking.single_class(ranking.non_interpolated, targets[rows, k], part.decision[rows])
+                    for rows in (np.flatnonzero(folds[:, k] == fold) for fold in range(number[k]))
+                ]
+                means[k, part.place] = ranking.mean_over_classes(np.array(precisions))
                 unconverged += part.unconverged
                 advance(1)
     best_costs = [_first_best(costs, row) for row in means]
@@ -203,12 +254,6 @@ def choose_one(
 
 def _search_notes(unconverged: int) -> tuple[str, ...]:
     return (f"During the selection of the cost, {unconverged} of the SVMs did not converge.",) if unconverged else ()
-
-
-def _average_precision(target: Int8Array, folds: Int16Array, decision: FloatArray) -> float:
-    rows = [np.flatnonzero(folds == fold) for fold in range(int(folds.max()) + 1)]
-    values = [ranking.single_class(ranking.non_interpolated, target[r], decision[r]) for r in rows]
-    return ranking.mean_over_classes(np.array(values))
 
 
 def _middle(costs: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""SVM protocol by `solvers.svm.squared_hinge`: blocks of problems, along the costs, in bounded memory."""
+"""Blocks of SVM problems by `squared_hinge`, along the costs, in bounded memory."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from sslbench.arrays import FloatArray, Int8Array, Int16Array
-from sslbench.protocols.svm.settings import Settings
 from sslbench.solvers.svm import HeldOut, Models, PreparedRows, no_model
 from sslbench.solvers.svm.features import rotate
 from sslbench.solvers.svm.squared_hinge import Solutions, solve
@@ -19,11 +18,22 @@ _ARRAYS = 24  # float64 arrays per problem, each of the length of the samples or
 class Newton:
     """All models of one data set."""
 
-    def __init__(self, x: FloatArray | PreparedRows, settings: Settings) -> None:
-        """Rotate the features (N, D), once for all models."""
-        self._settings = settings
-        self._features = rotate(x, settings.intercept_scaling)
-        self._block = max(1, int(settings.max_memory * 1e9 / (8 * _ARRAYS * sum(self._features.x.shape))))
+    def __init__(
+        self,
+        x: FloatArray | PreparedRows,
+        *,
+        costs: Sequence[float],
+        positive_weight: float,
+        intercept_scaling: float,
+        tolerance: float,
+        max_iter: int,
+        max_memory: float,
+    ) -> None:
+        """Rotate the features (N, D), once for all models; see the settings of the protocol svm."""
+        self._costs, self._positive_weight = costs, positive_weight
+        self._tolerance, self._max_iter = tolerance, max_iter
+        self._features = rotate(x, intercept_scaling)
+        self._block = max(1, int(max_memory * 1e9 / (8 * _ARRAYS * sum(self._features.x.shape))))
 
     def held_out(self, targets: Int8Array, folds: Int16Array) -> Iterator[HeldOut]:
         """Yield decision values on the held-out folds; see `Solver`."""
@@ -40,7 +50,7 @@ class Newton:
         # A fold without positives (or negatives) has a constant decision, and nothing to solve.
         constant = no_model(signs)
         learn = np.isnan(constant) & held_out.any(axis=2).ravel()
-        costs = self._settings.costs
+        costs = self._costs
         decision = np.repeat(constant[:, None], len(targets), axis=1)
         start: Solutions | None = None
         # From small costs to large ones: each solution is a start near the next, which saves most of the steps.
@@ -59,28 +69,24 @@ class Newton:
         parts = []
         for first in range(0, targets.shape[1], self._block):
             block = slice(first, first + self._block)
-            found = self._along_costs(np.ascontiguousarray(targets[:, block].T), np.asarray(costs[block]))
-            weight, bias = self._features.coefficients(found.v)
-            parts.append(Models(weight, bias, found.converged.numpy()))
+            signs, own = np.ascontiguousarray(targets[:, block].T), np.asarray(costs[block])
+            smaller = sorted({cost for cost in self._costs if cost < own.max()})
+            start: Solutions | None = None
+            # By way of the smaller costs: a tenth of the steps of a start from 0.
+            for cost in smaller:
+                start = self._solve(signs, np.minimum(own, cost), start, _INTERMEDIATE)
+            solutions = self._solve(signs, own, start, 1)
+            weight, bias = self._features.coefficients(solutions.v)
+            parts.append(Models(weight, bias, solutions.converged.numpy()))
         return Models(*(np.concatenate([getattr(p, name) for p in parts]) for name in ("weight", "bias", "converged")))
-
-    def _along_costs(self, signs: Int8Array, costs: FloatArray) -> Solutions:
-        """Solve each problem at its own cost, by way of the smaller ones: a tenth of the steps of a start from 0."""
-        candidates = {cost for cost in self._settings.costs if cost < costs.max()}
-        found: Solutions | None = None
-        for cost in [*sorted(candidates), costs.max()]:
-            found = self._solve(signs, np.minimum(costs, cost), found, 1 if cost == costs.max() else _INTERMEDIATE)
-        if found is None:
-            raise ValueError("no problems")
-        return found
 
     def _solve(self, signs: Int8Array, costs: FloatArray, start: Solutions | None, factor: int) -> Solutions:
         return solve(
             self._features,
             torch.from_numpy(signs),
             torch.from_numpy(costs),
-            self._settings.positive_weight,
+            self._positive_weight,
             start=start,
-            tolerance=factor * self._settings.tolerance,
-            max_iter=self._settings.max_iter,
+            tolerance=factor * self._tolerance,
+            max_iter=self._max_iter,
         )
