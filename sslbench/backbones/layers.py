@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -165,10 +165,32 @@ def forward_layers(module: nn.Module, images: Tensor, layers: Sequence[Layer]) -
     # Parts of joined layers are tapped once, however many layers share them.
     taps = single_layers(layers)
     taken: dict[str, list[Tensor]] = {layer.text: [] for layer in taps}
-    with hooked(module, taps, lambda layer, value: taken[layer.text].append(_pooled(module, layer, value, images))):
+
+    def pool(layer: Layer, value: Any) -> None:
+        value, tokens = map_of(module, layer, value, images)
+        features = apply_pool(value, layer.pool, tokens, layer=layer.text)
+        if layer.head is not None:
+            try:
+                features = layer.head(features)
+            except RuntimeError as error:
+                width, _ = widths(layer.head)
+                raise BackboneError(
+                    f"layer '{layer.text}': the head takes {width} numbers, the backbone returns {features.shape[1]}",
+                    "The head belongs to another backbone; evaluate the backbone's own layers.",
+                ) from error
+        taken[layer.text].append(features)
+
+    with hooked(module, taps, pool):
         run(module, images)
     for layer in taps:
-        _check_once(layer, len(taken[layer.text]))
+        if (times := len(taken[layer.text])) != 1:
+            tapped = f"layer '{layer.text}' (module '{layer.path}')"
+            raise BackboneError(
+                f"{tapped} ran {times} times in one forward pass: it is shared"
+                if times
+                else f"{tapped} did not run in the forward pass, or not through its own call",
+                f"Name the enclosing module, or the input{'' if times else ' or output'} of the next one: PATH@input.",
+            )
     return {
         # One after the other within each region.
         layer.text: torch.cat(
@@ -215,37 +237,12 @@ def hooked(module: nn.Module, layers: Sequence[Layer], take: Callable[[Layer, An
 
 
 def _hook(module: nn.Module, layer: Layer, take: Callable[[Layer, Any], None]) -> torch.utils.hooks.RemovableHandle:
-    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        take(layer, next(iter((*args, *kwargs.values())), None))
-
-    def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        take(layer, output)
-
+    if layer.side == "output":
+        return module.register_forward_hook(lambda _, args, output: take(layer, output))
     # With keywords: transformers' modules get their input as hidden_states=...
-    if layer.side == "input":
-        return module.register_forward_pre_hook(before, with_kwargs=True)
-    return module.register_forward_hook(after)
-
-
-def _check_once(layer: Layer, times: int) -> None:
-    if times == 1:
-        return
-    what = f"layer '{layer.text}' (module '{layer.path}')"
-    if times == 0:
-        raise BackboneError(
-            f"{what} did not run in the forward pass, or not through its own call",
-            "Name the enclosing module, or the input or output of the next one: PATH@input.",
-        )
-    raise BackboneError(
-        f"{what} ran {times} times in one forward pass: it is shared",
-        "Name the enclosing module, or the input of the next one: PATH@input.",
+    return module.register_forward_pre_hook(
+        lambda _, args, kwargs: take(layer, next(iter((*args, *kwargs.values())), None)), with_kwargs=True
     )
-
-
-def _pooled(root: nn.Module, layer: Layer, value: Any, images: Tensor) -> Tensor:
-    value, tokens = map_of(root, layer, value, images)
-    pooled = apply_pool(value, layer.pool, tokens, layer=layer.text)
-    return pooled if layer.head is None else _through_head(pooled, layer.head, layer.text)
 
 
 def map_of(root: nn.Module, layer: Layer, value: Any, images: Tensor) -> tuple[Tensor, Tokens]:
@@ -263,18 +260,6 @@ def map_of(root: nn.Module, layer: Layer, value: Any, images: Tensor) -> tuple[T
     if value.ndim == 4 and _channels_last(root, layer, value, images):
         value = value.permute(0, 3, 1, 2)
     return value, token_layout(root, layer.path, value)
-
-
-def _through_head(features: Tensor, head: nn.Sequential, name: str) -> Tensor:
-    """Return the output (B, d) of a head's layers on the backbone's output (B, D)."""
-    try:
-        return cast(Tensor, head(features))
-    except RuntimeError as error:
-        width, _ = widths(head)
-        raise BackboneError(
-            f"layer '{name}': the head takes {width} numbers, the backbone returns {features.shape[1]}",
-            "The head belongs to another backbone; evaluate the backbone's own layers.",
-        ) from error
 
 
 def _channels_last(root: nn.Module, layer: Layer, x: Tensor, images: Tensor) -> bool:

@@ -4,9 +4,11 @@ import collections
 import copy
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's customary name
 from torch import Tensor, nn
@@ -16,7 +18,9 @@ from sslbench.arithmetic import arithmetic
 from sslbench.backbones.backbone import Backbone, copied, probe_images
 from sslbench.backbones.int8 import Int8Network, int8_network
 from sslbench.backbones.layers import Layer, forward_layers, hooked, relative_difference, single_layers
+from sslbench.data.decode import transforms
 from sslbench.errors import BackboneError, UsageError
+from sslbench.preprocessing import Preprocessing
 from sslbench.runtime.device import DTYPES
 from sslbench.runtime.resources import EncodingPrecision
 from sslbench.weights.fill import tensors_sha256
@@ -46,7 +50,12 @@ def folded(module: nn.Module, layers: Sequence[Layer], images: Tensor) -> nn.Mod
             return candidate
         for convolution, norm in pairs:
             _fold(candidate, convolution, norm)
-        problem = _what_changed(candidate, wanted, layers, images)
+        try:
+            got = forward_layers(candidate, images, layers)
+            worst = max(relative_difference(got[text], wanted[text]) for text in wanted)
+            problem = "" if worst <= TOLERANCE else f"features would change by {worst:.1e} of the largest value"
+        except BackboneError as error:
+            problem = f"the backbone does not run without it ({error.message})"
     if problem:
         log.info(f"BatchNorm is not folded: {problem}")
         return copied(module)
@@ -54,21 +63,20 @@ def folded(module: nn.Module, layers: Sequence[Layer], images: Tensor) -> nn.Mod
     return candidate
 
 
-def _what_changed(candidate: nn.Module, wanted: dict[str, Tensor], layers: Sequence[Layer], images: Tensor) -> str:
-    """Return a description of changed features; '' if they are equal within TOLERANCE."""
-    try:
-        got = forward_layers(candidate, images, layers)
-    except BackboneError as error:
-        return f"the backbone does not run without it ({error.message})"
-    worst = max(relative_difference(got[text], wanted[text]) for text in wanted)
-    return "" if worst <= TOLERANCE else f"features would change by {worst:.1e} of the largest value"
-
-
 def _pairs(module: nn.Module, layers: Sequence[Layer], images: Tensor) -> tuple[_Pairs, dict[str, Tensor]]:
     """Return (convolution, norm) paths where the norm receives the convolution's output itself, and the features."""
-    parts = dict(module.named_modules())
-    convolutions = [path for path, part in parts.items() if _plain_convolution(part)]
-    norms = [path for path, part in parts.items() if _plain_norm(part)]
+    unhooked = {
+        path: part for path, part in module.named_modules() if not part._forward_hooks and not part._forward_pre_hooks
+    }
+    convolutions = [
+        path for path, part in unhooked.items() if type(part) in _CONVOLUTIONS or _is_exactly(part, _TIMM_CONVOLUTION)
+    ]
+    norms = [
+        path
+        for path, part in unhooked.items()
+        if (type(part) in _NORMS or _is_exactly(part, _TIMM_NORM))
+        and isinstance(getattr(part, "running_mean", None), Tensor)
+    ]
     if not convolutions or not norms:
         return [], {}
     watched = [Layer("conv", path) for path in convolutions] + [Layer("norm", path, "input") for path in norms]
@@ -101,18 +109,6 @@ def _is_exactly(part: nn.Module, name: str) -> bool:
     return f"{type(part).__module__}.{type(part).__qualname__}" == name
 
 
-def _plain_convolution(part: nn.Module) -> bool:
-    plain = type(part) in _CONVOLUTIONS or _is_exactly(part, _TIMM_CONVOLUTION)
-    return plain and not part._forward_hooks and not part._forward_pre_hooks
-
-
-def _plain_norm(part: nn.Module) -> bool:
-    known = type(part) in _NORMS or _is_exactly(part, _TIMM_NORM)
-    if not known or part._forward_hooks or part._forward_pre_hooks:
-        return False
-    return isinstance(getattr(part, "running_mean", None), Tensor)
-
-
 def _fold(module: nn.Module, convolution_path: str, norm_path: str) -> None:
     convolution: Any = module.get_submodule(convolution_path)
     norm: Any = module.get_submodule(norm_path)
@@ -120,16 +116,11 @@ def _fold(module: nn.Module, convolution_path: str, norm_path: str) -> None:
         convolution.weight, convolution.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
     )
     rest = nn.Sequential(norm.drop, norm.act) if _is_exactly(norm, _TIMM_NORM) else nn.Identity()
-    for parent, name in _places(module, norm):
-        setattr(parent, name, rest)
-
-
-def _places(module: nn.Module, part: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Yield (parent, name) of every place where a module is registered."""
+    # A module may be registered under several names.
     for parent in list(module.modules()):
         for name, child in list(parent._modules.items()):
-            if child is part:
-                yield parent, name
+            if child is norm:
+                setattr(parent, name, rest)
 
 
 # On a CPU a batch is encoded in pieces, so that the maps of one piece stay in the cache. Images/s as a multiple of
@@ -146,47 +137,62 @@ class Encoder:
     layers: tuple[Layer, ...]
     device: torch.device
     dtype: torch.dtype
-    scales: tuple[float, ...] = (1.0,)
+    preprocessing: Preprocessing
+
+    def rows(self, images: Tensor) -> list[npt.NDArray[np.float32]]:
+        """Return one array (B, D) per layer for decoded images (B, C, H, W)."""
+        inputs = transforms.normalise(images.to(self.device, non_blocking=True), self.preprocessing, self.dtype)
+        outputs = self(inputs)
+        return [outputs[layer.text].float().cpu().numpy() for layer in self.layers]
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
         """Encode normalised images (B, 3, H, W) to {text of the layer: (B, D) float32} on `device`."""
-        found = [self._at_one_scale(_scaled(images, scale)) for scale in self.scales]
-        if len(found) == 1:
-            return found[0]
+        at_scales = []
+        for scale in self.preprocessing.scales:
+            scaled = _scaled(images, scale).to(self.device, self.dtype, memory_format=torch.channels_last)
+            pieces = torch.split(scaled, CPU_CHUNK) if self.device.type == "cpu" else (scaled,)
+            with torch.inference_mode(), arithmetic(self.device):
+                outputs = [self._encode(piece) for piece in pieces]
+            at_scales.append(
+                {layer.text: torch.cat([output[layer.text] for output in outputs]) for layer in self.layers}
+                if len(outputs) > 1
+                else outputs[0]
+            )
+        if len(at_scales) == 1:
+            return at_scales[0]
         for layer in self.layers:
-            if len({features[layer.text].shape[1] for features in found}) > 1:
+            if len({features[layer.text].shape[1] for features in at_scales}) > 1:
                 raise BackboneError(
-                    f"layer '{layer.text}' gives vectors of different lengths at the scales {self.scales}",
+                    f"layer '{layer.text}' gives vectors of different lengths at the scales "
+                    f"{self.preprocessing.scales}",
                     "Pool it: avg, max, gem(p), cls.",
                 )
-        return {layer.text: torch.stack([features[layer.text] for features in found]).mean(0) for layer in self.layers}
+        return {
+            layer.text: torch.stack([features[layer.text] for features in at_scales]).mean(0) for layer in self.layers
+        }
+
+    def _encode(self, images: Tensor) -> dict[str, Tensor]:
+        """Encode a piece at one scale; layers with `flipped` are means over the images and their mirror images."""
+        flipped = [layer for layer in self.layers if layer.flipped]
+        plain, *mirrored = (
+            # An int8 network returns all layers.
+            dict(self.module(inputs))
+            if isinstance(self.module, Int8Network)
+            else forward_layers(self.module, inputs, layers)
+            for inputs, layers in [(images, self.layers), *([(images.flip(-1), flipped)] if flipped else [])]
+        )
+        for layer in flipped:
+            features = mirrored[0][layer.text]
+            if layer.grid is not None:  # columns in reverse order
+                features = features.reshape(len(features), *layer.grid, -1).flip(2).flatten(1)
+            plain[layer.text] = (plain[layer.text] + features) / 2
+        return plain
 
     def twin(self) -> "Encoder":
         """Return an encoder for another thread: its module is its own (passes set hooks), the tensors are shared."""
         # The memo makes deepcopy keep these tensors, so that a twin costs no memory for weights.
         tensors = [*self.module.parameters(), *self.module.buffers()]
         return dataclasses.replace(self, module=copy.deepcopy(self.module, {id(tensor): tensor for tensor in tensors}))
-
-    def _at_one_scale(self, images: Tensor) -> dict[str, Tensor]:
-        images = images.to(device=self.device, dtype=self.dtype, memory_format=torch.channels_last)
-        pieces = torch.split(images, CPU_CHUNK) if self.device.type == "cpu" else (images,)
-        with torch.inference_mode(), arithmetic(self.device):
-            outputs = [self._of_piece(piece) for piece in pieces]
-        if len(outputs) == 1:
-            return outputs[0]
-        return {layer.text: torch.cat([output[layer.text] for output in outputs]) for layer in self.layers}
-
-    def _of_piece(self, images: Tensor) -> dict[str, Tensor]:
-        found = self._forward(images, self.layers)
-        if flipped := [layer for layer in self.layers if layer.flipped]:
-            mirrored = self._forward(images.flip(-1), flipped)
-            found |= {layer.text: (found[layer.text] + _mirrored(mirrored[layer.text], layer)) / 2 for layer in flipped}
-        return found
-
-    def _forward(self, images: Tensor, layers: Sequence[Layer]) -> dict[str, Tensor]:
-        if isinstance(self.module, Int8Network):
-            return dict(self.module(images))  # of all layers
-        return forward_layers(self.module, images, layers)
 
     def state_sha256(self) -> str:
         """Return a hash of parameters and normalisation statistics, to detect that a forward pass changed them.
@@ -198,13 +204,6 @@ class Encoder:
         return tensors_sha256({name: tensor.detach().cpu() for name, tensor in state.items()})
 
 
-def _mirrored(features: Tensor, layer: Layer) -> Tensor:
-    """Return grids (B, h * w * C) with their columns in reverse order."""
-    if layer.grid is None:
-        return features
-    return features.reshape(len(features), *layer.grid, -1).flip(2).flatten(1)
-
-
 def prepare(
     backbone: Backbone, layers: Sequence[Layer], *, device: torch.device, precision: EncodingPrecision = "fp32"
 ) -> Encoder:
@@ -213,8 +212,7 @@ def prepare(
     precision: of the forward pass. Pooling and what comes out is float32 in any case.
     -> The encoder: (B, 3, H, W) -> {text of the layer: (B, D) float32}; images of another dtype are converted.
     """
-    scales = backbone.preprocessing.scales
-    if len(scales) > 1 and (by_region := [layer.text for layer in layers if layer.regions > 1]):
+    if len(backbone.preprocessing.scales) > 1 and (by_region := [layer.text for layer in layers if layer.regions > 1]):
         raise UsageError(
             f"layer '{by_region[0]}' has other regions at every scale, so there is no mean over scales",
             "Use the pool rmac, or --scales 1.",
@@ -225,7 +223,8 @@ def prepare(
     if precision == "int8" and not backbone.kind.pixels:
         module = int8_network(backbone, module, layers, device)
     module = module.to(device=device, dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return Encoder(module, tuple(_on_device(layer, device) for layer in layers), device, dtype, scales)
+    layers = tuple(_on_device(layer, device) for layer in layers)
+    return Encoder(module, layers, device, dtype, backbone.preprocessing)
 
 
 def _on_device(layer: Layer, device: torch.device) -> Layer:

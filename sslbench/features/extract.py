@@ -125,7 +125,9 @@ def extract(
                 with announced(root, of_command=False) as presence:
                     job = ExtractionJob(backbone, source, missing, settings, entry, presence, digests_of(source, key))
                     with job.failures.reported():
-                        decoded, conversions = job.run(progress)
+                        if job.open():
+                            pass_over([job], progress)
+                        decoded, conversions = job.decoded, job.conversions
                         if process.rank == 0:
                             job.finish(key, split)
                             others, theirs = take_counts(entry.folder)

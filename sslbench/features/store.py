@@ -154,22 +154,26 @@ def write_description(
     digests: (N, 16), digests of the images in the key.
     checksums: file -> CRC-32 of its rows, of the layers about to be complete.
     """
-    stored_ids, ids = {row["id"] for row in entry.unreadable()}, {row["id"] for row in skipped}
-    if entry.layers() and ids != stored_ids:
-        differing = some(sorted(ids ^ stored_ids), 3)
+    stored_ids, left_out = {row["id"] for row in entry.unreadable()}, {row["id"] for row in skipped}
+    if entry.layers() and left_out != stored_ids:
+        differing = some(sorted(left_out ^ stored_ids), 3)
         raise StoreError(
             f"the layers stored in {entry.folder} and this run skip different images: {differing}",
             "The decoder's version may have changed. Delete the folder and run again.",
         )
     entry.folder.mkdir(parents=True, exist_ok=True)
-    left_out = {row["id"] for row in skipped}
-    rows = _write_index(entry, source, split, left_out, digests)
     if skipped:
         write_skipped(entry.folder, skipped)
     stored = entry.meta().get("checksums")
     previous = stored if isinstance(stored, dict) else {}
-    meta = {"key": dataclasses.asdict(key), "data": source.name, "rows": rows, "left_out": len(left_out)}
-    _write_meta(entry, meta | {"index": _index_digest(source), "checksums": {**previous, **checksums}})
+    meta = {
+        "key": dataclasses.asdict(key),
+        "data": source.name,
+        "rows": len(source) - len(left_out),
+        "left_out": len(left_out),
+        "checksums": {**previous, **checksums},
+    }
+    _write_index(entry, source, split, left_out, digests, meta)
 
 
 def update_index(entry: StoreEntry, source: Source, split: str) -> None:
@@ -177,38 +181,34 @@ def update_index(entry: StoreEntry, source: Source, split: str) -> None:
 
     In a folder of another user they stay as they are.
     """
-    meta, digest = entry.meta(), _index_digest(source)
-    if meta and meta.get("index") != digest and os.access(entry.folder, os.W_OK):
+    meta = entry.meta()
+    if meta and meta.get("index") != _index_digest(source) and os.access(entry.folder, os.W_OK):
         left_out = {row["id"] for row in entry.unreadable()}
-        _write_index(entry, source, split, left_out, source.images.digests())
-        _write_meta(entry, meta | {"index": digest})
+        _write_index(entry, source, split, left_out, source.images.digests(), meta)
 
 
 def _write_index(
-    entry: StoreEntry, source: Source, split: str, left_out: set[str], digests: npt.NDArray[np.uint8]
-) -> int:
-    """Write index.csv and return its number of rows; earlier columns that are not requested now stay."""
+    entry: StoreEntry,
+    source: Source,
+    split: str,
+    left_out: set[str],
+    digests: npt.NDArray[np.uint8],
+    meta: Mapping[str, Any],
+) -> None:
+    """Write index.csv, then meta.json with its digest; earlier columns that are not requested now stay."""
     further = _further(source)
     before = {row["id"]: row for row in entry.index_rows()}
-    columns = next(iter(before.values()), {})
-    further_columns = [name for name in columns if name not in INDEX_COLUMNS and name not in further]
+    earlier = [name for name in next(iter(before.values()), {}) if name not in INDEX_COLUMNS and name not in further]
     rows: list[tuple[Any, ...]] = []
     for i, sample_id in enumerate(source.ids):
         if sample_id not in left_out:
             label = source.target.text(i) if source.target.labelled else ""
-            own = (len(rows), sample_id, source.images.path(i), label, split, digests[i].tobytes().hex())
+            fixed = (len(rows), sample_id, source.images.path(i), label, split, digests[i].tobytes().hex())
             old = before.get(sample_id, {})
-            rows.append(
-                (*own, *(old.get(name, "") for name in further_columns), *(column[i] for column in further.values()))
-            )
-    write_text(
-        entry.folder / "index.csv", csv_text([(*INDEX_COLUMNS, *further_columns, *further), *rows], escape=False)
-    )
-    return len(rows)
-
-
-def _write_meta(entry: StoreEntry, meta: Mapping[str, Any]) -> None:
-    write_text(entry.folder / "meta.json", json.dumps(meta, indent=1, sort_keys=True, default=str))
+            rows.append((*fixed, *(old.get(name, "") for name in earlier), *(column[i] for column in further.values())))
+    write_text(entry.folder / "index.csv", csv_text([(*INDEX_COLUMNS, *earlier, *further), *rows], escape=False))
+    described = {**meta, "index": _index_digest(source)}
+    write_text(entry.folder / "meta.json", json.dumps(described, indent=1, sort_keys=True, default=str))
 
 
 def _index_digest(source: Source) -> str:
@@ -267,19 +267,17 @@ def _changed_images(entry: StoreEntry, source: Source) -> str:
     new = {sample_id: digests[i].tobytes().hex() for i, sample_id in enumerate(source.ids)}
     if not new.keys() & old.keys():
         return "other images"
-    changed = [i for i in new if i in old and old[i] != new[i]]
-    added = [i for i in new if i not in old]
-    removed = [i for i in old if i not in new]
-    parts = [
+    differences = {
+        "changed": ([i for i in new if i in old and old[i] != new[i]], len(new)),
+        "added": ([i for i in new if i not in old], len(new)),
+        "removed": ([i for i in old if i not in new], len(old)),
+    }
+    texts = [
         f"{len(ids)} of {total} images {word}: {', '.join(ids[:3])}{', ...' if len(ids) > 3 else ''}"
-        for word, ids, total in (
-            ("changed", changed, len(new)),
-            ("added", added, len(new)),
-            ("removed", removed, len(old)),
-        )
+        for word, (ids, total) in differences.items()
         if ids
     ]
-    return "; ".join(parts) or "the images changed"
+    return "; ".join(texts) or "the images changed"
 
 
 @contextlib.contextmanager
@@ -351,24 +349,16 @@ def find_stored(root: Path, data: TrainTest) -> StoredPair | None:
                 group.setdefault(images, entry)
     for name, group in groups.items():
         layer, key = json.loads(name)
-        found = _both(data, group, layer)
-        if found is not None:
-            return StoredPair(*found, made_by=f"features of {key['backbone']['name']}, layer {layer}")
+        made_by = f"features of {key['backbone']['name']}, layer {layer}"
+        if data.whole is not None and (whole := group.get(data.whole.images_fingerprint())):
+            position = {sample_id: row for row, sample_id in enumerate(data.whole.ids)}
+            x = whole.read(layer)
+            train, test = (x[[position[sample_id] for sample_id in part.ids]] for part in (data.train, data.test))
+            return StoredPair(train, test, made_by)
+        fitted, scored = (group.get(part.images_fingerprint()) for part in (data.train, data.test))
+        if fitted is not None and scored is not None:
+            return StoredPair(fitted.read(layer), scored.read(layer), made_by)
     return None
-
-
-def _both(
-    data: TrainTest, group: dict[str, StoreEntry], layer: str
-) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]] | None:
-    if data.whole is not None and (entry := group.get(data.whole.images_fingerprint())):
-        place = {sample_id: row for row, sample_id in enumerate(data.whole.ids)}
-        whole = entry.read(layer)
-        train, test = (whole[[place[sample_id] for sample_id in part.ids]] for part in (data.train, data.test))
-        return train, test
-    entries = [group.get(part.images_fingerprint()) for part in (data.train, data.test)]
-    if entries[0] is None or entries[1] is None:
-        return None
-    return entries[0].read(layer), entries[1].read(layer)
 
 
 def note_skipped(folder: Path, parts: Sequence[Source], skipped: Sequence[Mapping[str, str]]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
-from sslbench.backbones.speed import Encoder, prepare
+from sslbench.backbones.speed import prepare
 from sslbench.data.decode import transforms
 from sslbench.data.decode.picture import Wanted
 from sslbench.data.groups import source_groups
@@ -19,6 +19,7 @@ from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.errors import BackboneError
 from sslbench.features.array import ExtractSettings, Features
+from sslbench.features.job import changed_error
 from sslbench.features.store import unreadable_error
 from sslbench.runtime.progress import StageProgress
 
@@ -60,15 +61,15 @@ class StreamedRows:
         progress: StageProgress | None,
     ) -> None:
         self.source, self.settings, self.progress = source, settings, progress
-        self._backbone, self._layer = backbone, layer
-        self._encode: Encoder = prepare(backbone, (layer,), device=settings.device, precision=settings.precision)
+        self._backbone = backbone
+        self._encode = prepare(backbone, (layer,), device=settings.device, precision=settings.precision)
         self._frozen = self._encode.state_sha256()
         self.dtype = np.dtype(settings.dtype)
         size = transforms.output_size(backbone.preprocessing)
         if size is None:
             raise BackboneError(f"{backbone.name}: the images have no common size")
         channels = Wanted.by(backbone.preprocessing).channels
-        width = self._features(torch.zeros((1, channels, *size), dtype=torch.uint8)).shape[1]
+        width = self._encode.rows(torch.zeros((1, channels, *size), dtype=torch.uint8))[0].shape[1]
         self.shape = (len(source), width)
         self._first, self._kept = 0, self._none()
         self._batches = self._encoded()
@@ -106,22 +107,10 @@ class StreamedRows:
                 rows = np.arange(len(self))
                 found = loader.scan(self.source, rows, settings.workers, preprocessing=own)
                 raise unreadable_error(self.source, [(path, reason) for _, path, reason in found])
-            features = self._features(batch.images)
+            features = self._encode.rows(batch.images)[0].astype(self.dtype)
             done += len(batch.indices)
             if done == len(self) and self._encode.state_sha256() != self._frozen:
-                raise BackboneError(
-                    f"{self._backbone.name} changed while it was evaluated: parameters or BatchNorm statistics moved",
-                    "Its forward pass should not switch to training mode or modify weights.",
-                )
+                raise changed_error(self._backbone)
             if self.progress is not None:
                 self.progress(done, len(self))
             yield features
-
-    def _features(self, images: torch.Tensor) -> npt.NDArray[np.floating]:
-        inputs = transforms.normalise(
-            images.to(self.settings.device, non_blocking=True),
-            self._backbone.preprocessing,
-            self._encode.dtype,
-            torch.channels_last,
-        )
-        return self._encode(inputs)[self._layer.text].float().cpu().numpy().astype(self.dtype)

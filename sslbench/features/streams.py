@@ -36,12 +36,10 @@ def number_of_streams(device: torch.device) -> int:
     return threads if "OMP_NUM_THREADS" in os.environ else min(threads, usable_cores())
 
 
-# Encoder, and the function that computes the features of a piece by it or a twin of it.
-Work = tuple[Encoder, Callable[[Encoder, torch.Tensor], Rows]]
-
-
 def encoded(
-    batches: Iterable[PictureBatch], works: Sequence[Work], pieces: Callable[[torch.Tensor], Sequence[torch.Tensor]]
+    batches: Iterable[PictureBatch],
+    encoders: Sequence[Encoder],
+    pieces: Callable[[torch.Tensor], Sequence[torch.Tensor]],
 ) -> Generator[tuple[PictureBatch, list[Rows]], None, None]:
     """Yield every batch with its features by every encoder, in order.
 
@@ -50,23 +48,23 @@ def encoded(
 
     pieces: from images (B, C, H, W) to those of single forward passes.
     """
-    device = works[0][0].device
+    device = encoders[0].device
     number = number_of_streams(device)
     if number == 1:
         with _single_threaded() if device.type == "cpu" else contextlib.nullcontext():
             for batch in batches:
-                parts = pieces(batch.images)
-                yield batch, [_joined([encode(encoder, part) for part in parts]) for encoder, encode in works]
+                inputs = pieces(batch.images)
+                yield batch, [_joined([encoder.rows(piece) for piece in inputs]) for encoder in encoders]
         return
-    streams = [_Stream(encoder, encode, number) for encoder, encode in works]
+    streams = [_Stream(encoder, number) for encoder in encoders]
     waiting: collections.deque[tuple[PictureBatch, list[list[Future[Rows]]]]] = collections.deque()
     with _single_threaded(), ThreadPoolExecutor(number, "sslbench-stream") as pool:
         try:
             for batch in batches:
-                parts = pieces(batch.images)
-                waiting.append((batch, [[pool.submit(stream, part) for part in parts] for stream in streams]))
+                inputs = pieces(batch.images)
+                waiting.append((batch, [[pool.submit(stream, piece) for piece in inputs] for stream in streams]))
                 # Enough for every thread while the next batch is decoded; not more, which bounds memory.
-                while sum(len(jobs) for _, own in list(waiting)[1:] for jobs in own) >= 2 * number:
+                while sum(len(passes) for _, jobs in list(waiting)[1:] for passes in jobs) >= 2 * number:
                     yield _finished(*waiting.popleft())
             while waiting:
                 yield _finished(*waiting.popleft())
@@ -77,27 +75,26 @@ def encoded(
 class _Stream:
     """Function of a piece for several threads, each with an encoder of its own."""
 
-    def __init__(self, encoder: Encoder, encode: Callable[[Encoder, torch.Tensor], Rows], threads: int) -> None:
-        self.encode = encode
+    def __init__(self, encoder: Encoder, threads: int) -> None:
         self.free: queue.SimpleQueue[Encoder] = queue.SimpleQueue()
-        for each in [encoder, *(encoder.twin() for _ in range(threads - 1))]:
-            self.free.put(each)
+        for twin in [encoder, *(encoder.twin() for _ in range(threads - 1))]:
+            self.free.put(twin)
 
     def __call__(self, piece: torch.Tensor) -> Rows:
-        own = self.free.get()
+        encoder = self.free.get()
         try:
-            return self.encode(own, piece)
+            return encoder.rows(piece)
         finally:
-            self.free.put(own)
+            self.free.put(encoder)
 
 
 def _finished(batch: PictureBatch, jobs: Sequence[Sequence[Future[Rows]]]) -> tuple[PictureBatch, list[Rows]]:
-    return batch, [_joined([job.result() for job in own]) for own in jobs]
+    return batch, [_joined([job.result() for job in passes]) for passes in jobs]
 
 
-def _joined(found: Sequence[Rows]) -> Rows:
+def _joined(pieces: Sequence[Rows]) -> Rows:
     """Return the features of all pieces of a batch; [] for a batch without readable images."""
-    return [np.concatenate(rows) for rows in zip(*found, strict=True)]
+    return [np.concatenate(rows) for rows in zip(*pieces, strict=True)]
 
 
 @contextlib.contextmanager

@@ -78,7 +78,7 @@ def test_the_file_of_run_settings_names_them_all():
 
 
 def test_extract_refuses_a_file_that_cannot_be_written_before_an_image_is_encoded(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(ExtractionJob, "run", lambda *given: pytest.fail("images were encoded"))
+    monkeypatch.setattr(ExtractionJob, "open", lambda *given: pytest.fail("images were encoded"))
     (tmp_path / "file").write_bytes(b"x")
     (tmp_path / "folder.npz").mkdir()
     for output, message in (("file/x.npz", "cannot write "), ("folder.npz", "is a folder")):

@@ -204,7 +204,7 @@ def test_features_that_do_not_fit_are_refused_before_an_image_is_decoded(monkeyp
     """All the way from the request, with the images of a real source, of which only the measured ones are read."""
     from sslbench.features import job
 
-    monkeypatch.setattr(job.ExtractionJob, "run", lambda *given: pytest.fail("images were decoded"))
+    monkeypatch.setattr(job.ExtractionJob, "open", lambda *given: pytest.fail("images were decoded"))
     monkeypatch.setattr(estimate, "free_disk", lambda folder: 1000.0)
     run = evaluation.RunSettings(device="cpu", workers=0)
     request = evaluation.Request("pixels:8", "sklearn:digits", (evaluation.make_task("knn", {"k": (5,)}),))

@@ -261,11 +261,11 @@ def test_what_fails_together_is_encoded_alone(noise, weights, monkeypatch, tmp_p
     original = streams.encoded
     calls = []
 
-    def fail_together(batches, works, pieces):
-        calls.append(len(works))
-        if len(works) > 1:
+    def fail_together(batches, encoders, pieces):
+        calls.append(len(encoders))
+        if len(encoders) > 1:
             raise RuntimeError("too much for one pass")
-        return original(batches, works, pieces)
+        return original(batches, encoders, pieces)
 
     monkeypatch.setattr(streams, "encoded", fail_together)
     results, holes, _ = run_cells(cells(weights, noise), tmp_path)

@@ -324,15 +324,14 @@ def test_damaged_rows_of_an_interrupted_run_are_made_again(backbone, pictures, t
 
 def test_rows_that_change_on_the_disk_before_they_are_published_are_noticed(backbone, pictures, tmp_path, monkeypatch):
     source = source_of(pictures)
-    real = ExtractionJob.run
+    real = ExtractionJob.close
 
-    def run_and_damage(self, progress):
-        outcome = real(self, progress)
+    def close_and_damage(self):
+        real(self)
         (rows,) = self.entry.folder.glob("*.partial")
         rows.write_bytes(rows.read_bytes()[:-600] + bytes(600))
-        return outcome
 
-    monkeypatch.setattr(ExtractionJob, "run", run_and_damage)
+    monkeypatch.setattr(ExtractionJob, "close", close_and_damage)
     with pytest.raises(StoreError, match=r"2 rows of .* are damaged"):
         run(backbone, source, tmp_path)
     monkeypatch.undo()
