@@ -189,7 +189,7 @@ def write_kwcoco(
 def _content(sources: Mapping[str, Source], places: Extractor) -> dict[str, Any]:
     numbers = _category_numbers(sources)
     skeleton = next((s.target.skeleton for s in sources.values() if isinstance(s.target, Boxes)), None)
-    of_skeleton = _skeleton(skeleton)
+    of_skeleton, keypoint_kinds = _skeleton(skeleton)
     images: list[Row] = []
     annotations: list[Row] = []
     videos: dict[str, int] = {}
@@ -216,7 +216,9 @@ def _content(sources: Mapping[str, Source], places: Extractor) -> dict[str, Any]
                 found = _labels(target, i)
             if row.get(VIDEO) and (source.grouped_by == VIDEO or FRAME in source.attributes):
                 row["video_id"] = videos.setdefault(row[VIDEO], len(videos) + 1)
-                row[FRAME] = _frame_number(row.get(FRAME), len(images))
+                # kwcoco needs a number for every frame.
+                frame = str(row.get(FRAME))
+                row[FRAME] = int(frame) if re.fullmatch(r"-?\d+", frame) else len(images)
             images.append(row)
             for name, annotation in found:
                 number = {"id": len(annotations) + 1, "image_id": row["id"], "category_id": numbers[name]}
@@ -226,7 +228,7 @@ def _content(sources: Mapping[str, Source], places: Extractor) -> dict[str, Any]
         "categories": [
             {"id": number, "name": name, **frequencies.get(name, {}), **of_skeleton} for name, number in numbers.items()
         ],
-        **_keypoint_kinds(skeleton),
+        **keypoint_kinds,
         **({"videos": [{"id": number, "name": name} for name, number in videos.items()]} if videos else {}),
         "images": images,
         "annotations": annotations,
@@ -255,11 +257,6 @@ def _files(source: Source, split: str, index: int, places: Extractor) -> Row:
         warp = {"warp_aux_to_img": {"type": "affine", "matrix": matrix}}
         row["assets"].append({"file_name": places.shown(path), "channels": "|".join(kind.channels), **warp})
     return row
-
-
-def _frame_number(text: str | None, otherwise: int) -> int:
-    """Return the frame number of an attribute, or `otherwise`; kwcoco needs one for every frame."""
-    return int(text) if text is not None and re.fullmatch(r"-?\d+", text) else otherwise
 
 
 def _category_numbers(sources: Mapping[str, Source]) -> dict[str, int]:
@@ -301,32 +298,27 @@ def _boxes(objects: Objects, classes: Sequence[str]) -> Iterator[tuple[str, Row]
         yield classes[int(objects.classes[k])], row
 
 
-def _skeleton(skeleton: Skeleton | None) -> Row:
-    """Return the entries of every category on its keypoints."""
+def _skeleton(skeleton: Skeleton | None) -> tuple[Row, Row]:
+    """Return the entries of every category on its keypoints, and kwcoco's table of those that a mirror exchanges."""
     if skeleton is None:
-        return {}
+        return {}, {}
     # COCO counts keypoints from 1.
     row: Row = {"keypoints": list(skeleton.names), "skeleton": [[a + 1, b + 1] for a, b in skeleton.edges]}
-    return row | ({"sigmas": list(skeleton.sigmas)} if skeleton.sigmas else {})
-
-
-def _keypoint_kinds(skeleton: Skeleton | None) -> dict[str, list[Row]]:
-    """Return kwcoco's table of the keypoints that change places in a mirrored image, where the data say so."""
-    if skeleton is None or not skeleton.mirrors:
-        return {}
+    row |= {"sigmas": list(skeleton.sigmas)} if skeleton.sigmas else {}
+    if not skeleton.mirrors:
+        return row, {}
     number = {name: i for i, name in enumerate(skeleton.names, 1)}
     partner = dict(skeleton.mirrors) | {b: a for a, b in skeleton.mirrors}
     rows = [{"id": n, "name": name, "reflection_id": number[partner.get(name, name)]} for name, n in number.items()]
-    return {"keypoint_categories": rows}
+    return row, {"keypoint_categories": rows}
 
 
 def _info(sources: Mapping[str, Source]) -> list[Row]:
     kept = {
         split: {"labels": source.target.name, "classes": list(source.target.classes)}
         for split, source in sources.items()
-        if isinstance(source, Source)
     }
-    names: list[str] = [source.name for source in sources.values()]
+    names = [source.name for source in sources.values()]
     entry: Row = {"type": INFO_TYPE, "from": names[0] if names else ""}
     grouped_by = {source.grouped_by for source in sources.values()} - {""}
     channels = {"|".join(s.images.channels) for s in sources.values() if isinstance(s.images, AssetImages)}
@@ -342,7 +334,12 @@ def _write(out: Path, content: dict[str, Any]) -> None:
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
             new = Path(folder) / "data.kwcoco.json"
             with new.open("w", encoding="utf-8") as file:
-                _dump(content, file.write)
+                file.write("{\n")
+                for i, (key, rows) in enumerate(content.items()):
+                    # A row per line, for people and line-based tools. By default Python writes NaN, which is no JSON.
+                    lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
+                    file.write(f'{"," if i else ""}"{key}": [\n{lines}\n]\n')
+                file.write("}\n")
             if out.name.lower().endswith(".zip"):
                 packed = Path(folder) / "packed"
                 with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -351,13 +348,3 @@ def _write(out: Path, content: dict[str, Any]) -> None:
             new.replace(out)
     except OSError as error:
         raise (DataError if error.errno in FULL else UsageError)(not_written(out, error)) from error
-
-
-def _dump(content: dict[str, Any], write: Any) -> None:
-    """Write JSON with one row per line, readable by people and line-based tools."""
-    write("{\n")
-    for i, (key, rows) in enumerate(content.items()):
-        # By default Python writes NaN, which is no JSON.
-        lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
-        write(f'{"," if i else ""}"{key}": [\n{lines}\n]\n')
-    write("}\n")

@@ -36,7 +36,12 @@ SUPPORTED = (
 _IMAGE_KEYS = (*IMAGE_COLUMNS, "images", "pixel_values")  # of an item of a data set
 _USUAL_CHANNELS = (1, 3, 4)
 _ENCODED = {"bytes", "path"}  # keys of an encoded image of Hugging Face
-_SHUFFLES = (torch.utils.data.SequentialSampler, torch.utils.data.RandomSampler)
+# DistributedSampler repeats samples to fill up its last round; the data set has each once.
+_EACH_ONCE = (
+    torch.utils.data.SequentialSampler,
+    torch.utils.data.RandomSampler,
+    torch.utils.data.DistributedSampler,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +89,12 @@ def sources_of(data: Any, name: str, columns: Columns | None = None) -> dict[str
     """
     columns = columns or Columns()
     if _from(data, "pandas") and hasattr(data, "columns"):
-        return _of_frame(data, name, columns)
+        cells = {str(column): data[column].tolist() for column in data.columns}
+        if not len(data):
+            raise DataError(f"{name} has no rows")
+        table = TableColumns(name, cells, lambda row: f"row {data.index[row]}")
+        # Relative paths start at the current folder.
+        return read_columns(table, [Path()], columns.image, columns.label, columns.attributes, columns.values)
     if isinstance(data, Mapping):
         parts = {split_name(str(key)) or str(key): (f"{name} ({key})", part) for key, part in data.items()}
         return {split: _one(part, own, columns) for split, (own, part) in parts.items()}
@@ -105,7 +115,13 @@ def _one(data: Any, name: str, columns: Columns) -> Source:
 
 def _of_images(data: Any, name: str) -> Source:
     if isinstance(data, torch.utils.data.DataLoader):
-        data = _dataset_of(data, name)
+        is_iterable = isinstance(data.dataset, torch.utils.data.IterableDataset)
+        if not is_iterable and not isinstance(data.sampler, _EACH_ONCE):
+            raise UsageError(
+                f"{name}: the loader chooses samples by a {type(data.sampler).__name__}",
+                "Pass its data set, or torch.utils.data.Subset(dataset, indices).",
+            )
+        data = data.dataset
     if isinstance(data, torch.utils.data.IterableDataset):
         raise UsageError(f"{name} can only be iterated over, but images are read by position", "Pass list(dataset).")
     if isinstance(data, tuple) and len(data) == 2:
@@ -118,7 +134,8 @@ def _of_images(data: Any, name: str) -> Source:
         raise UsageError(
             f"{name}: a tuple of {len(data)}, and (images, labels) are expected", "Pass (x[0], x[1]) in place of x."
         )
-    if isinstance(data, torch.utils.data.Dataset) or _is_list_of_pairs(data):
+    pairs = isinstance(data, list) and data and all(isinstance(row, tuple) and len(row) == 2 for row in data)
+    if isinstance(data, torch.utils.data.Dataset) or pairs:
         return _of_pairs(data, name)
     if isinstance(data, list | tuple | np.ndarray | torch.Tensor) or _from(data, "pandas"):
         found = _images(data, name)
@@ -126,24 +143,6 @@ def _of_images(data: Any, name: str) -> Source:
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         return _of_pairs(data, name)
     raise UsageError(f"{name}: these are no images", SUPPORTED)
-
-
-def _dataset_of(loader: Any, name: str) -> Any:
-    """Return the data set of a loader that delivers each of its samples once."""
-    if isinstance(loader.dataset, torch.utils.data.IterableDataset) or isinstance(loader.sampler, _SHUFFLES):
-        return loader.dataset
-    # It repeats samples to fill up its last round; the data set has each once.
-    if isinstance(loader.sampler, torch.utils.data.DistributedSampler):
-        return loader.dataset
-    raise UsageError(
-        f"{name}: the loader chooses samples by a {type(loader.sampler).__name__}",
-        "Pass its data set, or torch.utils.data.Subset(dataset, indices).",
-    )
-
-
-def _is_list_of_pairs(data: Any) -> bool:
-    """Return whether the data are [(image, label), ...]."""
-    return isinstance(data, list) and bool(data) and all(isinstance(row, tuple) and len(row) == 2 for row in data)
 
 
 def _images(images: Any, name: str) -> Images:
@@ -187,7 +186,12 @@ def _of_pairs(data: Any, name: str) -> Source:
     if 0 < unlabelled < len(labels):
         raise DataError(f"{name}: {unlabelled:,} of {len(labels):,} samples have no label")
     known = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
-    found = labels_of(None if unlabelled else labels, len(labels), classes=_class_names(data), name=name)
+    dataset = data
+    while isinstance(dataset, torch.utils.data.Subset):  # of one, perhaps; it has no names itself
+        dataset = dataset.dataset
+    names = getattr(dataset, "classes", ())  # of the data sets of torchvision
+    classes = tuple(names) if isinstance(names, list | tuple) and all(isinstance(c, str) for c in names) else ()
+    found = labels_of(None if unlabelled else labels, len(labels), classes=classes, name=name)
     return Source(name, numbered_ids(len(labels)), found, InMemory(data, name, known))
 
 
@@ -209,16 +213,6 @@ def _pair(item: Any, place: str) -> tuple[Any, Any]:
             raise UsageError(f"{place} is empty", "An item should be (image, label).")
         return item[0], item[1] if len(item) > 1 else None
     return item, None
-
-
-def _class_names(data: Any) -> tuple[str, ...]:
-    """Return the names of the classes that torchvision's data sets carry; empty for others."""
-    # A subset may be one of a subset, and has no names itself.
-    while isinstance(data, torch.utils.data.Subset):
-        data = data.dataset
-    names = getattr(data, "classes", ())
-    is_names = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
-    return tuple(names) if is_names else ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -286,7 +280,13 @@ def _pixels(image: Any, place: str) -> bytes | npt.NDArray[np.uint8]:
     if isinstance(image, str | Path):
         return _file(image, place)
     if isinstance(image, Image.Image):
-        return _of_pillow(image)
+        image = ImageOps.exif_transpose(image)
+        if image.mode in ("L", "RGB"):
+            return np.asarray(image)
+        # Other modes as a file, which is decoded like any other. PNG has neither CMYK and LAB nor 32 bits.
+        buffer = io.BytesIO()
+        image.save(buffer, "PNG" if image.mode in ("1", "P", "LA", "RGBA", "I;16") else "TIFF")
+        return buffer.getvalue()
     if isinstance(image, torch.Tensor):
         image = _channels_last(image, place)
     if not isinstance(image, np.ndarray):
@@ -304,17 +304,6 @@ def _file(path: object, place: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise DataError(f"{place}: cannot read {path}: {error.strerror or error}") from error
-
-
-def _of_pillow(image: Image.Image) -> bytes | npt.NDArray[np.uint8]:
-    """Return a Pillow image, turned upright; other modes than grey and RGB as a file, decoded like any other."""
-    image = ImageOps.exif_transpose(image)
-    if image.mode in ("L", "RGB"):
-        return np.asarray(image)
-    buffer = io.BytesIO()
-    # PNG has neither CMYK and LAB nor 32 bits.
-    image.save(buffer, "PNG" if image.mode in ("1", "P", "LA", "RGBA", "I;16") else "TIFF")
-    return buffer.getvalue()
 
 
 def _of_array(image: npt.NDArray[Any], place: str) -> bytes | npt.NDArray[np.uint8]:
@@ -370,15 +359,6 @@ def _refuse_other_order(shape: tuple[int, ...], place: str, *, first: bool) -> N
     raise UsageError(
         f"{place}: {kinds} of images are {expected}, and {shape} looks like {found}", f"Pass {moved} in place of x."
     )
-
-
-def _of_frame(frame: Any, name: str, columns: Columns) -> dict[str, Source]:
-    """Return the images whose paths a pandas frame lists; relative ones start at the current folder."""
-    cells = {str(column): frame[column].tolist() for column in frame.columns}
-    if not len(frame):
-        raise DataError(f"{name} has no rows")
-    table = TableColumns(name, cells, lambda row: f"row {frame.index[row]}")
-    return read_columns(table, [Path()], columns.image, columns.label, columns.attributes, columns.values)
 
 
 def _of_hugging_face(data: Any, name: str, columns: Columns) -> Source:

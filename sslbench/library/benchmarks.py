@@ -1,14 +1,13 @@
 """Named benchmarks in YAML that a user can read, copy and change (benchmarks/README.md)."""
 
 import dataclasses
-import hashlib
-import json
 from pathlib import Path
 from typing import Any, Literal
 
 from sslbench import names, paths
 from sslbench.config import build, read_yaml
 from sslbench.errors import UsageError
+from sslbench.library.presets import identified
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,16 +89,10 @@ def load_benchmark(name: str) -> Benchmark:
     """Load the benchmark of that name, or that YAML file."""
     file = names.find_file("benchmark", name)
     content = _read(file, name)
-    for key in ("name", "sha256", "modified", "place"):
-        if key in content:
-            raise UsageError(f"{file}: remove the key '{key}', which follows from the file's path")
-    # Of the resolved content: comments and order in the file change no number.
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
     shipped = _shipped(name)
     # A user's file may shadow a shipped one: its numbers must not be taken for those of the shipped benchmark.
     modified = shipped is None or (file.resolve() != shipped.resolve() and _read(shipped, name) != content)
-    facts = {"name": name.removesuffix(".yaml"), "sha256": digest, "modified": modified, "place": name}
-    return build(Benchmark, {**names.without_code(content, str(file)), **facts}, str(file))
+    return identified(Benchmark, file, content, name=name.removesuffix(".yaml"), modified=modified, place=name)
 
 
 def load_suite(name: str) -> tuple[str, ...]:
@@ -181,22 +174,20 @@ def _read(file: Path, name: str, around: tuple[Path, ...] = ()) -> dict[str, Any
     given = [given] if isinstance(given, str) else given
     if file.name == _EACH:
         given = [base.replace(_NAME, _data_set(name)) for base in given]
-    bases = [_base(file, base, (*around, file)) for base in given]
+    bases = []
+    for base in given:
+        found = next((p for root in paths.search_path("benchmarks") if (p := root / f"{base}.yaml").is_file()), None)
+        if found is None:
+            raise UsageError(f"{file}: extends '{base}', which does not exist")
+        if found in (*around, file):
+            raise UsageError(f"{file}: extends {found}, which extends this file in turn")
+        extended = _read(found, base, (*around, file))
+        if base.startswith("presets/"):
+            extended = {key: value for key, value in extended.items() if key in _OF_PRESETS}
+        bases.append(extended)
     merged: dict[str, Any] = {}
     for part in (*bases, content):
         # One level deep: a setting that is a mapping itself is replaced as a whole.
         both = {key: {**merged[key], **part[key]} for key in _MERGED if key in merged and key in part}
         merged |= part | both
     return merged
-
-
-def _base(file: Path, name: str, around: tuple[Path, ...]) -> dict[str, Any]:
-    found = next((p for root in paths.search_path("benchmarks") if (p := root / f"{name}.yaml").is_file()), None)
-    if found is None:
-        raise UsageError(f"{file}: extends '{name}', which does not exist")
-    if found in around:
-        raise UsageError(f"{file}: extends {found}, which extends this file in turn")
-    base = _read(found, name, around)
-    if name.startswith("presets/"):
-        base = {key: value for key, value in base.items() if key in _OF_PRESETS}
-    return base

@@ -5,11 +5,13 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sslbench import names, paths
 from sslbench.config import build, read_yaml
 from sslbench.errors import UsageError
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,16 +65,22 @@ def load_preset(name: str) -> Preset:
     """Load the preset 'knn/dino', or a YAML file; the user's folders of $SSLBENCH_PATH come first."""
     file = names.find_file("preset", as_file_name(name))
     content = read_yaml(file)
-    for key in ("name", "sha256", "modified", "place"):
-        if key in content:
-            raise UsageError(f"{file}: remove the key '{key}', which follows from the file's path")
     stem = as_file_name(name).removesuffix(".yaml")
     shipped = paths.builtin_dir("benchmarks") / "presets" / f"{stem}.yaml"
     modified = shipped.is_file() and file.resolve() != shipped.resolve() and read_yaml(shipped) != content
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
     short = Path(name).stem if name.endswith(".yaml") else stem
-    facts = {"name": short, "sha256": digest, "modified": modified, "place": name}
-    return build(Preset, {**names.without_code(content, str(file)), **facts}, str(file))
+    return identified(Preset, file, content, name=short, modified=modified, place=name)
+
+
+def identified(kind: type[T], file: Path, content: dict[str, Any], *, name: str, modified: bool, place: str) -> T:
+    """Return the preset or benchmark of a file's content, with its name, digest and origin."""
+    for key in ("name", "sha256", "modified", "place"):
+        if key in content:
+            raise UsageError(f"{file}: remove the key '{key}', which follows from the file's path")
+    # Of the resolved content: comments and order in the file change no number.
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    facts = {"name": name, "sha256": digest, "modified": modified, "place": place}
+    return build(kind, {**names.without_code(content, str(file)), **facts}, str(file))
 
 
 def find_presets(asked: Sequence[str], protocols: Sequence[str]) -> list[Preset]:

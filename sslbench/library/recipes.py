@@ -89,7 +89,12 @@ def compose_pretraining(method: str, given: Mapping[str, Any], flags: Mapping[st
             "give the method as the first word, not as method=...", "For example: sslbench pretrain simclr"
         )
     base, choices = _base(method)
-    chosen = {group: _choice(group, given[group]) for group in GROUPS if group in given}
+    chosen = {group: given[group] for group in GROUPS if group in given}
+    for group, name in chosen.items():
+        if not isinstance(name, str):
+            raise UsageError(f"{group} takes a name (sslbench list {group}s)", f"Single values: {group}.KEY=VALUE")
+        if name not in list_names(group):
+            raise UsageError(f"there is no {group} called '{name}'", did_you_mean(name, list_names(group)))
     changed = {group: name for group, name in chosen.items() if name != choices.get(group)}
     values, origins = base.values, base.origins
     if changed:
@@ -105,7 +110,7 @@ def compose_pretraining(method: str, given: Mapping[str, Any], flags: Mapping[st
         for key, value in layer.items():
             _put(values, key, value)
             origins = {k: o for k, o in origins.items() if not (k == key or k.startswith(key + "."))}
-            origins |= dict.fromkeys(leaves(_nested(key, value)), origin)
+            origins |= dict.fromkeys(leaves({key: value}), origin)
     if method in list_names("method") and "optimizer.lr" not in given:
         _same_optimizer(method, choices, changed, before, values["optimizer"].get("name"))
     _mark_code(values, origins, method)
@@ -173,7 +178,11 @@ def _mark_code(values: dict[str, Any], origins: Mapping[str, str], method: str) 
     _mark_schedules(values, origins, method)
     augment = values.get("augment")
     if isinstance(augment, dict) and origins.get("augment.views") not in typed:
-        _mark_changes(augment, method, augment.get("code") if origins.get("augment.code") in typed else None)
+        code = augment.get("code") if origins.get("augment.code") in typed else None
+        allowed = code if isinstance(code, list) else [code]
+        for view in augment["views"] if isinstance(augment.get("views"), list) else ():
+            if isinstance(view, dict) and isinstance(view.get("order"), list):
+                view["order"] = [_marked_change(entry, method, allowed) for entry in view["order"]]
     for key, remedy in (("decoder", "decoder=[{}]"), ("batch_transform", "batch_transform={}")):
         if key in values and origins.get(key) not in typed:
             values[key] = from_file(values[key], f"{method}: {key}", remedy)
@@ -201,15 +210,7 @@ def _mark_schedule(spec: Any, where: str, remedy: str) -> None:
         _mark_schedule(part, f"{where}.parts", f"{remedy.partition('.name')[0]}={{{{...}}}}")
 
 
-def _mark_changes(augment: dict[str, Any], method: str, allowed: Any) -> None:
-    """Mark, in place, the functions of the user's own in the order of the views of a file, unless they are allowed."""
-    names = allowed if isinstance(allowed, list) else [allowed]
-    for view in augment["views"] if isinstance(augment.get("views"), list) else ():
-        if isinstance(view, dict) and isinstance(view.get("order"), list):
-            view["order"] = [_marked_change(entry, method, names) for entry in view["order"]]
-
-
-def _marked_change(entry: Any, method: str, allowed: Sequence[str]) -> Any:
+def _marked_change(entry: Any, method: str, allowed: Sequence[Any]) -> Any:
     """Return an entry of a view's order with the user's own functions marked, unless they are allowed."""
     if isinstance(entry, dict):
         inner = entry.get("transforms")
@@ -289,14 +290,6 @@ def read_recipe(group: Any, name: str) -> dict[str, Any]:
     return read_yaml(find_file(group, name), may_be_empty=True)
 
 
-def _choice(group: str, name: Any) -> str:
-    if not isinstance(name, str):
-        raise UsageError(f"{group} takes a name (sslbench list {group}s)", f"Single values: {group}.KEY=VALUE")
-    if name not in list_names(group):
-        raise UsageError(f"there is no {group} called '{name}'", did_you_mean(name, list_names(group)))
-    return name
-
-
 def leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return dotted key -> value of everything that is no mapping (or an empty one)."""
     found: dict[str, Any] = {}
@@ -318,9 +311,3 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(values, dict):
             raise UsageError(f"{key}: {'.'.join(parents[: depth + 1])} holds a single value, not a mapping")
     values[last] = value
-
-
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return dict(value)

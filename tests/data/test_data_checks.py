@@ -9,12 +9,12 @@ from PIL import Image
 
 from sslbench.data.checks.parts import check_parts, open_parts
 from sslbench.data.checks.samples import check, raise_on_errors
+from sslbench.data.checks.sheets import contact_sheet
 from sslbench.data.decode.reading import DEFAULT
 from sslbench.data.images import Arrays
 from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.source import Source
 from sslbench.data.splits import train_test
-from sslbench.data.views.sheet import contact_sheet
 from sslbench.errors import DataError, SslbenchError
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.none import Unlabelled

@@ -1,4 +1,4 @@
-"""Contact sheets: a few thumbnails of every class."""
+"""Contact sheets: a few thumbnails of every class, and augmented views."""
 
 import base64
 import dataclasses
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
 from sslbench.data.checks.duplicates import Finding
 from sslbench.data.decode.handlers import PictureDecoder, Reading, make_decoder
@@ -138,9 +139,7 @@ def class_sheet(shown: Mapping[str, Sequence[Thumbnail]], counts: Mapping[str, s
             sheet.paste(thumbnail.picture, (left, top))
             left += thumbnail.picture.width + _GAP
         top += height + _GAP
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with new_file(path) as temporary:
-        sheet.save(temporary, "PNG")
+    _save(sheet, path, "PNG")
 
 
 def neighbour_sheet(rows: Sequence[tuple[Thumbnail, Sequence[tuple[Thumbnail, bool]]]], path: Path) -> None:
@@ -163,9 +162,48 @@ def neighbour_sheet(rows: Sequence[tuple[Thumbnail, Sequence[tuple[Thumbnail, bo
             box = (left, top, left + width + 2 * _FRAME - 1, top + height + 2 * _FRAME - 1)
             draw.rectangle(box, fill=_RIGHT if right else _BOX)
             sheet.paste(thumbnail.picture, (left + _FRAME, top + _FRAME))
+    _save(sheet, path, "JPEG", quality=90)
+
+
+_LEGIBLE = 96  # pixels; smaller views are all enlarged by the same integer factor
+_SPACE, _HEAD, _MARGIN, _HEAD_INK = 6, 30, 36, (60, 60, 60)
+_LONGEST = 20_000
+
+
+def contact_sheet(views: Sequence[Tensor], path: Path, *, rows: int = 8) -> None:
+    """Write a PNG with one image per row and one view per column, sizes to scale.
+
+    `views`: per view uint8 (B, 3, h, w), not normalised.
+    """
+    if not views or len({len(view) for view in views}) != 1:
+        raise ValueError(f"a contact sheet of {[len(view) for view in views]} images per view")
+    count = min(rows, len(views[0]), _LONGEST // max(view.shape[2] for view in views))
+    factor = max(1, -(-_LEGIBLE // max(max(view.shape[2:]) for view in views)))
+    widths = [max(view.shape[3] * factor, _LEGIBLE) for view in views]
+    height = max(view.shape[2] for view in views) * factor
+    size = (_MARGIN + sum(width + _SPACE for width in widths), _HEAD + count * (height + _SPACE))
+    sheet = Image.new("RGB", size, _PAPER)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=11)
+    left = _MARGIN
+    for number, (view, width) in enumerate(zip(views, widths, strict=True), start=1):
+        label = f"view {number}\n{view.shape[3]} x {view.shape[2]} px"
+        draw.multiline_text((left, 2), label, fill=_HEAD_INK, font=font, spacing=1)
+        for row in range(count):
+            image = Image.fromarray(np.ascontiguousarray(view[row].permute(1, 2, 0).numpy()))
+            sheet.paste(
+                image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST),
+                (left, _HEAD + row * (height + _SPACE)),
+            )
+        left += width + _SPACE
+    for row in range(count):
+        draw.text((8, _HEAD + row * (height + _SPACE)), str(row + 1), fill=_HEAD_INK, font=font)
+    _save(sheet, path, "PNG")
+
+
+def _save(sheet: Image.Image, path: Path, kind: str, **options: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path) as temporary:
-        sheet.save(temporary, "JPEG", quality=90)
+        sheet.save(temporary, kind, **options)
 
 
 def write_page(

@@ -8,7 +8,7 @@ import struct
 import warnings
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -72,11 +72,23 @@ def decode(data: bytes | npt.NDArray[np.uint8], path: str, wanted: Wanted = RGB)
         header = _jpeg_header(data)
         if header is not None:
             check_size(header.width, header.height, path, wanted.max_pixels)
-            scale = _reduction(header, wanted)
-            if scale > 1:
-                return decode_with_pillow(data, path, wanted, scale)
-            if wanted.channels == 3 and decode_jpeg is not None and (decoded := _decode_jpeg(data, header)) is not None:
-                return decoded
+            if wanted.resize is not None and wanted.channels == 3:
+                # By the largest factor that leaves twice the resized size, as with Pillow's reducing_gap=2.0: libjpeg
+                # cuts off frequencies that the filter of the resize attenuates. On two detailed photographs the resized
+                # pictures were 0.8 to 2.8 levels off on average, with once the size 1.4 to 5.3. EXIF may swap width
+                # and height.
+                side = wanted.resize if isinstance(wanted.resize, int) else max(wanted.resize)
+                shorter = min(header.width, header.height)
+                scale = next((factor for factor in (8, 4, 2) if shorter >= 2 * factor * side), 1)
+                if scale > 1:
+                    return decode_with_pillow(data, path, wanted, scale)
+            if wanted.channels == 3 and decode_jpeg is not None:
+                # If torchvision.io fails, Pillow decides, and gives the reason.
+                with suppress(RuntimeError):
+                    # A copy, since torch warns of buffers that are read-only.
+                    image = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
+                    decoded = Decoded(image, ("grey to RGB",) if header.channels == 1 else ())
+                    return upright(decoded, orientation(data) if header.has_metadata else 1)
         return decode_with_pillow(data, path, wanted)
 
 
@@ -107,30 +119,6 @@ def _jpeg_header(data: bytes) -> _JpegHeader | None:
         has_metadata = has_metadata or marker == 0xE1
         at += 2 + length
     return None
-
-
-def _reduction(header: _JpegHeader, wanted: Wanted) -> int:
-    """Return the largest factor (8, 4, 2 or 1) by which a JPEG can be reduced and still be twice its resized size.
-
-    On two detailed photographs the resized pictures were 0.8 to 2.8 levels off on average, with once 1.4 to 5.3.
-    """
-    if wanted.resize is None or wanted.channels != 3:
-        return 1
-    side = wanted.resize if isinstance(wanted.resize, int) else max(wanted.resize)  # EXIF may swap width and height
-    # Twice, as with Pillow's reducing_gap=2.0: libjpeg cuts off frequencies that the filter of the resize attenuates.
-    return next((part for part in (8, 4, 2) if min(header.width, header.height) >= 2 * part * side), 1)
-
-
-def _decode_jpeg(data: bytes, header: _JpegHeader) -> Decoded | None:
-    """Decode with torchvision.io; return None on failure."""
-    try:
-        # A copy, since torch warns of buffers that are read-only.
-        image = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
-    # Pillow decides then, and gives the reason.
-    except RuntimeError:
-        return None
-    decoded = Decoded(image, ("grey to RGB",) if header.channels == 1 else ())
-    return upright(decoded, orientation(data) if header.has_metadata else 1)
 
 
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -205,7 +193,12 @@ def decode_tiff(data: bytes, path: str, wanted: Wanted) -> Decoded:
             check_size(page.imagewidth, page.imagelength, path, wanted.max_pixels)
             bands = _axis_of_bands(series, path, wanted)
             _check_channels(1 if bands is None else series.shape[bands], path, wanted)
-            _check_complete(series, len(data), path)
+            pages: Any = series.pages
+            for part in pages:
+                ends = [at + count for at, count in zip(part.dataoffsets, part.databytecounts, strict=True)]
+                # tifffile would return missing pixels as zeros.
+                if not all(part.databytecounts) or max(ends, default=len(data) + 1) > len(data):
+                    raise UnreadableImage(path, "truncated TIFF")
             array = series.asarray()
             tag = page.tags.get(_ORIENTATION)
             turn = int(tag.value) if tag is not None else 1
@@ -242,15 +235,6 @@ def _silent() -> Iterator[None]:
         yield
     finally:
         logger.disabled = before
-
-
-def _check_complete(series: Any, length: int, path: str) -> None:
-    """Raise for a truncated file."""
-    for page in series.pages:
-        ends = [at + count for at, count in zip(page.dataoffsets, page.databytecounts, strict=True)]
-        # tifffile would return missing pixels as zeros.
-        if not all(page.databytecounts) or max(ends, default=length + 1) > length:
-            raise UnreadableImage(path, "truncated TIFF")
 
 
 def _axis_of_bands(series: Any, path: str, wanted: Wanted) -> int | None:
@@ -341,7 +325,11 @@ def decode_with_pillow(data: bytes, path: str, wanted: Wanted, scale: int = 1) -
     except Exception as error:  # decoders raise almost anything on a damaged file
         if "raw mode" in str(error):
             _refuse_bands(data, path, wanted)
-        raise UnreadableImage(path, _damage(error, kind)) from error
+        message = " ".join(str(error).split())
+        if "truncated" in message.lower() or isinstance(error, EOFError):
+            raise UnreadableImage(path, f"truncated {kind}") from error
+        detail = f" ({type(error).__name__}: {message[:120]})" if message else ""
+        raise UnreadableImage(path, f"damaged {kind}{detail}") from error
 
 
 def from_pillow(image: Image.Image, path: str, wanted: Wanted, codec: str = "") -> Decoded:
@@ -421,13 +409,6 @@ def stored_size(image: Image.Image) -> tuple[int, int]:
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         return int(image.tag_v2[TiffImagePlugin.IMAGELENGTH]), int(image.tag_v2[TiffImagePlugin.IMAGEWIDTH])
     return image.height, image.width
-
-
-def _damage(error: Exception, kind: str) -> str:
-    message = " ".join(str(error).split())
-    if "truncated" in message.lower() or isinstance(error, EOFError):
-        return f"truncated {kind}"
-    return f"damaged {kind} ({type(error).__name__}: {message[:120]})" if message else f"damaged {kind}"
 
 
 def _signature(data: bytes) -> str | None:

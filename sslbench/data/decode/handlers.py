@@ -80,7 +80,9 @@ class Decoder:
         """Return the first handler that takes a file, and its result; (None, None) without one if not `must_decode`."""
         for handler in self.handlers:
             try:
-                value = handler(path, _from_its_start(buffer))
+                file = io.BytesIO(buffer) if isinstance(buffer, bytes) else buffer
+                file.seek(0)  # whatever an earlier handler has read
+                value = handler(path, file)
             except (UnreadableImage, SslbenchError):
                 raise
             except Exception as error:  # a handler raises what its library does on a damaged file
@@ -228,8 +230,12 @@ def identified(decoder: Iterable[str]) -> tuple[str, ...]:
     """
     names = tuple(decoder)
     resolve(names)
-    named = tuple(name if name in WAYS else _with_version(name.partition("@")[0]) for name in names)
-    return named if any(name in WAYS for name in named) else (*named, "reference")
+    named = []
+    for name in names:
+        plain = name.partition("@")[0]
+        code = "" if name in WAYS else user_code.sha256([_find(plain)])
+        named.append(f"{plain}@{code[:8]}" if code else plain)
+    return tuple(named) if any(name in WAYS for name in named) else (*named, "reference")
 
 
 def name_of(handler: Handler) -> str:
@@ -250,19 +256,6 @@ def versioned_name(handler: Handler) -> str:
     """Return the name of a handler, for a user's own with a digest of its code: 'my_pkg.read.dicom@3f2a9c01'."""
     code = user_code.sha256([handler])
     return f"{name_of(handler)}@{code[:8]}" if code else name_of(handler)
-
-
-def _with_version(name: str) -> str:
-    code = user_code.sha256([_find(name)])
-    return f"{name}@{code[:8]}" if code else name
-
-
-def _from_its_start(buffer: bytes | BinaryIO) -> BinaryIO:
-    """Return the content as a file positioned at its start, whatever an earlier handler has read."""
-    if isinstance(buffer, bytes):
-        return io.BytesIO(buffer)
-    buffer.seek(0)
-    return buffer
 
 
 def picture_of(images: Images, index: int, decoder: PictureDecoder) -> Decoded:

@@ -155,13 +155,11 @@ def from_array(
     if pixels.ndim != 3 or 0 in pixels.shape:
         raise UnreadableImage(path, f"an array of shape {array.shape}, should be (H, W) or (H, W, channels)")
     check_size(pixels.shape[1], pixels.shape[0], path, wanted.max_pixels)
-    done = list(conversions)
+    done, empty = list(conversions), False
     if pixels.dtype == np.uint16 and not wanted.deep:
         empty = not pixels.any()
         pixels = (pixels.astype(np.uint16) >> 8).astype(np.uint8)
         done.append(CUT)
-    else:
-        empty = False
     if CUT in done and not empty and int(pixels.max()) < _FEW_LEVELS:
         raise UnreadableImage(path, _TOO_DARK)
     channels = pixels.shape[2]
@@ -170,7 +168,9 @@ def from_array(
         done.append("grey to RGB")
     elif channels != wanted.channels:
         raise OtherChannels(path, channels, wanted.channels)
-    return Decoded(_tensor(pixels), tuple(done))
+    # Interleaved channels in memory. 65,535 / 257 = 255. A copy: Pillow's arrays are read-only, of which torch warns.
+    copied = pixels.astype(np.float32) / 257 if pixels.dtype == np.uint16 else np.array(pixels)
+    return Decoded(torch.from_numpy(copied).permute(2, 0, 1), tuple(done))
 
 
 def from_fractions(tensor: torch.Tensor, path: str, wanted: Wanted) -> Decoded:
@@ -183,15 +183,6 @@ def from_fractions(tensor: torch.Tensor, path: str, wanted: Wanted) -> Decoded:
         raise UnreadableImage(path, f"values from {low:g} to {high:g}; floating point values should lie in 0 to 1")
     scaled = (pixels.float() * 65535).round().to(torch.int32).permute(1, 2, 0).numpy()
     return from_array(scaled.astype(np.uint16), path, wanted)
-
-
-def _tensor(pixels: npt.NDArray[np.generic]) -> torch.Tensor:
-    """Return an array (H, W, C) as a tensor (C, H, W) with interleaved channels in memory."""
-    if pixels.dtype == np.uint16:
-        # 65,535 / 257 = 255.
-        return torch.from_numpy(pixels.astype(np.float32) / 257).permute(2, 0, 1)
-    # A copy: Pillow's arrays are read-only, of which torch warns.
-    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
 
 
 def upright(decoded: Decoded, orientation: int) -> Decoded:

@@ -5,7 +5,10 @@ on one core that was 10 times faster than Pillow for hue, 4 to 20 times for blur
 resize; tensors were slower than Pillow for hue and blur. The blur is also nearer to a Gaussian than Pillow's, which
 imitates one by box filters; hue is about as near as Pillow's.
 
-This holds for 8-bit RGB. `bands` has the functions for other channels and for 16-bit samples (float32 from 0 to 255).
+This holds for 8-bit RGB. Other channels, and 16-bit samples (float32 from 0 to 255), are changed each separately. On
+RGB the results would be equal within one level, except for contrast: it scales the distances from the mean grey of RGB,
+and of others those from the mean of each channel, since bands of a satellite or stains of a microscope have no common
+grey.
 """
 
 import functools
@@ -22,7 +25,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode, functional
 
 from sslbench.arrays import ByteArray
-from sslbench.data.views import COLOURS, OF_TORCHVISION, View, bands, code_names, colours, entry_name
+from sslbench.data.views import COLOURS, OF_TORCHVISION, View, code_names, colours, entry_name
 from sslbench.data.views.colours import Uniform
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, find_object
@@ -54,9 +57,7 @@ _LEVELS = np.arange(256)
 
 def augment(view: View, changes: "Changes", image: torch.Tensor) -> torch.Tensor:
     """Return one view of a picture: (C, H, W) to (C, size, size) of the same dtype, channels interleaved in memory."""
-    draw = Uniform()
-    pixels, _ = _crop(view, image, draw)
-    return _as_tensor(_changed(view, changes, pixels, draw)[0])
+    return augment_grid(view, changes, image).views[0]
 
 
 def augment_grid(view: View, changes: "Changes", image: torch.Tensor) -> Crop:
@@ -140,7 +141,7 @@ def _changed(view: View, changes: "Changes", pixels: ByteArray, draw: Uniform) -
     """Return a picture after flip and changes, and whether it was mirrored."""
     mirrored = draw() < view.flip
     if mirrored:
-        pixels = np.asarray(cv2.flip(pixels, 1), dtype=np.uint8) if _is_rgb(pixels) else bands.flip(pixels)
+        pixels = flip(pixels)
     for change in changes:
         pixels = change(pixels, view, draw)
     return pixels, mirrored
@@ -179,10 +180,17 @@ def crop_box(
     return (height - h) // 2, (width - w) // 2, h, w
 
 
+def flip(pixels: ByteArray) -> ByteArray:
+    """Mirror a picture horizontally; any channels."""
+    if not _is_rgb(pixels):
+        return np.ascontiguousarray(pixels[:, ::-1])
+    return np.asarray(cv2.flip(pixels, 1), dtype=np.uint8)
+
+
 def adjust_brightness(pixels: ByteArray, factor: float) -> ByteArray:
     """Multiply every value by `factor`, as Pillow's ImageEnhance.Brightness does; any channels."""
     if not _is_rgb(pixels):
-        return bands.brightness(pixels, factor)
+        return _within_range(pixels * np.float32(factor), pixels)
     return _look_up(pixels, _LEVELS * factor)
 
 
@@ -192,7 +200,9 @@ def adjust_contrast(pixels: ByteArray, factor: float) -> ByteArray:
     Channels other than RGB each have their own mean.
     """
     if not _is_rgb(pixels):
-        return bands.contrast(pixels, factor)
+        # Of float32 numpy would take the sum in float32, too.
+        means = pixels.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
+        return _within_range(means + np.float32(factor) * (pixels - means), pixels)
     # Rounded as in ImageEnhance.Contrast.
     mean = int(cv2.mean(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY))[0] + 0.5)
     return _look_up(pixels, mean + factor * (_LEVELS - mean))
@@ -221,21 +231,25 @@ def to_grayscale(pixels: ByteArray) -> ByteArray:
 def gaussian_blur(pixels: ByteArray, sigma: float, reach: int) -> ByteArray:
     """Convolve with a Gaussian of `sigma` pixels, cut off after `reach` pixels, and mirrored borders; any channels."""
     side = 2 * reach + 1
-    if not _is_rgb(pixels):
-        return bands.blur(pixels, sigma, side)
-    return np.asarray(cv2.GaussianBlur(pixels, (side, side), sigma, borderType=cv2.BORDER_REFLECT_101), dtype=np.uint8)
+    blurred = cv2.GaussianBlur(pixels, (side, side), sigma, borderType=cv2.BORDER_REFLECT_101)
+    return np.asarray(blurred, dtype=pixels.dtype).reshape(pixels.shape)  # OpenCV drops the axis of a single channel
 
 
 def invert_from(pixels: ByteArray, threshold: int) -> ByteArray:
     """Invert the values of at least `threshold`, as Pillow's ImageOps.solarize does; any channels."""
     if not _is_rgb(pixels):
-        return bands.invert_from(pixels, threshold)
+        return np.where(pixels >= threshold, 255 - pixels, pixels).astype(pixels.dtype)
     return _look_up(pixels, np.where(threshold <= _LEVELS, 255 - _LEVELS, _LEVELS))
 
 
 def _is_rgb(pixels: npt.NDArray[np.generic]) -> bool:
     """Return whether the picture is 8-bit RGB."""
     return pixels.shape[2] == 3 and pixels.dtype == np.uint8
+
+
+def _within_range(values: npt.NDArray[np.float32], pixels: ByteArray) -> ByteArray:
+    """Clip values to [0, 255], and convert them to the dtype of `pixels`."""
+    return values.clip(0, 255).astype(pixels.dtype)
 
 
 def _look_up(pixels: ByteArray, table: npt.NDArray[np.generic]) -> ByteArray:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sslbench.data.views.sheet import contact_sheet
+from sslbench.data.checks.sheets import contact_sheet
 from sslbench.errors import UsageError
 from sslbench.train.meter import LogRecord
 from sslbench.train.method import Batch
