@@ -250,8 +250,8 @@ def join_labels(labels: Mapping[str, Target], name: str = "") -> tuple[Target, t
     columns = [np.array([number[c] for c in part.classes], dtype=np.int64) for part in labels.values()]
     parts = list(labels.values())
     if all(isinstance(part, Classes) for part in parts):
-        values = [column[part.values] for column, part in zip(columns, parts, strict=True)]
-        return Classes(classes, np.concatenate(values)), notes
+        values = np.concatenate([column[part.values] for column, part in zip(columns, parts, strict=True)])
+        return _kind_of_all(parts, Classes).from_values(classes, values), notes
     spread = [
         among_classes(OfClasses.of(part).flags(), column, len(classes))
         for column, part in zip(columns, parts, strict=True)
@@ -271,4 +271,10 @@ def _numbers(labels: Mapping[str, Target], name: str) -> Target:
             )
     orders = [[part.classes.index(c) for c in first.classes] for part in labels.values()]
     values = [part.values[:, order] for part, order in zip(labels.values(), orders, strict=True)]
-    return Numbers(first.classes, np.concatenate(values))
+    return _kind_of_all(list(labels.values()), Numbers).from_values(first.classes, np.concatenate(values))
+
+
+def _kind_of_all(parts: Sequence[Target], usual: type[Target]) -> type[Target]:
+    """Return the kind of all parts, where it is one that extends the usual kind; for different ones the usual kind."""
+    kinds = {type(part) for part in parts}
+    return kinds.pop() if len(kinds) == 1 else usual

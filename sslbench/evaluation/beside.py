@@ -20,6 +20,7 @@ from sslbench.metrics.classification import predicted_classes
 from sslbench.paths import not_written
 from sslbench.preprocessing import Preprocessing
 from sslbench.results import MetricValue, Neighbours, Result, records
+from sslbench.targets import kinds
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.text import csv_text
@@ -53,11 +54,12 @@ def write_predicted(result: Result, scores: records.Scores) -> None:
     if result.file is None or not scores.scores.size:
         return
     files: dict[str, bytes] = {}
+    kind = kinds()[result.data.labels]
     one_each = scores.scores.shape == scores.labels.shape  # a score and a label of each class
     draws, several = scores.draws or (scores.scores,), result.protocol.settings.get("draws", 1) > 1
-    if result.data.labels == Classes.name and "top1" in result.metrics:
+    if issubclass(kind, Classes) and "top1" in result.metrics:
         files = _of_single_labels(scores, draws, several_draws=several)
-    elif result.data.labels == MultiLabel.name and one_each and scores.scores.size * len(draws) <= MOST_CELLS:
+    elif issubclass(kind, MultiLabel) and one_each and scores.scores.size * len(draws) <= MOST_CELLS:
         tables = [_table_of_several(scores, draw) for draw in draws]
         table = [*tables[0][:1], *(line for lines in tables for line in lines[1:])]
         if several:
@@ -138,7 +140,9 @@ def picture(counts: IntArray, classes: tuple[str, ...], draws: int = 1) -> bytes
     over = f", {draws} draws" if draws > 1 else ""
     draw.text((4, 4), f"label (row), predicted (column){over}", fill="black", font=font)
     for i, name in enumerate(classes):
-        text = _shortened(name, font)
+        text = "".join(character if character.isprintable() else "?" for character in name[:60])
+        while font.getlength(text) > _MARGIN - 30:
+            text = text[:-2] + "\N{HORIZONTAL ELLIPSIS}"
         draw.text((left - 6, top + (i + 0.5) * cell), text, fill="black", font=font, anchor="rm")
         # Pillow draws no text at an angle, so the name is drawn on a strip of its own, which is turned.
         upright = Image.new("RGB", (_MARGIN - 24, 14), "white")
@@ -153,14 +157,6 @@ def picture(counts: IntArray, classes: tuple[str, ...], draws: int = 1) -> bytes
             place = (left + (j + 0.5) * cell, top + (i + 0.5) * cell)
             draw.text(place, str(counts[i, j]), fill=colour, font=font, anchor="mm")
     return _png(image)
-
-
-def _shortened(name: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont) -> str:
-    """Return a name that fits into the margin."""
-    text = "".join(character if character.isprintable() else "?" for character in name[:60])
-    while font.getlength(text) > _MARGIN - 30:
-        text = text[:-2] + "\N{HORIZONTAL ELLIPSIS}"
-    return text
 
 
 def _png(image: Image.Image) -> bytes:

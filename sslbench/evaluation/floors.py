@@ -18,7 +18,6 @@ from sslbench.identity import record_id
 from sslbench.metrics import regression
 from sslbench.metrics.catalog import METRICS, find
 from sslbench.metrics.differences import Predictions, difference
-from sslbench.metrics.metric import ClassFrequencies
 from sslbench.results import DataUsed, RequestedParts, Result, records
 from sslbench.targets import kinds
 from sslbench.targets.classes import Classes
@@ -33,7 +32,7 @@ log = logging.getLogger("sslbench")
 PIXELS = "pixels:8"
 _RESAMPLES = 300  # half-samples of metrics without a closed form
 UNTRAINED_SEED = 0  # seed of the untrained backbone: fixed, so that its floor is computed once per data set
-_TESTED = (Classes.name, Triplets.name)
+_TESTED = (Classes, Triplets)
 """Kinds of targets whose leading metric is compared with that of the untrained backbone."""
 
 
@@ -49,14 +48,14 @@ def guessing(train: Target, test: Target) -> dict[str, dict[str, float | None]]:
         errors = regression.Errors(test.values, np.broadcast_to(train.values.mean(axis=0), test.values.shape))
         values = errors.statistic(np.ones((1, len(test))))[0]
         return {"chance": {m.name: m.recorded(float(v)) for m, v in zip(errors.metrics, values, strict=True)}}
-    chance = _chance(test.name, test.frequencies()) if isinstance(test, OfClasses) else {}
+    chance: dict[str, float | None] = {}
+    if isinstance(test, OfClasses):
+        # A kind that extends another one has its metrics, too.
+        names, frequencies = {vars(above).get("name") for above in type(test).__mro__}, test.frequencies()
+        floors = (metric for metric in METRICS.values() if metric.floor and names & {*metric.labels})
+        levels = {metric: metric.chance_level(frequencies) for metric in floors}
+        chance = {metric.name: metric.recorded(level) for metric, level in levels.items() if level is not None}
     return {"chance": chance} | ({"majority": _majority(train, test)} if isinstance(test, Classes) else {})
-
-
-def _chance(kind: str, frequencies: ClassFrequencies) -> dict[str, float | None]:
-    floors = (metric for metric in METRICS.values() if metric.floor and kind in metric.labels)
-    levels = {metric: metric.chance_level(frequencies) for metric in floors}
-    return {metric.name: metric.recorded(level) for metric, level in levels.items() if level is not None}
 
 
 def _majority(train: Target, test: Target) -> dict[str, float | None]:
@@ -216,7 +215,8 @@ def warn_if_below_chance(result: Result) -> str | None:
     leading = result.metrics[result.headline]
     known = find(result.headline)
     ends = [known.sign * end for end in (leading.low, leading.high) if end is not None]
-    if result.data.labels != Classes.name or chance is None or not ends or max(ends) >= known.sign * chance:
+    single = issubclass(kinds()[result.data.labels], Classes)
+    if not single or chance is None or not ends or max(ends) >= known.sign * chance:
         return None
     return (
         f"{result.protocol.name}: {result.headline} {leading.value:.2f} is below chance ({chance:.2f}): "
@@ -232,7 +232,7 @@ def warn_if_at_floor(result: Result, untrained: tuple[Result, records.Scores], s
     """
     floor, other = untrained
     kind = kinds()[result.data.labels]
-    tested = kind.name in _TESTED and scores.scores.shape[1] > 0
+    tested = issubclass(kind, _TESTED) and scores.scores.shape[1] > 0
     if scores.ids != other.ids or not (tested or result.seeds is not None):
         return None
     metric = kind.metric if tested else result.headline

@@ -55,17 +55,18 @@ def with_details(result: Result, scores: records.Scores, groups: Mapping[str, tu
     if not result.per_class_metrics and issubclass(kind, OfClasses) and (draws := scores.draws_of(result)):
         # Logits turn positive where the probability passes a half.
         threshold = 0.5 if result.probabilities == "scores" else 0.0
-        found = [per_class(kind, scores.classes, scores.labels, one, threshold=threshold) for one in draws]
-        result = dataclasses.replace(result, per_class_metrics=mean_tables([_in_percent(one) for one in found]))
+        tables = [
+            {
+                metric: {name: value if metric == "n" else percent(value) for name, value in column.items()}
+                for metric, column in per_class(scores.classes, scores.labels, one, threshold=threshold).items()
+            }
+            for one in draws
+        ]
+        result = dataclasses.replace(result, per_class_metrics=mean_tables(tables))
     missing = {name: column for name, column in groups.items() if name not in result.groups}
     for name, column in missing.items():
         result = _with_groups(result, scores, name, column)
     return result
-
-
-def _in_percent(table: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
-    """Return the metrics per class in the units of records; `n` is a count."""
-    return {name: {c: v if name == "n" else percent(v) for c, v in each.items()} for name, each in table.items()}
 
 
 def _without_groups(result: Result, groups: Collection[str], reason: str = "") -> Result:

@@ -99,7 +99,6 @@ def warning(column: str, worst: GroupScore) -> str | None:
 
 
 def per_class(
-    kind: Kind,
     classes: Sequence[str],
     values: npt.NDArray[np.integer],
     scores: npt.NDArray[np.floating],
@@ -114,17 +113,12 @@ def per_class(
     `average_precision_noninterpolated`, `auroc`. With single labels the ranking metrics are of the class against all
     others.
 
-    >>> from sslbench.targets.classes import Classes
     >>> scores = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
-    >>> found = per_class(Classes, ("cat", "dog"), np.array([0, 1, 1]), scores)
+    >>> found = per_class(("cat", "dog"), np.array([0, 1, 1]), scores)
     >>> found["recall"], found["precision"]
     ({'cat': 1.0, 'dog': 0.5}, {'cat': 0.5, 'dog': 1.0})
     """
-    found = (
-        _single(values.astype(np.int64), scores)
-        if kind.metric == classification.TOP1.name
-        else _multi(values, scores, threshold)
-    )
+    found = _single(values.astype(np.int64), scores) if values.ndim == 1 else _multi(values, scores, threshold)
     return {name: dict(zip(classes, map(float, column), strict=True)) for name, column in found.items()}
 
 

@@ -166,9 +166,8 @@ def choose_k(
     # Train may be larger than memory, so held-out rows are masked, not copied.
     found = _search(train, train, fitting[-1], settings, device, Scope(parts[1], left_out))
     held_out_labels = train.target.select(parts[1])
-    best, best_score = _best_k(
-        fitting, functools.partial(_headline, found, train=train.target, test=held_out_labels, settings=settings)
-    )
+    score = functools.partial(_headline, found, train=train.target, test=held_out_labels, settings=settings)
+    best, best_score = _best_k(fitting, score, held_out_labels.sign())
     on = f"held-out {percent(_HOLDOUT) if share == _HOLDOUT else f'{len(parts[1]):,} samples'} of train"
     return best, {"k": best, "on": on, "score": best_score, "seed": seed}, notes
 
@@ -296,10 +295,10 @@ def _usable_k(settings: Settings, n_train: int) -> tuple[list[int], list[str]]:
     return (fitting or [n_train]), [note if fitting else f"{note} k={n_train} was used."]
 
 
-def _best_k(ks: list[int], score: Callable[[int], float]) -> tuple[int, float]:
+def _best_k(ks: list[int], score: Callable[[int], float], sign: int) -> tuple[int, float]:
     best, best_score = ks[0], float("nan")
     for k in ks:
-        if is_better(value := score(k), best_score):
+        if is_better(value := score(k), best_score, sign):
             best, best_score = k, value
     return best, best_score
 
@@ -315,7 +314,8 @@ def _choose_by_the_other_half(
     scores, best_ks = np.empty((len(labels), len(labels.classes))), []
     for scored, other in (halves, halves[::-1]):
         other_scores, own = found.of(other), labels.select(other)
-        k, _ = _best_k(ks, functools.partial(_headline, other_scores, train=labels, test=own, settings=settings))
+        score = functools.partial(_headline, other_scores, train=labels, test=own, settings=settings)
+        k, _ = _best_k(ks, score, labels.sign())
         scores[scored] = found.of(scored).vote(k, labels, settings)
         best_ks.append(k)
     return scores, {"k": best_ks[0], "k of the other half": best_ks[1], "on": "the other half of train", "seed": seed}

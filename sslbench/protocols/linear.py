@@ -226,7 +226,7 @@ def _problem(x: Matrix | Unrotated, labels: Target, usable: IntArray, device: st
 def _headline(model: Fit, problem: Problem, usable: IntArray, labels: Target, n: int) -> float:
     """Return the leading metric on the samples of a problem, for single labels without all (N, C) scores at once."""
     blocks = problem.decide(model)
-    if not isinstance(labels, Classes):  # the average precision of a class needs the scores of all samples
+    if not labels.leads_by_top1():  # the average precision of a class needs the scores of all samples
         decided = np.concatenate([block for _, block in blocks])
         return labels.headline(labels.values, for_all_classes(decided, usable, labels))
     right = 0
@@ -278,10 +278,12 @@ def _choose(
         scored, scored_labels = _learned_part(_select(problem.x, parts[1]), held_labels, learned, device)
         problem = _problem(_select(problem.x, parts[0]), inside, learned, device)
 
+    sign = labels.sign()
+
     def judge(model: Fit) -> tuple[float, float]:
         advance(1)
         loss = scored.loss(model) if len(scored.x) else float("nan")
-        return _headline(model, scored, learned, scored_labels, len(held_labels)), loss
+        return sign * _headline(model, scored, learned, scored_labels, len(held_labels)), loss
 
     best, tried = search(
         problem,
@@ -299,7 +301,7 @@ def _choose(
     if unconverged:
         notes.append(f"During the selection of c, {unconverged} of {len(tried)} fits did not converge to {within:.2g}.")
     notes += edge_notes("c", best.c, grid)
-    selected = {"c": best.c, "on": on, "score": best.score, "tried": len(tried), "seed": seed}
+    selected = {"c": best.c, "on": on, "score": sign * best.score, "tried": len(tried), "seed": seed}
     selected["gap_while_choosing"] = max(point.fit.gap for point in tried)
     # A fit of fewer classes has other outputs than the final one, which cannot begin there.
     same = len(learned) == len(_usable_classes(labels)[0])
@@ -320,7 +322,7 @@ def _select(x: Matrix | Unrotated, rows: IntArray) -> Matrix | Unrotated:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One strength, its fit, and its leading metric and mean loss on held-out samples."""
+    """One strength, its fit, and its score (more is better) and mean loss on held-out samples."""
 
     c: float
     fit: Fit
@@ -397,15 +399,14 @@ def regress(train: Features, test: Features, settings: Settings, *, seed: int) -
     model = fit_regression(train.x, train.target.values, standardise=standardise)
     alpha, selected, notes = _choose_alpha(train, test, model, settings, seed)
     scores = model.predict(test.x, alpha)
-    metrics, name, per_number = summarise(
-        Numbers, test.target.classes, test.target.values, scores, seed=seed, groups=test.groups
-    )
+    kind, values = type(test.target), test.target.values
+    metrics, name, per_number = summarise(kind, test.target.classes, values, scores, seed=seed, groups=test.groups)
     return Outcome(
         metrics=metrics,
         headline=name,
         scores=scores.astype(np.float32),
         per_class=per_number,
-        train=Numbers.headline(train.target.values, model.predict(train.x, alpha)),
+        train=kind.headline(train.target.values, model.predict(train.x, alpha)),
         selected={"alpha": alpha} | selected,
         notes=notes,
     )
@@ -414,7 +415,7 @@ def regress(train: Features, test: Features, settings: Settings, *, seed: int) -
 def _choose_alpha(
     train: Features, test: Features, model: RidgeRegression, settings: Settings, seed: int
 ) -> tuple[float, dict[str, Any], tuple[str, ...]]:
-    """Return the alpha with the highest R2, of equals the largest; the record of the choice, and notes."""
+    """Return the alpha with the best leading metric, of equals the largest; the record of the choice, and notes."""
     grid = sorted(settings.alpha, reverse=True)
     if len(grid) == 1:
         return grid[0], {}, ()
@@ -431,10 +432,10 @@ def _choose_alpha(
         fitted, held_out = (RowSubset(train.x, rows) for rows in parts)
         tried = fit_regression(fitted, train.target.values[parts[0]], standardise=settings.scale == "standard")
         predicted = tried.predict_each(held_out, grid)
-    scores = [Numbers.headline(labels.values, values) for values in predicted]
+    scores = [labels.headline(labels.values, values) for values in predicted]
     best = 0
     for i, score in enumerate(scores):
-        best = i if is_better(score, scores[best]) else best
+        best = i if is_better(score, scores[best], labels.sign()) else best
     notes = tuple(edge_notes("alpha", grid[best], grid))
     return grid[best], {"on": on, "score": scores[best], "seed": seed}, notes
 

@@ -33,6 +33,7 @@ from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.metrics import ranking
+from sslbench.metrics.catalog import find
 from sslbench.metrics.classification import top_k_correct
 from sslbench.protocols import linear, svm
 from sslbench.protocols._parts import few_shot
@@ -210,11 +211,11 @@ class Svm:
             smallest.append(int(sizes.min()) if len(sizes) == 2 else 0)
         fewest = np.array(smallest)
         # A class with one sample is never predicted when that is held out, and would bias the shared cost.
-        folds = min(self._settings.folds, int(np.median(fewest) if kind is Classes else fewest.max()))
+        folds = min(self._settings.folds, int(np.median(fewest) if issubclass(kind, Classes) else fewest.max()))
         if len(strengths) == 1 or folds < 2:
             return fixed, [fixed] * len(names), ()
         settings = dataclasses.replace(self._as_svm(strengths), folds=folds)
-        if kind is Classes:
+        if issubclass(kind, Classes):
             choice = choose_one(solver, targets, settings, groups)
             return choice.costs[0], choice.costs, choice.notes
         choice = choose_each(solver, targets, names, settings, groups)
@@ -354,12 +355,12 @@ def _best_on_test(
 ) -> tuple[tuple[float], dict[str, float]]:
     """Return the strength with the highest mean over the draws of the leading test metric, and the means of all."""
     means: dict[str, float] = {}
-    best, best_score = strengths[0], float("nan")
+    best, best_score, sign = strengths[0], float("nan"), find(few_shot.leading_metric(metric, test)).sign
     for strength in strengths:
         fitted = (learner.fit(train.x[draw.rows], draw.labels, (strength,)) for draw in draws)
         score = float(np.mean([leading(metric, test, one.scores) for one in fitted]))
         means[f"{strength:g}"] = score
-        if is_better(score, best_score):
+        if is_better(score, best_score, sign):
             best, best_score = strength, score
     return (best,), means
 

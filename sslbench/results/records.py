@@ -131,7 +131,7 @@ def write(  # noqa: PLR0913  the parts of a file of scores
     each = scores.size * (2 if half else 4)
     kept = draws if each * len(draws) <= _DRAWS_UP_TO else ()
     save = np.savez_compressed if each * max(1, len(kept)) < _COMPRESSED_UP_TO else np.savez
-    if half and kind is Classes and places is None:
+    if half and issubclass(kind, Classes) and places is None:
         places = ranked_before(labels.astype(np.int64), scores)[None].astype(np.uint16)
 
     def write_scores(file: IO[bytes]) -> None:
@@ -142,7 +142,9 @@ def write(  # noqa: PLR0913  the parts of a file of scores
         parts = {"scores": scores} | {f"draw{i}": draw for i, draw in enumerate(kept) if i}
         if half:
             arrays["exponent"] = exponent = _exponent(parts.values())
-            arrays |= {name: _halved(part, exponent, one_class=kind is Classes) for name, part in parts.items()}
+            arrays |= {
+                name: _halved(part, exponent, one_class=issubclass(kind, Classes)) for name, part in parts.items()
+            }
         else:
             arrays |= {name: part.astype(np.float32, copy=False) for name, part in parts.items()}
         save(file, labels=labels, **arrays)

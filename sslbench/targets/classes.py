@@ -113,13 +113,20 @@ class Classes(OfClasses):
         return ClassFrequencies(positives, np.full(len(positives), len(self)))
 
     @classmethod
+    def leads_by_top1(cls) -> bool:
+        """Return True for the kinds with this leading metric."""
+        return cls.metric == Classes.metric
+
+    @classmethod
     def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
         """Return accuracies, ranking metrics, and with probabilities calibration."""
         return class_measures(values.astype(np.int64), scores, units, how)
 
     @classmethod
     def headline(cls, values: Rows, scores: Rows) -> float:
-        """Return the top-1 accuracy."""
+        """Return the top-1 accuracy, or what else leads a kind that extends this one."""
+        if not cls.leads_by_top1():
+            return super().headline(values, scores)
         return classification.top_k_accuracy(values.astype(np.int64), scores)
 
     @classmethod

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import BoolArray, IntArray, OfRows
+from sslbench.metrics.catalog import find
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.measure import Measure, Probabilities
 from sslbench.metrics.metric import ClassFrequencies
@@ -122,6 +123,16 @@ class Target(OfRows):
     def content_key(self) -> bytes:
         """Return the part of the key of targets that are files or annotations."""
         return b""
+
+    @classmethod
+    def sign(cls) -> int:
+        """Return -1 where less of the leading metric is better, otherwise 1."""
+        return find(cls.metric).sign
+
+    @classmethod
+    def leads_by_top1(cls) -> bool:
+        """Return True if the leading metric is a count of right predictions, for which no scores have to be kept."""
+        return False
 
     @classmethod
     def columns(cls, classes: tuple[str, ...]) -> tuple[str, ...]:

@@ -119,8 +119,8 @@ def test_metrics_of_scores_depend_on_no_order_of_classes_or_samples(kind, probab
 def test_metrics_of_a_class_do_not_depend_on_its_number(kind):
     labels, scores = samples(kind, N_TEST, 2).target, np.random.default_rng(0).integers(0, 4, (N_TEST, CLASSES)) / 4
     moved = renumbered(samples(kind, N_TEST, 2)).target
-    usual = per_class(kinds()[kind], NAMES, labels.values, scores)
-    other = per_class(kinds()[kind], moved.classes, moved.values, scores[:, np.argsort(ORDER)])
+    usual = per_class(NAMES, labels.values, scores)
+    other = per_class(moved.classes, moved.values, scores[:, np.argsort(ORDER)])
     named = dict(zip(NAMES, RENAMED, strict=True))
     for metric, values in usual.items():
         np.testing.assert_allclose(

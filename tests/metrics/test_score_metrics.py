@@ -40,8 +40,6 @@ from sslbench.metrics.regression import (
     weighted_medians,
 )
 from sslbench.metrics.summary import one_measure, summarise, summarise_places
-from sslbench.targets.classes import Classes
-from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.numbers import Numbers
 
 
@@ -394,7 +392,7 @@ def rounded_sample(n, n_classes, digits, seed):
 def test_every_class_is_what_scikit_learn_says(n, n_classes, digits, seed):
     classes, scores = rounded_sample(n, n_classes, digits, seed)
     names = [f"c{c}" for c in range(n_classes)]
-    table = per_class(Classes, names, classes, scores)
+    table = per_class(names, classes, scores)
     expected = precision_recall_fscore_support(
         classes, predicted_classes(scores), labels=np.arange(n_classes), zero_division=np.nan
     )
@@ -469,6 +467,6 @@ def test_ignored_labels_and_classes_without_a_classifier_are_left_out_of_f1():
     scores = np.array([[1.0, np.nan, 9.0], [1.0, np.nan, -1.0], [1.0, np.nan, 9.0]])
     micro, macro = LabelCounts(labels, scores).f1(np.ones((1, 3)))[0]
     assert macro == pytest.approx((0.8 + 0.0) / 2) and micro == pytest.approx(4 / 6)
-    table = per_class(MultiLabel, "abc", labels, scores)
+    table = per_class("abc", labels, scores)
     assert table["n"] == {"a": 2, "b": 0, "c": 1} and table["recall"]["a"] == 1
     assert np.isnan(table["recall"]["b"]) and np.isnan(table["auroc"]["b"])

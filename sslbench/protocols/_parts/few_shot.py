@@ -262,7 +262,7 @@ def statistics(values: Sequence[float], bounds: Bounds = RATE) -> dict[str, floa
 def leading_metric(metric: str, labels: Target) -> str:
     """Return the metric that leads; 'auto' is top-1 of single labels and mAP of several."""
     usual = labels.metric
-    if metric == "top1" and usual != "top1":
+    if metric == "top1" and not isinstance(labels, Classes):
         raise UsageError("metric=top1 needs one label per sample, and these samples have several", "Leave out metric=.")
     return usual if metric == "auto" else metric
 

@@ -118,7 +118,7 @@ def folds_of(
 
 def headline_by_blocks(labels: Target, scores: Callable[[slice], FloatArray]) -> float:
     """Return the leading metric of N samples, for single labels without all (N, C) scores at once."""
-    if not isinstance(labels, Classes):  # the average precision of a class needs the scores of all samples
+    if not labels.leads_by_top1():  # the average precision of a class needs the scores of all samples
         return labels.headline(labels.values, scores(slice(0, len(labels))))
     right = 0
     for start in range(0, len(labels), _ROWS):
@@ -144,9 +144,12 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:g} %"
 
 
-def is_better(score: float, best: float) -> bool:
-    """Return True if a score beats the best so far; NaN never does, anything beats NaN, and equals do not."""
-    return not math.isnan(score) and (math.isnan(best) or score > best)
+def is_better(score: float, best: float, sign: int = 1) -> bool:
+    """Return True if a score beats the best so far; NaN never does, anything beats NaN, and equals do not.
+
+    `sign`: that of the metric, `Target.sign`: -1 where less is better.
+    """
+    return not math.isnan(score) and (math.isnan(best) or sign * score > sign * best)
 
 
 def for_all_classes(decision: npt.NDArray[np.floating], learned: IntArray, labels: Target) -> npt.NDArray[np.float64]:

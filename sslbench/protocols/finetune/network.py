@@ -137,12 +137,12 @@ class FinetunedNetwork(method.Method[Settings]):
         features = forward_layers(self.backbone, images, (self.layer,))[self.layer.text]
         scores = self.head(features).float()
         parts = {}
-        if self.kind is Classes:
+        if issubclass(self.kind, Classes):
             value = functional.cross_entropy(scores, targets, label_smoothing=self.config.label_smoothing)
             # The targets of mixed images are shares of classes, which no prediction equals.
             if self._mix is None:
                 parts["top1"] = (scores.detach().argmax(dim=1) == targets).float().mean() * 100
-        elif self.kind is MultiLabel:
+        elif issubclass(self.kind, MultiLabel):
             known = targets >= 0
             # Unknown labels are -1, for which the loss is not defined; `known` leaves them out.
             every = functional.binary_cross_entropy_with_logits(scores, targets.clamp(min=0), reduction="none")

@@ -97,9 +97,9 @@ class FinetuneRun:
         sample = random_sample(source, len(self.test), seed)
         on_train = self._score(network, sample, "scoring a part of")
         train = sample.target.headline(sample.target.values, on_train)
-        if isinstance(source.target, Numbers) and train < _DIVERGED:
+        if isinstance(source.target, Numbers) and (r2 := Numbers.headline(sample.target.values, on_train)) < _DIVERGED:
             raise NotFiniteError(
-                f"finetune: the training diverged: its predictions of training samples have an R2 of {train:.3g}",
+                f"finetune: the training diverged: its predictions of training samples have an R2 of {r2:.3g}",
                 "Give a lower lr or head_lr_factor, or clip_norm=1.",
             )
         return _Trial(network, source, scores, train, selected)
@@ -122,7 +122,7 @@ class FinetuneRun:
                 f"{rates.text}: " + ("diverged" if math.isnan(score) else f"{100 * score:.2f} on held-out samples")
             )
             scores[rates.text] = score
-            if is_better(score, best_score):
+            if is_better(score, best_score, source.target.sign()):
                 best, best_score = rates, score
         if math.isnan(best_score):
             raise NotFiniteError("finetune: every training diverged", "Give lower learning rates.")
@@ -251,9 +251,11 @@ class FinetuneRun:
     def _weights(self, trial: _Trial) -> NetworkWeights | None:
         """Return the finetuned network for a weights file; None for a module in memory, which has no name to load."""
         backbone, labels = trial.network.backbone, self.test.target
-        if backbone.kind.in_memory or not isinstance(labels, Classes | MultiLabel | Numbers):
+        # Weights files name the built-in kind; one that extends it has the same classifier.
+        kind = next((kind for kind in (Classes, MultiLabel, Numbers) if isinstance(labels, kind)), None)
+        if backbone.kind.in_memory or kind is None:
             return None
-        info = ClassifierInfo(self.layer.text, self.settings.norm, labels.name, labels.classes)
+        info = ClassifierInfo(self.layer.text, self.settings.norm, kind.name, labels.classes)
         metadata = {
             "method": "finetune",
             "epochs": trial.network.epochs,

@@ -205,7 +205,7 @@ def _check(right: bool, message: str) -> None:
 
 def optimizer_settings(settings: Settings, rates: Rates, kind: type[Target] = Classes) -> OptimizerSettings:
     """Return the settings of the optimizer."""
-    usual = 1.0 if kind is Numbers else find(settings.optimizer).finetune_head_factor
+    usual = 1.0 if issubclass(kind, Numbers) else find(settings.optimizer).finetune_head_factor
     return OptimizerSettings(
         name=settings.optimizer,
         lr=rates.lr,

@@ -38,7 +38,6 @@ from sslbench.results import Outcome
 from sslbench.runtime.progress import stage_progress
 from sslbench.runtime.resources import StartMethod
 from sslbench.targets.classes import Classes
-from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.target import OfClasses
 
 log = logging.getLogger("sslbench")
@@ -158,8 +157,8 @@ def run(inputs: ImageInputs[Settings]) -> dict[str, Outcome]:
     numbers = [each.head.number for each in chosen.values()]
     on_test = scored(test, numbers, "scoring")
     sample = random_sample(fit, len(test), seed)
-    # Top-1 is counted for every head without keeping its scores; mAP needs them.
-    on_train = scored(sample, numbers if isinstance(whole.target, MultiLabel) else [], "scoring a part of")
+    # Top-1 is counted for every head without keeping its scores; other metrics need them.
+    on_train = scored(sample, [] if whole.target.leads_by_top1() else numbers, "scoring a part of")
     if rank() != 0:
         return {}
     for row in dict.fromkeys(each.row for each in found if each.row not in chosen):
@@ -176,7 +175,7 @@ def _outcome(
 ) -> Outcome:
     number, kind, classes = choice.head.number, type(test.target), test.target.classes
     logits = on_test.logits[number]
-    probabilities: Probabilities | None = "softmax" if kind is Classes else None
+    probabilities: Probabilities | None = "softmax" if issubclass(kind, Classes) else None
     metrics, name, per_class = summarise(
         kind, classes, test.target.values, logits, seed=seed, probabilities=probabilities, groups=source_groups(test)
     )
@@ -186,7 +185,7 @@ def _outcome(
         selected |= {} if choice.on == "test" else {"seed": seed}
     # Test scores of the other heads, for information; multi-label data would need the scores of every head.
     variants = (
-        {} if kind is MultiLabel else {each.text: {name: on_test.headlines[each.number]} for each in choice.others}
+        {each.text: {name: on_test.headlines[each.number]} for each in choice.others} if kind.leads_by_top1() else {}
     )
     notes = list(notes)
     if choice.on == "test":
@@ -348,7 +347,7 @@ def score(
         with torch.inference_mode():
             # (B, heads of all banks, C)
             answers = torch.cat([bank(features[bank.input]) for bank in heads.all_banks()], dim=1)
-        if isinstance(labels, Classes):
+        if labels.leads_by_top1():
             truth = torch.from_numpy(labels.values[batch.indices]).to(device)
             right += (answers.argmax(dim=2) == truth[:, None]).sum(0)
         for number, values in logits.items():
@@ -358,7 +357,7 @@ def score(
             progress(min(done * world_size(), len(source)), len(source))
     found = {number: sum_(values.to(device)).cpu().numpy() for number, values in logits.items()}
     counted = (sum_(right) / max(len(source), 1)).tolist()
-    if isinstance(labels, MultiLabel):
+    if not labels.leads_by_top1():
         counted = [float("nan")] * len(counted)
     exact = {number: labels.headline(labels.values, values) for number, values in found.items()}
     return Scored(tuple(exact.get(number, value) for number, value in enumerate(counted)), found)
@@ -390,9 +389,10 @@ def choose(
         rows.setdefault(each.row, []).append(each)
     part = held_out if held_out is not None else test if any(len(row) > 1 for row in rows.values()) else None
     values: Mapping[int, float] = {}
+    sign = test.target.sign()
     if part is not None:
-        # mAP needs the scores of all heads; top-1 only counts correct predictions.
-        numbers = [each.number for each in found] if isinstance(part.target, MultiLabel) else []
+        # Top-1 only counts correct predictions; mAP and other metrics need the scores of all heads.
+        numbers = [] if part.target.leads_by_top1() else [each.number for each in found]
         values = dict(enumerate(score(part, numbers).headlines))
     on = "test" if held_out is None else f"held-out {percent(settings.holdout)} of train"
     choices = {}
@@ -402,7 +402,7 @@ def choose(
             continue
         best = alive[0]
         for each in alive[1:]:
-            best = each if is_better(values[each.number], values[best.number]) else best
+            best = each if is_better(values[each.number], values[best.number], sign) else best
         others = tuple(each for each in row if each is not best)
         choices[name] = Chosen(best, others, on, values[best.number]) if others else Chosen(best, ())
     return choices
