@@ -8,7 +8,6 @@ from sslbench.arrays import BoolArray, IntArray
 from sslbench.data.source import Source
 from sslbench.data.wording import some
 from sslbench.targets.classes import Classes
-from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.target import OfClasses, SeveralImages, Target
 
 _ATTEMPTS = 10
@@ -99,7 +98,12 @@ class _GroupCounts:
     def __init__(self, labels: Target, groups: IntArray) -> None:
         self.sizes = np.bincount(groups)
         self.n = len(self.sizes)
-        rows, classes = _pairs(labels)
+        # Sample and class of every label that is present.
+        rows = classes = np.zeros(0, dtype=np.int64)
+        if isinstance(labels, Classes):
+            rows, classes = np.arange(len(labels)), labels.values
+        elif isinstance(labels, OfClasses):
+            rows, classes = np.nonzero(labels.flags() == 1)
         width = max(len(labels.classes), 1)
         # A pair of group and class as one number, by which np.unique sorts groups first.
         keys, self._counts = np.unique(groups[rows] * width + classes, return_counts=True)
@@ -162,16 +166,6 @@ def group_folds(labels: Target, groups: IntArray, number: int) -> IntArray:
     return np.asarray(folds[groups])
 
 
-def _pairs(labels: Target) -> tuple[IntArray, IntArray]:
-    """Return sample and class of every label that is present."""
-    if isinstance(labels, Classes):
-        return np.arange(len(labels)), np.asarray(labels.values)
-    if isinstance(labels, MultiLabel):
-        rows, classes = np.nonzero(labels.values == 1)
-        return rows, classes
-    return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-
-
 def _deal(table: _GroupCounts, share: float, rng: np.random.Generator) -> BoolArray:
     chosen, free = np.zeros(table.n, dtype=bool), np.ones(table.n, dtype=bool)
     spare = table.spread.copy()  # groups of each class that are not selected
@@ -196,20 +190,16 @@ def _deal(table: _GroupCounts, share: float, rng: np.random.Generator) -> BoolAr
                 spare[table.classes_of(group)] -= 1
         # A group is decided by its rarest class alone.
         free[[group for group, _ in members]] = False
-    _fill(chosen, np.flatnonzero(free), table.sizes, share, rng)
-    return chosen
-
-
-def _fill(chosen: BoolArray, free: IntArray, sizes: IntArray, share: float, rng: np.random.Generator) -> None:
-    """Add groups without a class until the share of all samples is reached; two or more groups end on both sides."""
-    wanted, have = share * sizes.sum(), int(sizes[chosen].sum())
-    left = len(chosen) - int(chosen.sum())
-    for group in rng.permutation(free).tolist():
+    # Groups without a class follow until the share of all samples is reached; two or more groups end on both sides.
+    sizes, rest = table.sizes, np.flatnonzero(free)
+    wanted, have, left = share * sizes.sum(), int(sizes[chosen].sum()), len(chosen) - int(chosen.sum())
+    for group in rng.permutation(rest).tolist():
         if left > 1 and abs(have + sizes[group] - wanted) < abs(have - wanted):
             chosen[group] = True
             have, left = have + int(sizes[group]), left - 1
-    if not chosen.any() and len(free) > 1:
-        chosen[free[np.argmin(sizes[free])]] = True
+    if not chosen.any() and len(rest) > 1:
+        chosen[rest[np.argmin(sizes[rest])]] = True
+    return chosen
 
 
 def torn_classes(source: Source, test: Source, *, grouped: bool) -> tuple[str, ...]:

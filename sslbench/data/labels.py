@@ -1,7 +1,7 @@
 """Conversion of the text in folders, tables and manifests to targets."""
 
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,12 @@ def labels_of(values: Any, n: int, *, classes: Sequence[str] = (), name: str = "
     """
     if values is None:
         return Unlabelled(n)
-    _refuse_other_kinds(values, name)
+    # Texts, mappings, sets and single labels have another order or number than the samples.
+    if isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__iter__"):
+        raise DataError(
+            f"{name}: the labels are of the type {type(values).__name__}",
+            "Give one label per sample, in a list or an array.",
+        )
     if getattr(values, "ndim", 1) > 2:
         raise DataError(f"{name}: labels should be an array (N,) or (N, C), not {tuple(values.shape)}")
     rows = values.tolist() if hasattr(values, "tolist") else [v.tolist() if hasattr(v, "tolist") else v for v in values]
@@ -112,15 +117,6 @@ def labels_of(values: Any, n: int, *, classes: Sequence[str] = (), name: str = "
         present, ignored = zip(*map(split_cell, texts), strict=True)
         return multi_labels(present, ignored)
     return single_labels(texts, [c for c in classes if c in used] if classes else None)
-
-
-def _refuse_other_kinds(values: Any, name: str) -> None:
-    """Refuse labels in a text, a mapping, a set or a single one, whose order or number is not that of the samples."""
-    if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Iterable):
-        raise DataError(
-            f"{name}: the labels are of the type {type(values).__name__}",
-            "Give one label per sample, in a list or an array.",
-        )
 
 
 def _of_lists(rows: list[list[Any]], classes: Sequence[str], name: str) -> Target:

@@ -71,7 +71,10 @@ def cluster(
     )
     with counted("k-means", "runs", 1):
         kmeans.train(_normalised(parts[fitted]))
-    clusters = {name: _assign(kmeans.index, x) for name, x in parts.items()}
+    clusters = {}
+    for name, x in parts.items():
+        nearest = [kmeans.index.search(_normalised(x[i : i + _ROWS]), 1)[1][:, 0] for i in range(0, len(x), _ROWS)]
+        clusters[name] = np.concatenate(nearest).astype(np.int64)
     sizes = np.bincount(clusters[fitted], minlength=k).astype(np.int64)
     return Clustering(clusters, sizes, tuple(np.asarray(kmeans.obj, dtype=np.float64).tolist()))
 
@@ -100,10 +103,3 @@ def _normalised(x: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
     """Return the rows scaled to length 1, with VISSL's 1e-5 in the denominator."""
     rows = np.asarray(x, dtype=np.float32)
     return np.ascontiguousarray(rows / (np.linalg.norm(rows, axis=1, keepdims=True) + 1e-5))
-
-
-def _assign(index: object, x: npt.NDArray[np.floating]) -> IntArray:
-    """Return the nearest centroid of each row in a faiss index of the centroids."""
-    search = index.search  # type: ignore[attr-defined]  # faiss has no types
-    chunks = [search(_normalised(x[i : i + _ROWS]), 1)[1][:, 0] for i in range(0, len(x), _ROWS)]
-    return np.concatenate(chunks).astype(np.int64)

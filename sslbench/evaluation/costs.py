@@ -34,7 +34,10 @@ def measured(device: torch.device) -> Iterator[Meter]:
     `device`: device of the work; if it is a CUDA device, its memory counts as the GPU's.
     """
     meter = Meter()
-    _forget_peak()
+    # Some containers mount /proc read-only; the peak then counts from the start of the process.
+    with contextlib.suppress(OSError):
+        # proc(5): writing 5 sets the peak (VmHWM) back to the present size.
+        _RESET.write_text("5")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     started = time.perf_counter()
@@ -46,25 +49,12 @@ def measured(device: torch.device) -> Iterator[Meter]:
     )
 
 
-def _forget_peak() -> None:
-    # Some containers mount /proc read-only; the peak then counts from the start of the process.
-    with contextlib.suppress(OSError):
-        # proc(5): writing 5 sets the peak (VmHWM) back to the present size.
-        _RESET.write_text("5")
-
-
 def _peak() -> float:
-    """Return the peak memory of the process in MiB."""
-    try:
+    """Return the peak memory of the process in MiB; on macOS and Windows that since its start."""
+    with contextlib.suppress(OSError, StopIteration):
         line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
-    except (OSError, StopIteration):
-        return _peak_of_process()
-    # The kernel writes kB and means 1,024 bytes.
-    return int(line.split()[1]) / 2**10
-
-
-def _peak_of_process() -> float:
-    """Return the peak memory of the process since its start in MiB, on macOS and Windows."""
+        # The kernel writes kB and means 1,024 bytes.
+        return int(line.split()[1]) / 2**10
     try:
         import resource
     except ImportError:

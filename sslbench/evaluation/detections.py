@@ -3,8 +3,9 @@
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from sslbench.detection.floors import constant_boxes, mean_pose, with_pose
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.errors import ResultError
 from sslbench.evaluation.settings import RunSettings
+from sslbench.evaluation.trainings import together
 from sslbench.identity import digest, record_id
 from sslbench.metrics.detection import Detections, Truth, keypoint_ap
 from sslbench.metrics.detection.average_precision import DEFINITIONS, detector_difference
@@ -35,6 +37,13 @@ class DetectorResult:
 
     result: Result
     found: Mapping[str, Detections]
+
+
+def mean_of_trainings(each: Sequence[DetectorResult], command: str, **changes: Any) -> DetectorResult:
+    """Return the mean of several trainings, not yet written; `changes`: of the record of the first."""
+    results = [dataclasses.replace(each[0].result, **changes), *(one.result for one in each[1:])]
+    found = {name: detections for one in each for name, detections in one.found.items()}
+    return DetectorResult(dataclasses.replace(together(results, seeds=len(results)), command=command), found)
 
 
 def data_part(source: ObjectSource) -> DataPart:
@@ -69,11 +78,15 @@ def scored(
     of_keypoints = per_keypoint(truth, found)
     variants = {"per class, AP50": scores.per_class_50}
     variants |= {"per keypoint, AP": of_keypoints} if of_keypoints else {}
-    # Written before the record, which names them: a record never lacks its detections.
+    # Written before the record, which names them: a record never lacks its detections and objects. The objects of a
+    # test part are written once for all records on it; OKS depends on the sigmas.
+    target, numbers = test.target, [test.target.numbers, test.target.class_numbers, truth.masks is not None]
+    sigmas = [] if truth.skeleton is None else [truth.skeleton.sigmas]
     stem = records.path_of(blank, out).with_suffix("")
-    write_results(
-        stem.with_name(stem.name + records.PREDICTIONS), found, test.target.numbers, test.target.class_numbers
-    )
+    objects = stem.parent / f"test-{digest([test.objects_fingerprint(), [*numbers, *sigmas]])}{records.OBJECTS}"
+    if not objects.is_file():
+        write_objects(objects, TestObjects(truth, test.ids, target.numbers, target.class_numbers, target.sizes))
+    write_results(stem.with_name(stem.name + records.PREDICTIONS), found, target.numbers, target.class_numbers)
     return dataclasses.replace(
         blank,
         metrics={
@@ -82,21 +95,9 @@ def scored(
         },
         per_class={name: percent(value) for name, value in scores.per_class.items()},
         variants={key: {name: percent(value) for name, value in values.items()} for key, values in variants.items()},
-        objects_file=_keep_objects(test, truth, stem.parent),
+        objects_file=objects.name,
         timings={**blank.timings, "score": round(time.perf_counter() - began, 3)},
     )
-
-
-def _keep_objects(test: ObjectSource, truth: Truth, folder: Path) -> str:
-    """Write the objects of a test part, once for all records on it, and return the name of the file."""
-    numbers: list[object] = [test.target.numbers, test.target.class_numbers, truth.masks is not None]
-    # OKS depends on the sigmas.
-    numbers += [] if truth.skeleton is None else [truth.skeleton.sigmas]
-    name = f"test-{digest([test.objects_fingerprint(), numbers])}{records.OBJECTS}"
-    if not (folder / name).is_file():
-        objects = TestObjects(truth, test.ids, test.target.numbers, test.target.class_numbers, test.target.sizes)
-        write_objects(folder / name, objects)
-    return name
 
 
 def finished(blank: Result, out: Path) -> Result | None:
@@ -234,14 +235,11 @@ def verdict(
         words = f"clearly below the {second:.1f} of {names[1]}"
     else:
         words = f"tied with the {second:.1f} of {names[1]}"
+    numbers = own.seeds or 1, other.seeds or 1
+    trainings = f"means of {numbers[0]} and {numbers[1]} trainings, whose variance the interval covers"
+    if numbers == (1, 1):
+        trainings = "one training each, so the variance between trainings is unknown"
     return (
         f"{names[0]}: {metric} {first:.1f}, {words}, trained alike ({difference:+.1f}, 95 % interval {low:+.1f} .. "
-        f"{high:+.1f}: paired bootstrap over {images} test images; {_trainings(own, other)})"
+        f"{high:+.1f}: paired bootstrap over {images} test images; {trainings})"
     )
-
-
-def _trainings(own: Result, other: Result) -> str:
-    numbers = own.seeds or 1, other.seeds or 1
-    if numbers == (1, 1):
-        return "one training each, so the variance between trainings is unknown"
-    return f"means of {numbers[0]} and {numbers[1]} trainings, whose variance the interval covers"

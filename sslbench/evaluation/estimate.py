@@ -256,13 +256,30 @@ def size_text(number: float) -> str:
 
 def announce(prepared: Prepared, store: Path, out: Path) -> None:
     """Tell a run that is estimated to take longer than a minute, in one line; refuse what does not fit."""
-    if prepared.run.estimate and not _evidently_short(prepared, store):
+    if not prepared.run.estimate:
+        return
+    # Work of some seconds even on a slow machine is not worth a measurement.
+    if prepared.object_tasks:  # trainings of detectors are not estimated
+        short = True
+    elif prepared.image_tasks:
+        short = len(prepared.data.train) + len(prepared.data.test) <= _FEW_IMAGES
+    else:
+        tasks, images, width = prepared.request.tasks, 0, 0
+        for source in _sources(prepared, tasks):
+            pending, _, widths = _pending(prepared.backbone, source, prepared.layers, prepared.run, store)
+            images, width = images + pending, max([width, _WIDE if pending else 0, *widths.values()])
+        images += sum(len(each.source) for sets in prepared.sets for each in sets.values())
+        costs = [
+            task.kind.cost(task.settings, _task_shapes(prepared, task, width, prepared.layers[0])) for task in tasks
+        ]
+        short = images <= _FEW_IMAGES and _are_short(costs * len(prepared.layers))
+    if not short:
         _tell(estimate(prepared, store, out))
 
 
 def announce_features(pair: FeaturePair, tasks: Sequence[Task], run: RunSettings, out: Path) -> None:
     """Do the same for features that were made elsewhere; errors as for `announce`."""
-    shapes = _shapes_of_features(pair)
+    shapes = _shapes(pair.train.target, len(pair.train), len(pair.test), pair.train.x.shape[1])
     if run.estimate and not _are_short([task.kind.cost(task.settings, shapes) for task in tasks]):
         _tell(estimate_features(pair, tasks, run, out))
 
@@ -273,36 +290,18 @@ def _tell(estimate: Estimate) -> None:
         log.info(estimate.line())
 
 
-def _evidently_short(prepared: Prepared, store: Path) -> bool:
-    """Return True for work of some seconds even on a slow machine, which is not worth a measurement."""
-    if prepared.object_tasks or prepared.image_tasks:
-        # Trainings of detectors are not estimated, so for them there is nothing to measure.
-        return bool(prepared.object_tasks) or len(prepared.data.train) + len(prepared.data.test) <= _FEW_IMAGES
-    tasks, images, width = prepared.request.tasks, 0, 0
-    for source in _sources(prepared, tasks):
-        pending, _, widths = _pending(prepared.backbone, source, prepared.layers, prepared.run, store)
-        images, width = images + pending, max([width, _WIDE if pending else 0, *widths.values()])
-    images += sum(len(each.source) for sets in prepared.sets for each in sets.values())
-    shapes = [_task_shapes(prepared, task, width, prepared.layers[0]) for task in tasks]
-    costs = [task.kind.cost(task.settings, own) for task, own in zip(tasks, shapes, strict=True)]
-    return images <= _FEW_IMAGES and _are_short(costs * len(prepared.layers))
-
-
 def _are_short(costs: Sequence[Cost | str]) -> bool:
     return sum(sum(_work(cost)) for cost in costs if isinstance(cost, Cost)) < _SHORT
 
 
 def estimate_features(pair: FeaturePair, tasks: Sequence[Task], run: RunSettings, out: Path) -> Estimate:
     """Return the time, memory and disk space of an evaluation of features that were made elsewhere."""
-    shapes, free = _shapes_of_features(pair), free_disk(out)
+    shapes = _shapes(pair.train.target, len(pair.train), len(pair.test), pair.train.x.shape[1])
+    free = free_disk(out)
     stages = [_stage(task, [shapes], task.protocol) for task in tasks]
     if run.overlaps and pair.train is not pair.test:
         stages.append(_search_for_copies(shapes.train, shapes.test, shapes.width))
     return Estimate(tuple(stages), free_memory(), free, free)
-
-
-def _shapes_of_features(pair: FeaturePair) -> Shapes:
-    return _shapes(pair.train.target, len(pair.train), len(pair.test), pair.train.x.shape[1])
 
 
 def estimate(prepared: Prepared, store: Path, out: Path) -> Estimate:

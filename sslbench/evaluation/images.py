@@ -5,7 +5,6 @@ import functools
 import itertools
 import logging
 import shutil
-from collections.abc import Set
 from pathlib import Path
 
 import numpy as np
@@ -233,7 +232,9 @@ class _ImageEvaluation:
             return {}, missing | {"untrained": floors.in_memory(backbone)}
         rows = self._row_names(task, untrained)
         data = self._described(untrained, rows[0]).data
-        found = {row: floors.cached(self._id(untrained, row, task), data) for row in rows}
+        found = {
+            row: floors.cached(record_id(measurement(self._described(untrained, row), task)), data) for row in rows
+        }
         # The first process decides for all: others may have a different cache, or see the entry that it just wrote.
         complete = gather_objects(all(each is not None for each in found.values()))[0]
         stored = {row: each for row, each in found.items() if each is not None}
@@ -256,9 +257,6 @@ class _ImageEvaluation:
             data, seed = self.prepared.data.train, self.prepared.run.seed
             self._names[key] = task.row_names(backbone, self.prepared.layers, data, seed)
         return self._names[key]
-
-    def _id(self, backbone: Backbone, row: str, task: Task) -> str:
-        return record_id(measurement(self._described(backbone, row), task))
 
     def _folder(self, task: Task, backbone: Backbone, run: RunSettings | None = None) -> Path:
         """Return the folder of checkpoints, named after the whole measurement, so that no other training finds them."""
@@ -306,17 +304,12 @@ class _ImageEvaluation:
         if not found:
             return source, ()
         log.warning(f"{source.name}: {len(found)} of {len(every)} images cannot be read and are left out")
-        readable = _without(source, {index for index, _, _ in found})
+        several, unreadable = source.target, {index for index, _, _ in found}
+        images = several.rows if isinstance(several, SeveralImages) else lambda row: (row,)
+        readable = source.select([row for row in range(len(source)) if unreadable.isdisjoint(images(row))])
         if not len(readable):
             raise DataError(f"{source.name}: no sample is left whose images can all be read")
         return readable, tuple(ExcludedImage(id=every.ids[i], path=p, reason=r) for i, p, r in found)
-
-
-def _without(source: Source, unreadable: Set[int]) -> Source:
-    """Return the samples none of whose images are among these rows of `source.every_image()`."""
-    several = source.target if isinstance(source.target, SeveralImages) else None
-    kept = [i for i in range(len(source)) if unreadable.isdisjoint((i,) if several is None else several.rows(i))]
-    return source.select(kept)
 
 
 def _without_columns(source: Source) -> Features:

@@ -28,6 +28,7 @@ from sslbench.evaluation.detections import (
     detections_of,
     few_objects,
     finished,
+    mean_of_trainings,
     scored,
     without_comparisons,
 )
@@ -43,7 +44,7 @@ from sslbench.evaluation.record import (
 )
 from sslbench.evaluation.request import Task
 from sslbench.evaluation.settings import RunSettings
-from sslbench.evaluation.trainings import ONE_TRAINING, together
+from sslbench.evaluation.trainings import ONE_TRAINING
 from sslbench.results import DataUsed, RequestedParts, Result, records
 from sslbench.runtime.progress import Progress
 from sslbench.runtime.resources import default_workers
@@ -89,7 +90,8 @@ class _ObjectEvaluation:
         """Return the results; those of a finished run of the same command are read."""
         if self.run.only_seed is not None:
             (self.run,) = self.run.each_seed()
-        requested = self._requested()
+        against = tuple(self._blank(backbone, weights, self.run).id for weights, backbone in self.prepared.baselines)
+        requested = RequestedParts(overlaps=False, floors=self.run.floors, baseline=bool(against), against=against)
         if (found := from_first(lambda: self._finished_run(requested))) is not None:
             return found if rank() == 0 else []
         # A training would stop at an unreadable image only when it comes to it, perhaps after hours.
@@ -117,11 +119,6 @@ class _ObjectEvaluation:
         result = records.write_without_scores(dataclasses.replace(result, asked=requested), self.out)
         return [*(other.result for other in baselines), result]
 
-    def _requested(self) -> RequestedParts:
-        """Return what the record is asked to hold: floors, and the detectors that it is compared with."""
-        against = tuple(self._blank(backbone, weights, self.run).id for weights, backbone in self.prepared.baselines)
-        return RequestedParts(overlaps=False, floors=self.run.floors, baseline=bool(against), against=against)
-
     def _finished_run(self, requested: RequestedParts) -> list[Result] | None:
         """Return the results of a finished run of the same command; None if anything is missing."""
         own = finished(self._blank(self.prepared.backbone, self.prepared.request.weights, self.run), self.out)
@@ -146,11 +143,10 @@ class _ObjectEvaluation:
             each.append(self._training(backbone, weights, run))
         if len(each) == 1 or rank() != 0:
             return each[0]
-        result = together([one.result for one in each], seeds=len(each))
-        references = compare_references(self.task.benchmark, result.weights, result.metrics)
-        result = dataclasses.replace(result, command=self.command, asked=None, references=references)
-        found = {name: detections for one in each for name, detections in one.found.items()}
-        return DetectorResult(records.write_without_scores(result, self.out), found)
+        mean = mean_of_trainings(each, self.command)
+        references = compare_references(self.task.benchmark, mean.result.weights, mean.result.metrics)
+        result = dataclasses.replace(mean.result, asked=None, references=references)
+        return DetectorResult(records.write_without_scores(result, self.out), mean.found)
 
     def _training(self, backbone: Backbone, weights: str, run: RunSettings) -> DetectorResult:
         """Train and score one detector and write its record, without comparisons; a finished one is read."""

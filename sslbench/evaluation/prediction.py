@@ -127,7 +127,9 @@ def predictions(
             images = normalise(batch.images.to(encode.device), backbone.preprocessing, encode.dtype)
             with torch.inference_mode(), arithmetic(encode.device):
                 scores = head(encode(images)[classifier.layer.text]).float()
-                values = _outputs(scores, classifier.info.labels).cpu().numpy()
+                if classifier.info.labels != Numbers.name:  # probabilities of the classes
+                    scores = scores.sigmoid() if classifier.info.labels == MultiLabel.name else scores.softmax(1)
+                values = scores.cpu().numpy()
         yield PredictedBatch(
             tuple(source.ids[i] for i in batch.indices.tolist()),
             values,
@@ -136,13 +138,6 @@ def predictions(
         done += len(batch.indices) + len(batch.unreadable)
         if report is not None:
             report(done, len(source))
-
-
-def _outputs(scores: torch.Tensor, labels: str) -> torch.Tensor:
-    """Return probabilities of the scores (n, C), by the kind of the labels; numbers as they are."""
-    if labels == Numbers.name:
-        return scores
-    return scores.sigmoid() if labels == MultiLabel.name else scores.softmax(1)
 
 
 def predict(

@@ -162,7 +162,7 @@ def prepare(
         run = dataclasses.replace(run, overlaps=False)
     loaded = load(request, run) if backbone is None else backbone
     backbone, origins = for_request(loaded, request, run)
-    layers = layers_of(backbone, request)
+    layers = request.view.layers(backbone, request.layers)
     data = open_train_test(request, run, in_memory)
     if request.test_classes == "numbers":
         data = dataclasses.replace(data, test=name_numbered(data.train, data.test))
@@ -270,7 +270,7 @@ def _check_tasks(
             problem = f"--noise: {task.protocol} does not train on labels of samples"
             raise UsageError(problem, f"Those that do: {', '.join(able)}.")
         check_label_kind(task, type(data.train.target))
-        if not task.kind.int8:
+        if not task.kind.on_features:
             run.extract_settings().float_precision()
         task.kind.check(task.settings, fitted_labels(task, data))
         if request.test_classes == "subset" and not task.kind.class_subsets:
@@ -351,16 +351,12 @@ def check_label_kind(task: Task, kind: type[Target]) -> None:
     """Refuse labels that are numbers where the protocol predicts classes."""
     if not issubclass(kind, Numbers) or Numbers in task.kind.takes:
         return
-    able = [name for name in names.list_names("protocol") if _predicts_numbers(name)]
+    kinds = {name: protocols.find(name).kind for name in names.list_names("protocol")}
+    able = [name for name, each in kinds.items() if each.needs_labels and Numbers in each.takes]
     raise DataError(
         f"{task.protocol} predicts classes, but these samples are labelled with numbers",
         f"Protocols for numbers: {', '.join(able)}. For classes, name their column with --label-col.",
     )
-
-
-def _predicts_numbers(protocol: str) -> bool:
-    kind = protocols.find(protocol).kind
-    return kind.needs_labels and Numbers in kind.takes
 
 
 def load(request: Request, run: RunSettings) -> Backbone:
@@ -403,11 +399,6 @@ def _baselines(request: Request, backbone: Backbone) -> Iterator[tuple[str, Back
             task.kind.refuse_weights(task.settings, other, weights)
         read = dataclasses.replace(other.preprocessing, decoder=used.decoder, max_pixels=used.max_pixels)
         yield weights, dataclasses.replace(other, preprocessing=read)
-
-
-def layers_of(backbone: Backbone, request: Request) -> tuple[Layer, ...]:
-    """Return the layers of a request; of protocols on places in images, those with a map."""
-    return request.view.layers(backbone, request.layers)
 
 
 def class_counts(train: Target) -> str:

@@ -76,7 +76,12 @@ class KnnEvaluator:
         results = evaluate(prepared, store=store, out=out, command=command)
         metrics = {f"knn_{name}": metric.value for result in results for name, metric in result.metrics.items()}
         for features in stored_test_features(prepared, store):
-            metrics |= _spectrum(features, self.run.seed)
+            # With the settings of the protocol geometry; not defined where they are NaN.
+            part = features.select(spectrum.drawn_rows(len(features), spectrum.SAMPLES, self.run.seed))
+            rank_me, *_ = spectrum.rankme(spectrum.spectrum(part.x, centred=False))
+            exponent, *_ = spectrum.alpha_req(spectrum.spectrum(part.x, centred=True), spectrum.ALPHA_RANKS)
+            values = (("rankme", rank_me), ("alpha_req", exponent))
+            metrics |= {name: value for name, value in values if not np.isnan(value)}
             if head is not None:
                 metrics["online_top1"] = 100 * online_accuracy(head, features)
         # The others may still be reading the features that the first process removes.
@@ -84,14 +89,6 @@ class KnnEvaluator:
         if rank() == 0:  # features of intermediate weights are never reused
             shutil.rmtree(store, ignore_errors=True)
         return {name: value for name, value in metrics.items() if value is not None}
-
-
-def _spectrum(features: Features, seed: int) -> dict[str, float | None]:
-    """Return RankMe and alpha-ReQ with the settings of the protocol geometry; None where they are not defined."""
-    part = features.select(spectrum.drawn_rows(len(features), spectrum.SAMPLES, seed))
-    rank, *_ = spectrum.rankme(spectrum.spectrum(part.x, centred=False))
-    exponent, *_ = spectrum.alpha_req(spectrum.spectrum(part.x, centred=True), spectrum.ALPHA_RANKS)
-    return {name: None if np.isnan(value) else value for name, value in (("rankme", rank), ("alpha_req", exponent))}
 
 
 @torch.no_grad()

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from sslbench import names, protocols, user_code
@@ -240,6 +239,10 @@ def recorded(
     if same := _without_differences(outcome, train, test):
         log.warning(f"{task.protocol}: {same}")
         outcome = dataclasses.replace(outcome, notes=(*outcome.notes, same))
+    costs, stage = subject.costs or Costs(), stage or Stage(seconds=round(seconds, 3))
+    ranked = None  # for each draw the number of classes ranked before the true one
+    if outcome.draws and isinstance(test.target, Classes):
+        ranked = np.stack([places(test.target.values, draw) for draw in outcome.draws]).astype(np.uint16)
     notes = (*outcome.notes, *subject.notes)
     result = dataclasses.replace(
         unscored(
@@ -263,7 +266,7 @@ def recorded(
         converged=outcome.converged,
         floors=_guessing(outcome, train, test) if subject.run.floors else {},
         timings={**subject.timings, task.protocol: round(seconds, 3)},
-        costs=_costs(subject, task, stage or Stage(seconds=round(seconds, 3))),
+        costs=dataclasses.replace(costs, stages={**costs.stages, task.protocol: stage}),
     )
     data = dataclasses.replace(
         result.data,
@@ -271,8 +274,8 @@ def recorded(
         test=dataclasses.replace(result.data.test, groups=numbers[1]),
         train_part=outcome.train_part,
     )
-    result = dataclasses.replace(result, data=data)
-    result = dataclasses.replace(result, references=compare_references(task.benchmark, subject.weights, result.metrics))
+    references = compare_references(task.benchmark, subject.weights, result.metrics)
+    result = dataclasses.replace(result, data=data, references=references)
     scores = records.Scores(
         test.ids,
         outcome.scores,
@@ -280,7 +283,7 @@ def recorded(
         test.target.classes,
         test.groups,
         outcome.draws,
-        _places(outcome, test),
+        ranked,
         outcome.neighbours,
         outcome.means,
     )
@@ -318,18 +321,6 @@ def _guessing(outcome: Outcome, train: Features, test: Features) -> dict[str, di
         floor: {name: as_recorded(name, value, outcome.absolute) for name, value in values.items()}
         for floor, values in own.items()
     }
-
-
-def _places(outcome: Outcome, test: Features) -> npt.NDArray[np.uint16] | None:
-    """Return for each draw the number of classes ranked before the true one."""
-    if not outcome.draws or not isinstance(test.target, Classes):
-        return None
-    return np.stack([places(test.target.values, draw) for draw in outcome.draws]).astype(np.uint16)
-
-
-def _costs(subject: Subject, task: Task, stage: Stage) -> Costs:
-    costs = subject.costs or Costs()
-    return dataclasses.replace(costs, stages={**costs.stages, task.protocol: stage})
 
 
 def _with_headline(benchmark: Benchmark | None, outcome: Outcome) -> Outcome:

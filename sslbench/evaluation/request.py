@@ -80,8 +80,8 @@ class Request:
 
     @property
     def as_stored(self) -> bool:
-        """True where the settings of all tasks decide what a file of weights may leave open, see `Kind`."""
-        return bool(self.tasks) and all(task.kind.as_stored for task in self.tasks)
+        """True where the settings of all tasks decide what a file of weights may leave open, see `Kind.on_objects`."""
+        return bool(self.tasks) and all(task.kind.on_objects for task in self.tasks)
 
     @property
     def view(self) -> WholeImages:
@@ -131,12 +131,6 @@ def refuse_different_labels(names: Iterable[str]) -> None:
             )
 
 
-def _new_places(published: Any, settings: Any) -> list[str]:
-    """Return the files and folders that settings name and the published ones do not: other images are measured."""
-    places = [field for field in dataclasses.fields(settings) if field.metadata.get("by_content")]
-    return [f.name for f in places if getattr(published, f.name) == f.default != getattr(settings, f.name)]
-
-
 def make_task(
     protocol: str, overrides: Mapping[str, Any], benchmark: Benchmark | None = None, preset: Preset | None = None
 ) -> Task:
@@ -151,7 +145,10 @@ def make_task(
     settings, origins = resolve(definition.settings, layers)
     published_whole, (settings, completed) = definition.complete(published)[0], definition.complete(settings)
     differs = result_settings(settings) != result_settings(published_whole)
-    changed = set(overrides) & {*result_settings(settings), *_new_places(published, settings)}
+    # Files and folders that the settings name and the published ones do not: other images are measured.
+    places = [field for field in dataclasses.fields(settings) if field.metadata.get("by_content")]
+    new = {f.name for f in places if getattr(published, f.name) == f.default != getattr(settings, f.name)}
+    changed = set(overrides) & {*result_settings(settings), *new}
     if benchmark is not None and (changed or differs or alone != published or benchmark.protocol != protocol):
         benchmark = dataclasses.replace(benchmark, modified=True)
     if preset is not None and differs:
@@ -161,22 +158,17 @@ def make_task(
 
 def mark_changes(task: Task, layers: tuple[str, ...], preprocessing: Mapping[str, Any]) -> Task:
     """Return the task with preset and benchmark marked modified where layers or preprocessing differ from theirs."""
-    preset, benchmark = task.preset, task.benchmark
-    if preset is not None and _differs(preset, layers, preprocessing):
-        preset = dataclasses.replace(preset, modified=True)
-    if benchmark is not None and _differs(benchmark, layers, preprocessing):
-        benchmark = dataclasses.replace(benchmark, modified=True)
-    return dataclasses.replace(task, preset=preset, benchmark=benchmark)
-
-
-def _differs(published: Preset | Benchmark, layers: tuple[str, ...], preprocessing: Mapping[str, Any]) -> bool:
-    """Return True for other layers or preprocessing than the published ones; what is not fixed may be any."""
-    other_layers = bool(published.layers) and layers != published.layers
-    fixed = published.preprocessing
-    # A preset fixes the values that it names; a benchmark leaves all others at their defaults.
-    if isinstance(published, Preset):
-        return other_layers or any(preprocessing.get(key) != value for key, value in fixed.items())
-    return other_layers or dict(preprocessing) != fixed
+    marked: dict[str, Any] = {}
+    for field, published in (("preset", task.preset), ("benchmark", task.benchmark)):
+        if published is None:
+            continue
+        # A preset fixes the values that it names; a benchmark leaves all others at their defaults.
+        read = preprocessing
+        if isinstance(published, Preset):
+            read = {key: preprocessing.get(key) for key in published.preprocessing}
+        if (published.layers and layers != published.layers) or dict(read) != published.preprocessing:
+            marked[field] = dataclasses.replace(published, modified=True)
+    return dataclasses.replace(task, **marked)
 
 
 VERSION = 1

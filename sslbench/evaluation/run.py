@@ -145,7 +145,7 @@ def check_features_for(pair: FeaturePair, tasks: Sequence[Task], run: RunSetting
     check_features(pair, tasks)
     for task in tasks:
         check_label_kind(task, type(pair.train.target))
-        if task.kind.needs_images or task.kind.several_sets:
+        if not task.kind.on_features:
             raise UsageError(
                 f"{task.protocol} takes images and cannot run on features",
                 "Give --weights and --data, or use a protocol on features, such as linear.",

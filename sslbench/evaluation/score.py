@@ -16,7 +16,7 @@ from sslbench.evaluation.settings import RunSettings
 from sslbench.features.array import Features
 from sslbench.metrics.summary import summarise
 from sslbench.protocols import FeatureInputs, FileClassifier, ImageSet
-from sslbench.results import DataPart, DataUsed, ExcludedImage, Outcome, Result, records
+from sslbench.results import DataPart, ExcludedImage, Outcome, Result, records
 from sslbench.targets.classes import Classes
 from sslbench.targets.target import Target
 
@@ -97,21 +97,16 @@ def row_subjects(subject: Subject, task: Task, sets: Mapping[str, ImageSet]) -> 
     for name, each in sets.items():
         if each.recorded:
             own = dataclasses.replace(task, settings=task.kind.of_a_set(task.settings), benchmark=None, preset=None)
-            data = _data_of_set(subject, name, each.source, alone=own.part == "test")
+            source, size, alone = each.source, len(each.source), own.part == "test"
+            part = DataPart(
+                name=name, fingerprint=source.fingerprint(), n=size, n_used=size, classes=source.target.classes
+            )
+            # A set that is scored alone stands for train too, which is not used.
+            train = part if alone else subject.data.train
+            how = f"{name} ({source.name}) alone" if alone else f"{train.name} against {name} ({source.name})"
+            data = dataclasses.replace(subject.data, train=train, test=part, how=how, unreadable=())
             rows[name] = dataclasses.replace(subject, data=data, groups={}, members={}), own
     return rows
-
-
-def _data_of_set(subject: Subject, name: str, source: Source, *, alone: bool) -> DataUsed:
-    """Return a set as the test part of its own record; `alone`: it stands for train too, which is not used."""
-    part = DataPart(
-        name=name, fingerprint=source.fingerprint(), n=len(source), n_used=len(source), classes=source.target.classes
-    )
-    if alone:
-        how = f"{name} ({source.name}) alone"
-        return dataclasses.replace(subject.data, train=part, test=part, how=how, unreadable=())
-    how = f"{subject.data.train.name} against {name} ({source.name})"
-    return dataclasses.replace(subject.data, test=part, how=how, unreadable=())
 
 
 def rows_of_set(features: Features, source: Source) -> Features:

@@ -13,10 +13,18 @@ from sslbench.detection.evaluate import truth_of
 from sslbench.detection.foreign import read_foreign
 from sslbench.detection.recipe import DetectionRecipe
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation.detections import CONSTANT_BOX, DetectorResult, compared, data_part, few_objects, scored
+from sslbench.evaluation.detections import (
+    CONSTANT_BOX,
+    DetectorResult,
+    compared,
+    data_part,
+    few_objects,
+    mean_of_trainings,
+    scored,
+)
 from sslbench.evaluation.record import unscored
 from sslbench.evaluation.settings import RunSettings
-from sslbench.evaluation.trainings import ONE_TRAINING, together
+from sslbench.evaluation.trainings import ONE_TRAINING
 from sslbench.identity import Measurement
 from sslbench.metrics.detection import Detections
 from sslbench.results import DataUsed, ProtocolUsed, Result, WeightsUsed, records
@@ -64,7 +72,9 @@ def score_files(request: ScoreRequest, run: RunSettings, *, out: Path, command: 
             unscored(measured, own_run, command, notes, headline="AP"), foreign.found, test, truth, recipe, out
         )
         each.append(DetectorResult(records.write_without_scores(result, out), {f"seed {own_run.seed}": foreign.found}))
-    own = each[0] if len(each) == 1 else _mean(each, _used(request, request.files), command)
+    own = each[0]
+    if len(each) > 1:
+        own = mean_of_trainings(each, command, weights=_used(request, request.files))
     if train is None:
         missing = {CONSTANT_BOX: _NO_TRAIN} if run.floors else {}
         result = dataclasses.replace(own.result, missing_floors=missing)
@@ -94,14 +104,6 @@ def _of_keypoints(
         if known.sigmas != (request.oks_sigma,) * len(known):
             raise UsageError("--oks-sigma has no effect: the sigmas of the keypoints are known", "Leave it out.")
     return {"keypoints": True, "oks_sigma": request.oks_sigma}
-
-
-def _mean(each: Sequence[DetectorResult], weights: WeightsUsed, command: str) -> DetectorResult:
-    """Return the mean over several files."""
-    results = [one.result for one in each]
-    result = together([dataclasses.replace(results[0], weights=weights), *results[1:]], seeds=len(results))
-    found = {name: detections for one in each for name, detections in one.found.items()}
-    return DetectorResult(dataclasses.replace(result, command=command), found)
 
 
 def parts_to_score(data: str, test_data: str | None = None) -> tuple[ObjectSource | None, ObjectSource]:

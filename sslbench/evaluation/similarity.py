@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from sslbench.arrays import Matrix
 from sslbench.backbones import named
-from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
@@ -75,8 +74,15 @@ def encode(
     if this_process().world > 1:
         raise UsageError("CKA runs in one process", "Start it without torchrun or srun.")
     backbone, _ = for_request(load(request, run), request, run)
-    layers = resolve_layers(backbone, request.layers or _named_layers(backbone))
-    images = _images(request, run) if source is None else source
+    # From the last to the first, so that of several names of a module the first one stays.
+    by_module = {path: name for name, path in list(backbone.aliases.items())[::-1]}
+    named_layers = tuple(name for name in backbone.aliases if name in by_module.values())
+    layers = resolve_layers(backbone, request.layers or named_layers or (backbone.default_layer,))
+    if source is None:
+        parts = open_data(request.data, image_column=request.image_column, label_column=request.label_column)
+        source = part_to_encode(parts)
+        source = source if request.limit is None else limit(source, request.limit, run.seed)
+    images = source
     title = f"{backbone.title} on {images.name}"
     found = extract(
         backbone,
@@ -92,19 +98,6 @@ def encode(
     name = backbone.name if request.weights == "random" else named.weights_name(request.weights)
     layer_features = {layer: each.x for layer, each in found.features.items()}
     return LayerFeatures(name, layer_features, ids, images.images_fingerprint()), images
-
-
-def _named_layers(backbone: Backbone) -> tuple[str, ...]:
-    """Return the named layers of a backbone; one name where several lead to the same module."""
-    # From the last to the first, so that the first of several names stays.
-    by_module = {path: name for name, path in list(backbone.aliases.items())[::-1]}
-    return tuple(name for name in backbone.aliases if name in by_module.values()) or (backbone.default_layer,)
-
-
-def _images(request: Request, run: RunSettings) -> Source:
-    parts = open_data(request.data, image_column=request.image_column, label_column=request.label_column)
-    source = part_to_encode(parts)
-    return source if request.limit is None else limit(source, request.limit, run.seed)
 
 
 def part_to_encode(parts: Mapping[str, Source]) -> Source:

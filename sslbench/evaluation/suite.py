@@ -17,7 +17,6 @@ from sslbench.evaluation.file_classifier import with_classifier
 from sslbench.evaluation.preparation import (
     Prepared,
     for_request,
-    layers_of,
     load,
     one_part,
     prepare,
@@ -236,14 +235,14 @@ def likewise(prepared: Prepared, request: Request, loaded: Backbone) -> Prepared
     backbone, _ = for_request(loaded, request, prepared.run)
     # `prepare` has compared their benchmarks with these data.
     request = dataclasses.replace(request, tasks=prepared.request.tasks)
-    layers = layers_of(backbone, request)
+    layers = request.view.layers(backbone, request.layers)
     return dataclasses.replace(prepared, request=request, loaded=loaded, backbone=backbone, layers=layers)
 
 
 def can_encode_ahead(prepared: Prepared) -> bool:
     """Return whether features can be stored ahead: one process, and no protocol that encodes images in its own way."""
-    own = any(task.kind.needs_images or task.kind.several_sets for task in prepared.request.tasks)
-    return not own and not prepared.run.on_the_fly and this_process().world == 1
+    alike = all(task.kind.on_features for task in prepared.request.tasks)
+    return alike and not prepared.run.on_the_fly and this_process().world == 1
 
 
 def encode_ahead(several: Sequence[Prepared], *, store: Path, progress: Progress | None) -> None:
@@ -253,9 +252,13 @@ def encode_ahead(several: Sequence[Prepared], *, store: Path, progress: Progress
     """
     first = several[0]
     data = one_part(first.data, shared_part(first.request.tasks))
-    wanted = [
-        pair for each in several for pair in _backbones_of(each) if not pair[0].process_key and not pair[0].kind.pixels
-    ]
+    wanted: list[tuple[Backbone, tuple[Layer, ...]]] = []
+    for each in several:
+        networks = [each.backbone]
+        if each.run.floors:
+            beside = floors.floor_backbones(each.backbone, is_floor=each.request.weights == "random")
+            networks += [found for name, found in beside.found.items() if name == "untrained"]
+        wanted += [(found, each.layers) for found in networks if not found.process_key and not found.kind.pixels]
     if len(wanted) < 2:
         return
     splits = [("all", data.whole)] if data.whole is not None else [("train", data.train), ("test", data.test)]
@@ -270,13 +273,3 @@ def encode_ahead(several: Sequence[Prepared], *, store: Path, progress: Progress
                 log.info(f"{title}: encoded together, {saved} passes over the images saved")
     except (SslbenchError, MemoryError, RuntimeError) as error:
         log.info(f"each of the weights is encoded alone, since together they failed: {error}")
-
-
-def _backbones_of(prepared: Prepared) -> list[tuple[Backbone, tuple[Layer, ...]]]:
-    """Return the backbone and, where it is a floor, its untrained copy, with their layers."""
-    found = [(prepared.backbone, prepared.layers)]
-    if prepared.run.floors:
-        is_floor = prepared.request.weights == "random"
-        untrained = floors.floor_backbones(prepared.backbone, is_floor=is_floor).found.get("untrained")
-        found += [] if untrained is None else [(untrained, prepared.layers)]
-    return found

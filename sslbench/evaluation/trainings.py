@@ -7,7 +7,6 @@ other trainings and other test sets (`results.mean_metric`).
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from sslbench import protocols
 from sslbench.config import result_settings
@@ -59,6 +58,25 @@ def together(results: Sequence[Result], *, seeds: int) -> Result:
     first = results[0]
     names = [name for name in first.metrics if all(name in result.metrics for result in results)]
     metrics = {name: mean_metric(name, [result.metrics[name] for result in results]) for name in names}
+    values = {name: [result.metrics[name].value for result in results] for name in names}
+    known = {name: [value for value in values[name] if value is not None] for name in names}
+    converged = [result.converged for result in results if result.converged is not None]
+    trainings = [
+        Training(
+            seed=result.seed,
+            record=result.id,
+            record_file=f"{records.slug(result.weights.name)}-{result.id}.json"
+            if not result.file
+            else result.file.name,
+            metrics={name: metric.value for name, metric in result.metrics.items()},
+        )
+        for result in results
+    ]
+    # A note on one training holds for each, not for their mean.
+    notes = [
+        note for note in dict.fromkeys(note for result in results for note in result.notes) if note != ONE_TRAINING
+    ]
+    line = mean_line(first.headline, values[first.headline], first.seed)
     whole = dataclasses.replace(first, seeds=seeds)
     return dataclasses.replace(
         whole,
@@ -66,18 +84,20 @@ def together(results: Sequence[Result], *, seeds: int) -> Result:
         created=records.now(),
         request=first.request and {**first.request, "run": {**first.request.get("run", {}), "seeds": seeds}},
         metrics=metrics,
-        ranges={name: _range([result.metrics[name].value for result in results]) for name in names},
-        trainings=tuple(_training(result) for result in results),
+        ranges={
+            name: Range(lowest=min(known[name], default=None), highest=max(known[name], default=None)) for name in names
+        },
+        trainings=tuple(trainings),
         per_class=_mean_table([result.per_class for result in results]),
         per_class_metrics=mean_tables([result.per_class_metrics for result in results]),
         variants=mean_tables([result.variants for result in results]),
         floors=mean_tables([result.floors for result in results]),
         train=_mean([result.train for result in results]),
         selected={f"seed {result.seed}": result.selected for result in results if result.selected},
-        converged=_all([result.converged for result in results]),
+        converged=all(converged) if converged else None,
         timings={key: round(sum(r.timings.get(key, 0.0) for r in results), 3) for key in first.timings},
         costs=_costs([result.costs for result in results]),
-        notes=(*_notes(results), _mean_note(first.headline, results)),
+        notes=(*notes, f"{line}. The interval covers other trainings and other test images."),
         # The files of the first training are not those of the mean.
         scores_file=None,
         weights_file=None,
@@ -93,34 +113,9 @@ def scores_together(parts: Sequence[records.Scores]) -> records.Scores:
     return dataclasses.replace(first, draws=tuple(part.scores for part in parts))
 
 
-def _mean_note(metric: str, results: Sequence[Result]) -> str:
-    line = mean_line(metric, [result.metrics[metric].value for result in results], results[0].seed)
-    return f"{line}. The interval covers other trainings and other test images."
-
-
-def _notes(results: Sequence[Result]) -> list[str]:
-    notes = dict.fromkeys(note for result in results for note in result.notes)
-    # It holds for each training, not for their mean.
-    return [note for note in notes if note != ONE_TRAINING]
-
-
-def _training(result: Result) -> Training:
-    values = {name: metric.value for name, metric in result.metrics.items()}
-    file = Path(f"{records.slug(result.weights.name)}-{result.id}.json") if result.file is None else result.file
-    return Training(seed=result.seed, record=result.id, record_file=file.name, metrics=values)
-
-
-def _plain(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
 def _mean(values: Sequence[float | None]) -> float | None:
-    return _plain(known_mean([(math.nan if value is None else value) for value in values]))
-
-
-def _range(values: Sequence[float | None]) -> Range:
-    known = [value for value in values if value is not None]
-    return Range(lowest=min(known, default=None), highest=max(known, default=None))
+    mean = known_mean([(math.nan if value is None else value) for value in values])
+    return None if math.isnan(mean) else mean
 
 
 def _mean_table(tables: Sequence[Table]) -> dict[str, float | None]:
@@ -130,11 +125,6 @@ def _mean_table(tables: Sequence[Table]) -> dict[str, float | None]:
 def mean_tables(tables: Sequence[Mapping[str, Table]]) -> dict[str, dict[str, float | None]]:
     """Return the mean of each cell over the tables that have a value there; None without one."""
     return {name: _mean_table([table.get(name, {}) for table in tables]) for name in tables[0]}
-
-
-def _all(values: Sequence[bool | None]) -> bool | None:
-    known = [value for value in values if value is not None]
-    return all(known) if known else None
 
 
 def _costs(costs: Sequence[Costs | None]) -> Costs | None:

@@ -289,12 +289,12 @@ class Kind(abc.ABC, Generic[S]):
         file_classifier: choice of the classifier in the weights file; None: these settings train one.
         cost: work of one run for the shapes at hand, without further sets, or the reason why it cannot be told; the
             shapes of a protocol on images have no width.
+        on_features: a run gets features of train and test alone, which may be made elsewhere, ahead or in int8.
         needs_images: a run gets images and the backbone, and its images are encoded by itself; otherwise features.
         baseline: its score on the untrained backbone costs as much as the run itself, and is made with `baseline`.
         several_sets: it scores further sets of images beside test.
-        int8: it may get what a network in int8 computes.
-        on_objects: a run gets images with objects and trains a detector, which is its own encoder.
-        as_stored: its settings say the order of colours and the places of strides, which files may leave open.
+        on_objects: a run gets images with objects and trains a detector, which is its own encoder. The settings say the
+            order of colours and the places of strides, which files of weights may leave open.
     """
 
     check: "Callable[[S, Target], None]"
@@ -314,12 +314,11 @@ class Kind(abc.ABC, Generic[S]):
     file_classifier: Callable[[S], FileClassifierChoice | None] = lambda settings: None
     cost: Callable[[S, Shapes], Cost | str] = lambda settings, shapes: "the protocol does not state its work"
 
+    on_features: ClassVar[bool] = False
     needs_images: ClassVar[bool] = False
     baseline: ClassVar[bool] = False
     several_sets: ClassVar[bool] = False
-    int8: ClassVar[bool] = False
     on_objects: ClassVar[bool] = False
-    as_stored: ClassVar[bool] = False
 
     @property
     def needs_labels(self) -> bool:
@@ -378,7 +377,7 @@ class OnFeatures(Kind[S]):
 
     run: RunOnFeatures[S]
 
-    int8: ClassVar[bool] = True
+    on_features: ClassVar[bool] = True
 
     def trains_on_labels(self, settings: S) -> bool:
         """Return True if it learns from labels of train."""
@@ -471,7 +470,6 @@ class OnObjects(Kind[S]):
 
     needs_images: ClassVar[bool] = True
     on_objects: ClassVar[bool] = True
-    as_stored: ClassVar[bool] = True
 
     def refuse_weights(self, settings: S, backbone: "Backbone", weights: str) -> None:
         """Call `check_weights`."""

@@ -144,14 +144,17 @@ def checked_objects(raw: RawObjects, sizes: IntArray, issues: BoxIssues) -> list
 
     boxes, size = raw.boxes, sizes[raw.images]
     issues.total += len(raw)
-    issues.shares += named(_are_shares(boxes if raw.given is None else raw.given))
+    given = boxes if raw.given is None else raw.given
+    # Numbers from 0 to 1 of which one is not whole are shares of the sides; 0, 0, 1, 1 may be a pixel.
+    issues.shares += named(((given >= 0) & (given <= 1.001)).all(axis=1) & (given != np.trunc(given)).any(axis=1))
     empty = np.logical_not((boxes[:, 2:] > boxes[:, :2]).all(axis=1))
     issues.empty += named(empty)
     edge = np.tile(size[:, ::-1], 2).astype(np.float64)
     beyond = (boxes[:, :2] < -_SLACK).any(axis=1) | (boxes[:, 2:] > edge[:, 2:] + _SLACK).any(axis=1)
     beyond &= ~empty & (size[:, 0] > 0)
     # The first corner is only raised and the second only lowered: a box outside of the image turns inside out.
-    boxes = np.where(beyond[:, None], np.minimum(np.maximum(boxes, [0.0, 0.0, -np.inf, -np.inf]), _ends(edge)), boxes)
+    ends = np.concatenate([np.full((len(edge), 2), np.inf), edge[:, 2:]], axis=1)
+    boxes = np.where(beyond[:, None], np.minimum(np.maximum(boxes, [0.0, 0.0, -np.inf, -np.inf]), ends), boxes)
     outside = beyond & ~(boxes[:, 2:] > boxes[:, :2]).all(axis=1)
     issues.outside += named(outside)
     issues.clipped += named(beyond & ~outside)
@@ -162,11 +165,6 @@ def checked_objects(raw: RawObjects, sizes: IntArray, issues: BoxIssues) -> list
     if raw.keypoints is not None:
         _check_points(raw, raw.keypoints, size, kept, issues)
     return _by_image(raw, boxes, kept, len(sizes))
-
-
-def _ends(edge: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the largest coordinates of boxes (n, 4): only x2 and y2 have one."""
-    return np.concatenate([np.full((len(edge), 2), np.inf), edge[:, 2:]], axis=1)
 
 
 def _by_image(
@@ -213,12 +211,6 @@ def _check_points(
     counts, told = there.sum(axis=1).tolist(), raw.labelled or [None] * len(raw)
     odd = [i for i in np.flatnonzero(kept).tolist() if told[i] not in (None, counts[i])]
     issues.miscounted += [raw.name_of(i) for i in odd]
-
-
-def _are_shares(boxes: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Return which boxes have numbers from 0 to 1 only, and one that is not whole (0, 0, 1, 1 may be a pixel)."""
-    inside = ((boxes >= 0) & (boxes <= 1.001)).all(axis=1)
-    return np.asarray(inside & (boxes != np.trunc(boxes)).any(axis=1))
 
 
 def turned_sizes(
@@ -415,7 +407,14 @@ def as_samples(spec: str, found: Mapping[str, ObjectSource], options: CropOption
         raise UsageError(f"{spec}: classes=supercategory is an option of COCO manifests; here are none")
     if options.unit == "annotation":
         return crops_of(spec, found, options)
-    named = {split: [_present(part, objects) for objects in part.target.objects] for split, part in found.items()}
+    named = dict[str, list[tuple[set[str], set[str]]]]()  # classes of each image that count, and others
+    for split, part in found.items():
+        named[split] = []
+        for objects in part.target.objects:
+            counts = ~(objects.crowd | objects.difficult)
+            present = {part.target.classes[c] for c in objects.classes[counts].tolist()}
+            every = {part.target.classes[c] for c in objects.classes.tolist()}
+            named[split].append((present, every - present))
     single = all(len(there) == 1 and not ignored for rows in named.values() for there, ignored in rows)
     sources = {}
     for split, part in found.items():
@@ -430,10 +429,3 @@ def as_samples(spec: str, found: Mapping[str, ObjectSource], options: CropOption
             part.name, part.ids, labels, part.images, part.notes, part.attributes, grouped_by=part.grouped_by
         )
     return sources
-
-
-def _present(part: ObjectSource, objects: Objects) -> tuple[set[str], set[str]]:
-    """Return the classes of an image with objects that count, and those with others only."""
-    counts = ~(objects.crowd | objects.difficult)
-    there = {part.target.classes[c] for c in objects.classes[counts].tolist()}
-    return there, {part.target.classes[c] for c in objects.classes.tolist()} - there

@@ -119,7 +119,8 @@ def _draw(folder: Path, toy: _Toy) -> None:
         content = json.loads(file.read_text(encoding="utf-8"))
         for image in content["images"]:
             for part in (image, *image.get("auxiliary", ())):
-                part["file_name"] = _relative(part["file_name"], temporary)
+                if part["file_name"] is not None and Path(part["file_name"]).is_absolute():
+                    part["file_name"] = Path(part["file_name"]).relative_to(temporary.resolve()).as_posix()
         file.write_text(json.dumps(content), encoding="utf-8")
         try:
             temporary.rename(folder)
@@ -128,12 +129,6 @@ def _draw(folder: Path, toy: _Toy) -> None:
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _relative(file: str | None, folder: Path) -> str | None:
-    if file is None or not Path(file).is_absolute():
-        return file
-    return Path(file).relative_to(folder.resolve()).as_posix()
 
 
 def _call_kwcoco(folder: Path, toy: _Toy) -> None:

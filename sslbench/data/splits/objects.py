@@ -93,15 +93,10 @@ def _matched(parts: Parts[ObjectSource]) -> Parts[ObjectSource]:
     # Result files use the class names of test's manifest.
     numbers_of_test = dict(zip(test.target.classes, test.target.class_numbers, strict=True))
     own = tuple(numbers_of_test.get(name, number) for name, number in zip(names, numbers, strict=True))
-    return dataclasses.replace(
-        parts, train=_kept(train, names, numbers), test=test.with_classes(names, own), notes=notes
-    )
-
-
-def _kept(train: ObjectSource, names: tuple[str, ...], numbers: tuple[int, ...]) -> ObjectSource:
-    """Return train without the crowds of classes that have no other objects."""
+    # The crowds of classes that have no other objects do not train.
     is_kept = np.array([name in names for name in train.target.classes], dtype=np.bool_)
     if not is_kept[train.target.column("classes")].all():
         objects = tuple(one.select(np.flatnonzero(is_kept[one.classes]).tolist()) for one in train.target.objects)
         train = dataclasses.replace(train, target=train.target.changed(objects=objects))
-    return train.with_classes(names, numbers)
+    train, test = train.with_classes(names, numbers), test.with_classes(names, own)
+    return dataclasses.replace(parts, train=train, test=test, notes=notes)

@@ -72,7 +72,9 @@ def _choose_multi(positives: BoolArray, n: int, rng: np.random.Generator, *, bot
     for _ in range(_ATTEMPTS):
         chosen = _assign(positives, n, rng)
         if not both_sides:
-            chosen = _exactly(chosen, n, rng)
+            # Random samples are added or removed until n are chosen.
+            excess = int(chosen.sum()) - n
+            chosen[rng.permutation(np.flatnonzero(chosen == (excess > 0)))[: abs(excess)]] = excess < 0
         sides = positives[chosen].any(axis=0) & positives[~chosen].any(axis=0)
         missing = int((several & ~sides).sum())
         if missing < best_missing:
@@ -98,11 +100,3 @@ def _assign(positives: BoolArray, n: int, rng: np.random.Generator) -> BoolArray
     rest = rng.permutation(np.flatnonzero(free))
     chosen[rest[: max(0, n - int(chosen.sum()))]] = True
     return chosen
-
-
-def _exactly(chosen: BoolArray, n: int, rng: np.random.Generator) -> BoolArray:
-    """Add or remove random samples until `n` are chosen."""
-    excess = int(chosen.sum()) - n
-    changed = chosen.copy()
-    changed[rng.permutation(np.flatnonzero(chosen == (excess > 0)))[: abs(excess)]] = excess < 0
-    return changed

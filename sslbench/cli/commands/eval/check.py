@@ -94,7 +94,7 @@ def _check_weights_and_images(
     if not is_address(chosen.out):
         refuse_unwritable(local_folder(chosen.out))
     # A benchmark may mix protocols with and without int8, which are told one by one later.
-    if not benchmarks and not all(find_protocol(run.protocol).kind.int8 for run in runs):
+    if not benchmarks and not all(find_protocol(run.protocol).kind.on_features for run in runs):
         float_precision(run.precision)
     early.refuse_wrong_network(chosen.network.format, chosen.network.stem)
     chosen.network.layer_names()
