@@ -90,12 +90,8 @@ class ReadMaps(WithoutValues):
     """
 
     of_rows = ("maps",)
+    sized = True
     maps: PixelLabels
-
-    @property
-    def sized(self) -> bool:
-        """True: a map says the size of its image."""
-        return True
 
     def content_key(self) -> bytes:
         """Return the key of the maps."""

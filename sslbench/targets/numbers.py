@@ -28,11 +28,6 @@ class Numbers(Target):
     classes: tuple[str, ...]
     values: npt.NDArray[np.float64]
 
-    @classmethod
-    def from_values(cls, classes: tuple[str, ...], values: Rows) -> "Numbers":
-        """Return numbers with these names."""
-        return cls(classes, values)
-
     def text(self, index: int) -> str:
         """Return the numbers, joined by ';'."""
         return ";".join(repr(float(value)) for value in self.values[index])

@@ -61,19 +61,12 @@ class ImagePairs(SeveralImages):
 
     Attributes:
         pairs: of one kind.
-        exact: the annotations say the size of the images.
     """
 
     pairs: tuple[PointPair, ...] | tuple[HomographyPair, ...]
-    exact: bool
 
     def __len__(self) -> int:
         return len(self.pairs)
-
-    @property
-    def sized(self) -> bool:
-        """True if the annotations say the size of the images."""
-        return self.exact
 
     def rows(self, index: int) -> tuple[int, ...]:
         """Return the positions of the source and the target image of a pair."""
@@ -116,7 +109,7 @@ class Points(ImagePairs):
     values: npt.NDArray[np.int64]
     images: Images
     pairs: tuple[PointPair, ...]
-    exact: bool = False
+    sized: bool = False
 
     def select(self, indices: IntArray) -> Self:
         """Return the pairs at `indices`, in that order, with their images only."""
@@ -144,7 +137,7 @@ class Homographies(ImagePairs, WithoutValues):
     classes = ()
     images: Images
     pairs: tuple[HomographyPair, ...]
-    exact: bool = False
+    sized: bool = False
 
     def select(self, indices: IntArray) -> Self:
         """Return the pairs at `indices`, in that order, with their images only."""

@@ -51,12 +51,8 @@ class ReadValues(WithoutValues):
     of_rows = ("pixels",)
     of_pixels = True
     classes = ()
+    sized = True
     pixels: PixelValues
-
-    @property
-    def sized(self) -> bool:
-        """True: files of values say the size of their images."""
-        return True
 
     def content_key(self) -> bytes:
         """Return the key of the values."""

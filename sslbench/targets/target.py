@@ -58,6 +58,7 @@ class Target(OfRows):
         default: location that is used without --data, and its title; empty for kinds that tables and folders label.
         classes: the C class names; of numbers their names; a class is known by its position here.
         values: one row per sample, for metrics and files of scores; (N, 0) where the targets are files.
+        sized: True if the targets say the size of their images, as maps do, False if not; None: they are of no places.
     """
 
     of_rows = ("values",)
@@ -72,6 +73,7 @@ class Target(OfRows):
     default: ClassVar[tuple[str, str]] = ("", "")
     classes: tuple[str, ...]
     values: npt.NDArray[Any]
+    sized: bool | None = None
 
     def __post_init__(self) -> None:
         # Names come from files and may hold bytes that no terminal or CSV can show.
@@ -91,14 +93,9 @@ class Target(OfRows):
         return target
 
     @classmethod
-    def from_values(cls, classes: tuple[str, ...], values: Rows) -> "Target":
+    def from_values(cls, classes: tuple[str, ...], values: Rows) -> Self:
         """Return targets whose classes and values are stored; see `values`."""
-        raise NotImplementedError
-
-    @property
-    def sized(self) -> bool | None:
-        """True if the targets say the size of their images, as maps do, False if not; None: they are of no places."""
-        return None
+        return cls(classes=classes, values=values)  # type: ignore[call-arg]
 
     def changed(self, **fields: Any) -> Self:
         """Return the same targets with other values of some fields; what is not named (queries) stays."""
@@ -170,11 +167,6 @@ class OfClasses(Target):
     """Targets that are classes: one or any number per sample."""
 
     of_classes: ClassVar[bool] = True
-
-    @classmethod
-    def from_values(cls, classes: tuple[str, ...], values: Rows) -> Self:
-        """Return the targets with these classes and values."""
-        return cls(classes=classes, values=values)  # type: ignore[call-arg]
 
     def counts(self) -> IntArray:
         """Return the number of samples of each class, (C,)."""

@@ -89,12 +89,8 @@ class MaskedVideos(Videos):
         masks: of the M frames.
     """
 
+    sized = True
     masks: ObjectIds
-
-    @property
-    def sized(self) -> bool:
-        """True: a mask says the size of its frame."""
-        return True
 
     def select(self, indices: IntArray) -> Self:
         """Return the videos at `indices`, in that order, with their frames only."""
@@ -155,15 +151,11 @@ class Poses(Videos):
     title = "videos with joints of persons"
     default = ("textures:videos", "videos of drawn textures")
     metric = "pose_pck@0.1"
+    sized = False
     classes: tuple[str, ...]
     images: Images
     frames: tuple[tuple[int, ...], ...]
     joints: tuple[FloatArray, ...]
-
-    @property
-    def sized(self) -> bool:
-        """False: joints do not say the size of the frames."""
-        return False
 
     def select(self, indices: IntArray) -> Self:
         """Return the videos at `indices`, in that order, with their frames only."""

@@ -39,7 +39,7 @@ class Signals(WithoutValues):
         return self.count
 
     @property
-    def sized(self) -> bool | None:
+    def sized(self) -> bool | None:  # type: ignore[override]
         """True for files, which say the size of their images."""
         return None if self.pixels is None else True
 
@@ -97,7 +97,7 @@ class CameraPairs(Placed):
         values: float64 (N, 4) or (N, 7).
         images: M images, each of them once.
         places: (N, 2), positions of the first and the second image.
-        exact: the annotations say which side of an image is the longer one, and it is.
+        sized: the annotations say which side of an image is the longer one, and it is.
     """
 
     name: ClassVar[str] = "camera_pairs"
@@ -110,12 +110,7 @@ class CameraPairs(Placed):
     values: npt.NDArray[np.float64]
     images: Images
     places: IntArray
-    exact: bool = False
-
-    @property
-    def sized(self) -> bool:
-        """True if the annotations say the shape of the images."""
-        return self.exact
+    sized: bool = False
 
     def text(self, index: int) -> str:
         """Return the numbers, joined by ';'."""
