@@ -4,14 +4,16 @@ A named pipe blocks its reader forever, a device may never end. Nothing heavy is
 told at once.
 """
 
+import contextlib
 import errno
 import io
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from sslbench.data import catalog
-from sslbench.errors import UsageError
+from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 
 MAX_BYTES = 1 << 32
@@ -32,6 +34,15 @@ _KINDS = {
 def kind_of(mode: int) -> str:
     """Return the kind of a file by its mode: 'a file', 'a folder', 'a named pipe', 'a device' or 'a socket'."""
     return _KINDS.get(stat.S_IFMT(mode), "of an unknown kind")
+
+
+@contextlib.contextmanager
+def reading(where: str = "") -> Iterator[None]:
+    """Report an error of the disk as one of the data; `where` precedes the message."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{where}cannot read {error.filename!s:.300}: {error.strerror}") from error
 
 
 def open_regular(path: str) -> io.FileIO:

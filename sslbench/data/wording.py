@@ -41,6 +41,15 @@ def refuse_problems(name: str, things: str, total: int, problems: Mapping[str, S
         raise DataError("\n".join([f"{name}:", *lines]), remedy)
 
 
+def part_name(spec: str, split: str) -> str:
+    """Return the name of a split of a location; a location without splits is called as it is.
+
+    >>> part_name("photos/", "test"), part_name("photos/", "all")
+    ('photos/ (test)', 'photos/')
+    """
+    return spec if split == "all" else f"{spec} ({split})"
+
+
 def in_python(path: Path) -> str:
     """Return the Python that reads train and test from one file of NumPy, as Keras distributes its data sets."""
     return (

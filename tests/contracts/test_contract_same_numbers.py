@@ -16,7 +16,7 @@ def world(tmp_path_factory):
 @pytest.mark.parametrize(("file", "name"), [(file, name) for file, runs in CASES.items() for name in runs])
 def test_a_run_gives_the_numbers_and_shares_the_work_that_are_kept(file, name, tmp_path, world):
     near = kept_numbers.WIDER.get(name, kept_numbers.NEAR)
-    assert kept_numbers.differences(CASES[file][name](tmp_path), kept_numbers.kept(file)[name], near) == []
+    assert kept_numbers.differences(CASES[file][name](tmp_path), kept_numbers.kept_run(file, name), near) == []
 
 
 @pytest.mark.parametrize("file", CASES)

@@ -9,33 +9,20 @@ import pytest
 from helpers import containers
 from helpers.containers import pictures
 from PIL import Image
+from sample_data import FORMATS, sample_module
 
 from sslbench.data.loading.loader import scan
 from sslbench.data.open import open_data
 from sslbench.errors import SslbenchError
 
-WRITE = {
-    "csv": containers.write_csv,
-    "txt": containers.write_txt,
-    "records": containers.write_records,
-    "coco": containers.write_coco,
-    "vissl": containers.write_vissl,
-    "tar": containers.write_tar,
-    "shards": containers.write_shards,
-    "zip": containers.write_zip,
-    "tsv": containers.write_tsv,
-    "tfds": containers.write_tfds,
-    "parquet": containers.write_parquet,
-    "saved": containers.write_saved,
-}
-NEEDS_PYARROW = ("parquet", "saved")
+# A folder is what the others are compared with; a VOC tree has several labels.
+PLAIN = [name for name in FORMATS if name not in ("folder", "voc")]
+WRITE = {kind: write for name in PLAIN for kind, write in sample_module(name).WRITE.items()}
 
 
 @pytest.fixture
 def write(tmp_path):
     def write_one(kind, n=12):
-        if kind in NEEDS_PYARROW:
-            pytest.importorskip("pyarrow", reason="pyarrow is not installed")
         (tmp_path / kind).mkdir()
         return WRITE[kind](tmp_path / kind, pictures(n))
 
@@ -78,7 +65,7 @@ def test_it_is_read_in_worker_processes_and_after_pickling(write, kind):
     assert copy.images.path(3) == source.images.path(3)
 
 
-PACKED = ("tar", "shards", "zip", "tsv", "tfds", "parquet", "saved")
+PACKED = ("tar", "tar shards", "zip", "tsv", "tfds", "hf", "hf saved")
 
 
 @pytest.mark.parametrize("kind", PACKED)

@@ -1,7 +1,8 @@
 """Numbers of small runs beside those that are kept: a change of the house must not move them.
 
-    PYTHONPATH=tests python -m helpers.kept_numbers          # write tests/contracts/same_numbers/*.json anew
-    PYTHONPATH=tests python -m helpers.kept_numbers spread   # the power of ten by which a machine is apart, per run
+    PYTHONPATH=tests python -m helpers.kept_numbers            # write tests/contracts/same_numbers/*.json anew
+    PYTHONPATH=tests python -m helpers.kept_numbers zip knn    # write these runs only
+    PYTHONPATH=tests python -m helpers.kept_numbers spread     # the power of ten by which a machine is apart, per run
 
 The files hold what a user reads: metrics with intervals, choices, scores of samples, losses of updates, and which of
 two runs share work. The runs are command lines and `helpers.runs`, so they outlive every move in the code. Write the
@@ -230,7 +231,16 @@ def rounded(value):
 
 
 def kept(file):
-    return json.loads((FOLDER / f"{file}.json").read_text())
+    path = FOLDER / f"{file}.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def kept_run(file, name):
+    """Return what is kept of one run."""
+    assert name in kept(file), (
+        f"{file} has no {name}; to keep it: PYTHONPATH=tests python -m helpers.kept_numbers {name}"
+    )
+    return kept(file)[name]
 
 
 @contextlib.contextmanager
@@ -247,21 +257,25 @@ def world(folder):
 
 
 def main(*words):
+    names = [word for word in words if word != "spread"]
+    if unknown := set(names) - {name for functions in cases().values() for name in functions}:
+        sys.exit(f"no such runs: {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory() as folder, world(Path(folder)):
         for file, functions in cases().items():
             found = {}
-            for number, (name, function) in enumerate(functions.items()):
+            chosen = {name: function for name, function in functions.items() if not names or name in names}
+            for number, (name, function) in enumerate(chosen.items()):
                 place = Path(folder) / f"{file} {number}"
                 place.mkdir()
                 found[name] = rounded(function(place))
-                if words:
+                if "spread" in words:
                     bounds = [10.0**power for power in range(-6, 0)]
-                    lines = [differences(found[name], kept(file)[name], bound) for bound in bounds]
+                    lines = [differences(found[name], kept_run(file, name), bound) for bound in bounds]
                     near = [bound for bound, of_bound in zip(bounds, lines, strict=True) if not of_bound]
                     print(f"{file}, {name}:", near[0] if near else lines[-1], flush=True)  # noqa: T201 - a tool
-            if not words:
+            if found and "spread" not in words:
                 FOLDER.mkdir(exist_ok=True)
-                (FOLDER / f"{file}.json").write_text(text(found))
+                (FOLDER / f"{file}.json").write_text(text({**(kept(file) if names else {}), **found}))
 
 
 if __name__ == "__main__":

@@ -6,14 +6,16 @@ from helpers import containers
 LABELS = "single"
 
 
-def write_parquet(root, samples):
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    return containers.write_parquet(root, samples)
+def with_pyarrow(write):
+    def write_one(root, samples):
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+        return write(root, samples)
+
+    return write_one
 
 
 def make(root):
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    return containers.write_saved(root, containers.pictures())
+    return WRITE["hf saved"](root, containers.pictures())
 
 
-WRITE = {"hf": write_parquet}
+WRITE = {"hf": with_pyarrow(containers.write_parquet), "hf saved": with_pyarrow(containers.write_saved)}

@@ -318,11 +318,9 @@ def export_of(path: Path) -> Export | None:
 
 
 def export_in(folder: Path, *, without_images: bool = False) -> tuple[Path, Export] | None:
-    """Return a file in a folder, or in one of the folders in it, that is an export, and its kind; None without any.
+    """Return an export in a folder, or in a folder in it, and its kind; None without any.
 
-    Args:
-        folder: folder to search.
-        without_images: files of any kind; otherwise only annotations of images that lie there.
+    Only annotations of images that lie there count, unless it is `without_images`.
     """
     for path in some_files(folder):
         if without_images or annotates(path.name):
@@ -356,12 +354,7 @@ def some_files(folder: Path) -> Iterator[Path]:
 
 
 def refuse_export(spec: str, *, unknown: bool = False) -> None:
-    """Refuse a file that is an export of another tool.
-
-    Args:
-        spec: the location.
-        unknown: no format recognises it, so that its suffix suffices.
-    """
+    """Refuse a file that is an export of another tool; if no format recognises it (`unknown`), its suffix suffices."""
     export = export_of(Path(spec))
     if export is not None and (unknown or export.pattern):
         raise UsageError(f"'{spec}' is {export.title}, which sslbench does not read", export.remedy)

@@ -303,7 +303,10 @@ def _choose(spec: str, names: Sequence[str], known: _Folders, option: str) -> _R
     probes = [names[i] for i in _spaced(len(names), _PROBES)]
     best, most = None, 0
     # The strictest reading first: a looser one may find another file of that name.
-    for loose, dropped in itertools.product((False, True), (None, *range(_shared(probes) + 1), _ALL)):
+    folders_of = [plain_path(name).split("/")[:-1] for name in probes]
+    # The number of folders that all names share at their beginning.
+    shared = sum(1 for _ in itertools.takewhile(lambda level: len(set(level)) == 1, zip(*folders_of, strict=False)))
+    for loose, dropped in itertools.product((False, True), (None, *range(shared + 1), _ALL)):
         whole = []
         for folder in known.all():
             reading = _Reading(folder, dropped, loose)
@@ -315,26 +318,15 @@ def _choose(spec: str, names: Sequence[str], known: _Folders, option: str) -> _R
             if hits > most:
                 best, most = reading, hits
         if whole:
-            _refuse_several(spec, probes[0], whole, known, option)
+            # By a link, two folders may hold the same file.
+            paths = {os.path.realpath(reading.folder / str(reading.path(probes[0], known))) for reading in whole}
+            if len(paths) > 1:
+                raise DataError(
+                    f"{spec}: '{printable(probes[0])}' may be {' or '.join(sorted(paths)[:3])}",
+                    f"Name the folder of the images: {spec}{option}" if option else None,
+                )
             return whole[0]
     return best
-
-
-def _shared(names: Sequence[str]) -> int:
-    """Return the number of folders that all names share at their beginning."""
-    parts = [plain_path(name).split("/")[:-1] for name in names]
-    return sum(1 for _ in itertools.takewhile(lambda level: len(set(level)) == 1, zip(*parts, strict=False)))
-
-
-def _refuse_several(spec: str, name: str, readings: Sequence[_Reading], known: _Folders, option: str) -> None:
-    """Refuse a name for which several folders, none of which is the first to be asked, have a file."""
-    # By a link, two folders may hold the same file.
-    paths = {os.path.realpath(reading.folder / str(reading.path(name, known))) for reading in readings}
-    if len(paths) > 1:
-        raise DataError(
-            f"{spec}: '{printable(name)}' may be {' or '.join(sorted(paths)[:3])}",
-            f"Name the folder of the images: {spec}{option}" if option else None,
-        )
 
 
 def _refuse_twice(spec: str, names: Sequence[str], ids: Sequence[str], option: str) -> None:

@@ -13,7 +13,7 @@ from sslbench.data.containers.exports import NOT_READ, export_by
 from sslbench.data.containers.sniff import ARRAYS, SUFFIXES, decoded, is_clutter, read_text
 from sslbench.data.labels import single_labels
 from sslbench.data.source import Source
-from sslbench.data.wording import counted, some
+from sslbench.data.wording import counted, part_name, some
 from sslbench.errors import DataError
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.target import Images, Target
@@ -134,7 +134,7 @@ def by_folders(spec: str, names: Sequence[str], images: Images, notes: Sequence[
     tree = _splits(spec, *_without_root(spec, names))
     sources = {}
     for split, members in tree.splits.items():
-        name = spec if split == "all" else f"{spec} ({split})"
+        name = part_name(spec, split)
         kept, labels, about = _labelled(name, sorted(members, key=lambda member: printable(member[1])))
         ids = [printable(relative) for _, relative in kept]
         refuse_twice(name, ids)
@@ -249,12 +249,7 @@ def _text(head: Callable[[str], bytes], name: str) -> str:
 
 
 def class_names(file: Path, highest: int) -> tuple[str, ...]:
-    """Return the names in a text file, one line per class, from class 0 on.
-
-    Args:
-        file: text file.
-        highest: largest class number in the data.
-    """
+    """Return the names in a text file, one line per class from class 0 on, at least to the highest number in use."""
     lines = [line.strip() for line in read_text(file)[0].splitlines()]
     while lines and not lines[-1]:
         lines.pop()

@@ -2,8 +2,10 @@
 
 import binascii
 import codecs
+import json
 import re
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from sslbench.data.regular import open_regular, read_all
 from sslbench.errors import DataError
@@ -44,6 +46,21 @@ def read_text(path: Path) -> tuple[str, tuple[str, ...]]:
         return text, ()
     name = "Windows-1252 (Latin-1)" if encoding == "cp1252" else encoding.upper()
     return text, (f"{path} is not in UTF-8 and is read as {name}",)
+
+
+def text_lines(file: Path) -> list[str]:
+    """Return the lines of a text in UTF-8 without white space around them, and without empty ones."""
+    return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def json_of(path: Path) -> Any:
+    """Return the content of a JSON file that comes with the data."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is damaged: {error}") from error
 
 
 def _of_windows(path: Path, content: bytes, error: UnicodeDecodeError) -> str:

@@ -28,7 +28,7 @@ from sslbench.data.objects import ObjectSource
 from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.metrics.detection.keypoints import Skeleton
-from sslbench.metrics.detection.matches import Federated, Frequency
+from sslbench.metrics.detection.matches import Federated
 from sslbench.targets.objects import Boxes, ObjectRows, write_objects
 from sslbench.text_rows import TextRows, write_texts
 
@@ -62,17 +62,23 @@ def viewed(spec: str, kind: str, arguments: Any, build: Callable[[], dict[str, S
     known: dict[str, S] | None = _load(folder)
     if known is not None:
         for source in known.values():
-            _check(spec, source)
+            if isinstance(source.images, Files):
+                files = source.images
+                check_some(spec, files.paths, Path(files.root), f"They were there when {spec} was read before.")
         return known
     _log.info("reading %s (once: its content is kept in the cache folder)", spec)
     with _without_garbage_collection():
         sources = build()
         if container_stamp(path) != stamp:
             raise DataError(f"{path} was written to while it was read", "Try again when it is complete.")
-        if time.time_ns() - max(stamp[1], stamp[2]) < SETTLED_NS or not all(map(_can_be_kept, sources.values())):
+        is_new = time.time_ns() - max(stamp[1], stamp[2]) < SETTLED_NS
+        if is_new or not all(isinstance(source.images, Files) for source in sources.values()):
             return sources
         _save(folder, sources)
-        _remove_others(folder, name)
+        # Cached forms of earlier states; a process that has one open keeps it.
+        for other in folder.parent.glob(f"{name}-*"):
+            if other != folder:
+                shutil.rmtree(other, ignore_errors=True)
         kept: dict[str, S] | None = _load(folder)
         sources = kept or sources  # the parsed content is freed before the search for cycles would go through it
     return sources
@@ -89,15 +95,6 @@ def _without_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _can_be_kept(source: Source) -> bool:
-    return isinstance(source.images, Files)
-
-
-def _check(spec: str, source: Source) -> None:
-    if isinstance(source.images, Files):
-        check_some(spec, source.images.paths, Path(source.images.root), f"They were there when {spec} was read before.")
 
 
 def _save(folder: Path, sources: Mapping[str, Source]) -> None:
@@ -210,6 +207,10 @@ def _load_split(folder: Path, part: dict[str, Any]) -> Source:
         values = np.load(folder / "labels.npy", mmap_mode="r", allow_pickle=False)
         target = targets.kinds()[part["labels"]].from_values(tuple(part["classes"]), values)
         return Source(target=target, **common)
+    federated = None
+    if part["frequencies"] is not None:
+        pairs = [np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("negative", "not_exhaustive")]
+        federated = Federated(pairs[0], pairs[1], tuple(part["frequencies"]))
     boxes = Boxes(
         objects=ObjectRows(str(folder / _OBJECTS)),
         sizes=np.load(folder / "sizes.npy", allow_pickle=False),
@@ -219,15 +220,10 @@ def _load_split(folder: Path, part: dict[str, Any]) -> Source:
         image_texts=part["texts"][0],
         class_texts=part["texts"][1],
         sized=part["sized"],
-        federated=None if part["frequencies"] is None else _load_federated(folder, part["frequencies"]),
+        federated=federated,
         skeleton=None if part["skeleton"] is None else Skeleton.of_record(part["skeleton"]),
     )
     return ObjectSource(target=boxes, **common)
-
-
-def _load_federated(folder: Path, frequencies: list[Frequency]) -> Federated:
-    negative, partly = (np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("negative", "not_exhaustive"))
-    return Federated(negative, partly, tuple(frequencies))
 
 
 def _digest(folder: Path) -> str:
@@ -239,10 +235,3 @@ def _digest(folder: Path) -> str:
             while chunk := content.read(1 << 22):
                 state.update(chunk)
     return state.hexdigest()
-
-
-def _remove_others(folder: Path, name: str) -> None:
-    """Delete the cached forms of earlier states of a manifest; a process that has one open keeps it."""
-    for other in folder.parent.glob(f"{name}-*"):
-        if other != folder:
-            shutil.rmtree(other, ignore_errors=True)

@@ -18,9 +18,9 @@ from sslbench.data.containers.members import split_name
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.format import SourceFormat
 from sslbench.data.images import Files
-from sslbench.data.maps.classes import LabelMapOptions, coding_beside, make_coding, names_folders, with_ignored
+from sslbench.data.maps.classes import LabelMapOptions, coding_beside, make_coding, with_ignored
 from sslbench.data.maps.files import MapPixels, ValueMaps, load
-from sslbench.data.maps.foreground import map_readers
+from sslbench.data.maps.foreground import layout_readers
 from sslbench.data.maps.layout import Pairs, by_key, find_places, in_order, pair, paired, source_of, walk
 from sslbench.data.maps.types import Coding, RawMap
 from sslbench.data.source import Source
@@ -44,10 +44,8 @@ def recognises(spec: str) -> bool:
 def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     """Return the label maps of either release; see `sslbench.data.open.open_as`."""
     root = Path(spec)
-    return _scene_parse(spec, root, options) if (root / _INFO).is_file() else _full(spec, root / _FULL, options)
-
-
-def _scene_parse(spec: str, root: Path, options: LabelMapOptions) -> dict[str, Source]:
+    if not (root / _INFO).is_file():
+        return _full(spec, root / _FULL, options)
     coding = with_ignored(spec, coding_beside(root, options) or _names(root / _INFO), options.ignore)
     places = find_places(root)
     if not places:
@@ -181,12 +179,4 @@ def _numbers(splits: dict[str, Pairs]) -> list[int]:
     return sorted(found - {0})
 
 
-FORMAT = SourceFormat(
-    __doc__,
-    readers=map_readers(
-        lambda spec, options: not names_folders(options) and recognises(spec),
-        open_maps,
-        LabelMapOptions,
-        alone=recognises,
-    ),
-)
+FORMAT = SourceFormat(__doc__, readers=layout_readers(recognises, open_maps))

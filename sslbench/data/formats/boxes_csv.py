@@ -22,6 +22,7 @@ from sslbench.data.formats.table import read_cells
 from sslbench.data.objects import ObjectOptions, ObjectSource
 from sslbench.data.objects.boxes import AnnotatedImage, as_samples, object_sources, size_in_file
 from sslbench.data.objects.crops import ElsewhereOptions
+from sslbench.data.regular import reading
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
@@ -75,12 +76,10 @@ def open_objects(
     path = Path(spec)
     tables = {"all": path} if path.is_file() else _tables(path)
     splits: dict[str, list[AnnotatedImage]] = {}
-    try:
+    with reading(f"{spec}: "):
         for split, table in tables.items():
             for own, images in _read(table, below, columns or {}).items():
                 splits[split if own == "all" else own] = images
-    except OSError as error:
-        raise DataError(f"{spec}: cannot read {error.filename!s:.300}: {error.strerror}") from error
     return object_sources(spec, splits, grouped_by=(columns or {}).get("group", ""))
 
 
@@ -107,7 +106,14 @@ def _read(table: Path, below: Path | None, named: Mapping[str, str]) -> dict[str
         split = _once(where, name, [_split(f"{table}, {n}", row) for n, row in of_image])
         group = _once(where, name, [row[columns["group"]] for _, row in of_image]) if "group" in columns else ""
         file = listed.folder / path
-        boxes = [_row(f"{table.name}, {n}", row, columns["class"]) for n, row in of_image]
+        boxes = []
+        for n, row in of_image:
+            line = f"{table.name}, {n}"
+            if not row[columns["class"]]:
+                raise DataError(f"{line}: the cell of {columns['class']} is empty")
+            corners = tuple(_number(line, row, key) for key in BOX_COLUMNS)
+            plain = {"crowd": False, "difficult": False, "area": None, "mask": None}
+            boxes.append({"name": line, "class": row[columns["class"]], "box": corners, **plain})
         splits.setdefault(split, []).append(
             AnnotatedImage(own_id, file, size if all(size) else size_in_file(file), boxes, group, all(size))
         )
@@ -163,21 +169,6 @@ def _split(where: str, row: Mapping[str, str]) -> str:
     if "split" in row and not given:
         raise DataError(f"{where}: the cell of split is empty")
     return split_name(given) or given.lower() or "all"
-
-
-def _row(where: str, row: Mapping[str, str], column: str) -> dict[str, Any]:
-    if not row[column]:
-        raise DataError(f"{where}: the cell of {column} is empty")
-    corners = tuple(_number(where, row, key) for key in BOX_COLUMNS)
-    return {
-        "name": where,
-        "class": row[column],
-        "box": corners,
-        "crowd": False,
-        "difficult": False,
-        "area": None,
-        "mask": None,
-    }
 
 
 def _number(where: str, row: Mapping[str, str], column: str) -> float:

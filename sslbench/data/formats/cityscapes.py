@@ -16,9 +16,9 @@ from sslbench.data.containers.members import split_name
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.images import Files
-from sslbench.data.maps.classes import LabelMapOptions, names_folders, with_ignored
+from sslbench.data.maps.classes import LabelMapOptions, with_ignored
 from sslbench.data.maps.files import MapPixels, ValueMaps, load
-from sslbench.data.maps.foreground import map_readers
+from sslbench.data.maps.foreground import layout_readers
 from sslbench.data.maps.layout import Pairs, by_key, in_order, pair, source_of, walk
 from sslbench.data.maps.types import Coding
 from sslbench.data.objects import ObjectSource
@@ -70,7 +70,9 @@ def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
         notes.append(f"{spec}: the 19 classes that the benchmark scores; pixels of the other 15 do not count")
     coding, sources = with_ignored(spec, coding, options.ignore), {}
     for split, pairs in _pairs(root, truth, files, ending).items():
-        maps = ValueMaps(pairs.maps, objects=_instances(pairs.maps, numbering), numbers=_numbers)
+        others = tuple(str(path).replace(f"_{numbering}.", "_instanceIds.") for path in pairs.maps.paths)
+        complete = all((Path(pairs.maps.root) / other).is_file() for other in others)
+        maps = ValueMaps(pairs.maps, objects=Files(others, pairs.maps.root) if complete else None, numbers=_numbers)
         sources[split] = source_of(spec, split, pairs, maps, coding, notes)
     return sources
 
@@ -87,12 +89,6 @@ def _pairs(root: Path, truth: str, files: list[str], ending: str) -> dict[str, P
     if not splits:
         raise DataError(f"{root}: {_IMAGES}/ and {truth}/ have no split in common")
     return in_order(splits)
-
-
-def _instances(maps: Files, numbering: str) -> Files | None:
-    others = tuple(str(path).replace(f"_{numbering}.", "_instanceIds.") for path in maps.paths)
-    there = all((Path(maps.root) / other).is_file() for other in others)
-    return Files(others, maps.root) if there else None
 
 
 def _numbers(objects: MapPixels) -> Grid:
@@ -162,11 +158,6 @@ FORMAT = SourceFormat(
     __doc__,
     readers={
         Boxes: plain_reader(recognises, open_objects),
-        **map_readers(
-            lambda spec, options: not names_folders(options) and recognises(spec),
-            open_maps,
-            LabelMapOptions,
-            alone=recognises,
-        ),
+        **layout_readers(recognises, open_maps),
     },
 )

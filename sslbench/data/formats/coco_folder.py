@@ -6,7 +6,6 @@ Also CVAT's (`annotations/instances_default.json`), FiftyOne's (`labels.json` be
 
 import dataclasses
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from sslbench.data.containers.exports import export_of
@@ -43,11 +42,7 @@ def recognises(spec: str) -> bool:
 
 
 def open_objects(spec: str) -> dict[str, ObjectSource]:
-    """Return the images of all manifests; all splits have the same classes.
-
-    Args:
-        spec: the folder.
-    """
+    """Return the images of all manifests; all splits have the same classes."""
     found: dict[str, ObjectSource] = {}
     for split, file in _manifests(Path(spec)).items():
         opened = coco.open_objects(str(file))
@@ -59,7 +54,17 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
         for own, source in opened.items():
             name = split if own == "all" else own
             found[name] = dataclasses.replace(source, name=spec if name == "all" else f"{spec} ({name})")
-    return _with_all_classes(found)
+    # By their numbers in the manifests, where these agree.
+    numbers: dict[str, int] = {}
+    for part in found.values():
+        for label, number in zip(part.target.classes, part.target.class_numbers, strict=True):
+            numbers.setdefault(label, number)
+    if len(set(numbers.values())) == len(numbers):
+        classes = tuple(sorted(numbers, key=numbers.__getitem__))
+        order = tuple(numbers[label] for label in classes)
+    else:
+        classes, order = tuple(numbers), tuple(range(1, len(numbers) + 1))
+    return {split: part.with_classes(classes, order) for split, part in found.items()}
 
 
 def _manifests(root: Path) -> dict[str, Path]:
@@ -118,20 +123,6 @@ def _of_one_kind(folder: Path, files: list[Path]) -> dict[str, Path]:
         )
     (chosen,) = kinds.values() or [{}]
     return {split: chosen[split] for split in sorted(chosen, key=split_rank)}
-
-
-def _with_all_classes(found: Mapping[str, ObjectSource]) -> dict[str, ObjectSource]:
-    """Return the splits with the classes of all, by their numbers in the manifests where these agree."""
-    numbers: dict[str, int] = {}
-    for part in found.values():
-        for name, number in zip(part.target.classes, part.target.class_numbers, strict=True):
-            numbers.setdefault(name, number)
-    if len(set(numbers.values())) == len(numbers):
-        classes = tuple(sorted(numbers, key=numbers.__getitem__))
-        order = tuple(numbers[name] for name in classes)
-    else:
-        classes, order = tuple(numbers), tuple(range(1, len(numbers) + 1))
-    return {split: part.with_classes(classes, order) for split, part in found.items()}
 
 
 def open(spec: str, options: CropOptions) -> dict[str, Source]:

@@ -6,6 +6,7 @@ which counts as background.
 
 from pathlib import Path
 
+from sslbench.data.containers.sniff import text_lines
 from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.source import Source
 from sslbench.data.videos import palette_videos
@@ -31,7 +32,7 @@ def open(spec: str) -> dict[str, Source]:
     photos, masks = root / "JPEGImages" / "480p", root / "Annotations" / "480p"
     for file in sorted((root / "ImageSets" / "2017").glob("*.txt")):
         split = file.stem
-        names = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        names = text_lines(file)
         if not any((masks / name).is_dir() for name in names):
             continue
         if missing := [str(part / name) for name in names for part in (photos, masks) if not (part / name).is_dir()]:

@@ -21,7 +21,7 @@ from sslbench.data.images import Files
 from sslbench.data.maps.layout import FOLDER, by_key, in_order, pair
 from sslbench.data.maps.values import SUFFIXES, DepthOptions, NormalOptions, Quantity, ValueFiles
 from sslbench.data.source import Source
-from sslbench.data.wording import some
+from sslbench.data.wording import part_name, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.targets.pixel_values import Depth, Normals
@@ -306,7 +306,20 @@ def _open(
     else:
         pairs = {"all": list_pairs(path, quantity, *folders)}
         options = _with_known(path.name, options)
-    return {split: _source(spec, split, found, quantity, options) for split, found in pairs.items()}
+    sources = {}
+    for split, found in pairs.items():
+        name = part_name(spec, split)
+        column = options.group if found.groups and options.group else ""
+        sources[split] = Source(
+            name,
+            found.ids,
+            (Depth if quantity == "depth" else Normals)(ValueFiles(name, found.values, quantity, options)),
+            found.images,
+            found.notes,
+            {column: found.groups} if column else {},
+            column,
+        )
+    return sources
 
 
 def _with_known(name: str, options: DepthOptions) -> DepthOptions:
@@ -318,20 +331,6 @@ def _with_known(name: str, options: DepthOptions) -> DepthOptions:
         depth_scale=options.depth_scale or known.depth_scale,
         min_depth=options.min_depth or known.min_depth,
         max_depth=options.max_depth or known.max_depth,
-    )
-
-
-def _source(text: str, split: str, pairs: ValuePairs, quantity: Quantity, options: DepthOptions) -> Source:
-    name = text if split == "all" else f"{text} ({split})"
-    column = options.group if pairs.groups and options.group else ""
-    return Source(
-        name,
-        pairs.ids,
-        (Depth if quantity == "depth" else Normals)(ValueFiles(name, pairs.values, quantity, options)),
-        pairs.images,
-        pairs.notes,
-        {column: pairs.groups} if column else {},
-        column,
     )
 
 

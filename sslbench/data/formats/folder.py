@@ -18,12 +18,14 @@ from sslbench.data.labels import NUMBERED_FOLDERS, single_labels
 from sslbench.data.maps import layout
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside, names_folders
 from sslbench.data.maps.foreground import binary_masks, foreground_of
+from sslbench.data.regular import reading
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.distributed.collectives import from_first
 from sslbench.errors import DataError
 from sslbench.targets.label_maps import Foreground, LabelMaps
 from sslbench.targets.none import Unlabelled
+from sslbench.targets.target import Target
 from sslbench.text import printable
 
 _LISTS = (".csv", ".tsv", ".parquet", ".json")
@@ -43,13 +45,24 @@ def open(spec: str, *, together: bool = False) -> dict[str, Source]:
     """
 
     def listed() -> dict[str, _Listing]:
-        try:
-            return _listings(Path(spec), spec.rstrip("/") + "/")
-        except OSError as error:
-            raise DataError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
+        root, name = Path(spec), spec.rstrip("/") + "/"
+        with reading():
+            folders = split_folders(root)
+            if not folders:
+                return {"all": _list_split(root, name, ())}
+            around = tuple(_around_splits(root, set(folders.values())))
+            return {split: _list_split(root / folder, f"{name} ({split})", around) for split, folder in folders.items()}
 
     listings: dict[str, _Listing] = from_first(listed) if together else listed()
-    return {split: _source(listing) for split, listing in listings.items()}
+    sources = {}
+    for split, listing in listings.items():
+        images = tuple(listing["images"])
+        ids, level = tuple(map(printable, images)), listing["level"]
+        labels: Target = Unlabelled(len(images))
+        if level is not None:
+            labels = single_labels([_class_of(image, level) for image in images])
+        sources[split] = Source(listing["name"], ids, labels, Files(images, listing["root"]), tuple(listing["notes"]))
+    return sources
 
 
 class _Listing(TypedDict):
@@ -63,14 +76,6 @@ class _Listing(TypedDict):
     images: list[str]
     level: int | None
     notes: list[str]
-
-
-def _listings(root: Path, name: str) -> dict[str, _Listing]:
-    folders = split_folders(root)
-    if not folders:
-        return {"all": _list_split(root, name, ())}
-    around = tuple(_around_splits(root, set(folders.values())))
-    return {split: _list_split(root / folder, f"{name} ({split})", around) for split, folder in folders.items()}
 
 
 @dataclasses.dataclass
@@ -121,7 +126,8 @@ def _walk(root: str, found: _FolderContent, suffixes: frozenset[str] = SUFFIXES)
                         waiting.append((f"{name}/", around))
                 elif suffix not in suffixes:
                     found.others[suffix] += 1
-                elif entry.is_file() or _dangles(entry):  # a dangling link counts as an unreadable image
+                # A dangling link counts as an unreadable image.
+                elif entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path)):  # noqa: PTH110
                     found.images.append(name)
                 else:
                     found.special.append(name)
@@ -135,10 +141,6 @@ def _is_inside(folder: str, other: str) -> bool:
 def _identity(folder: str) -> tuple[int, int]:
     stat = os.stat(folder)  # noqa: PTH116
     return stat.st_dev, stat.st_ino
-
-
-def _dangles(entry: os.DirEntry[str]) -> bool:
-    return entry.is_symlink() and not os.path.exists(entry.path)  # noqa: PTH110
 
 
 def split_folders(root: Path) -> dict[str, str]:
@@ -214,14 +216,6 @@ def _list_split(root: Path, name: str, notes: tuple[str, ...]) -> _Listing:
 
 def _class_of(image: str, level: int) -> str:
     return printable(image.split("/")[level])
-
-
-def _source(listing: _Listing) -> Source:
-    images = tuple(listing["images"])
-    level = listing["level"]
-    labels = Unlabelled(len(images)) if level is None else single_labels([_class_of(image, level) for image in images])
-    ids = tuple(map(printable, images))
-    return Source(listing["name"], ids, labels, Files(images, listing["root"]), tuple(listing["notes"]))
 
 
 def _notes(root: Path, found: _FolderContent, classes: tuple[str, ...], level: int) -> list[str]:

@@ -11,6 +11,7 @@ from sslbench.data.image_pairs import homography_pairs
 from sslbench.data.images import Files
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
+from sslbench.data.wording import part_name
 from sslbench.errors import DataError, UsageError
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.pairs import Homographies
@@ -39,10 +40,7 @@ def open(spec: str) -> dict[str, Source]:
     if not place:
         raise UsageError(f"'{spec}' names no images", "Write homography:photos/, or homography:pictures.")
     found = {"all": _pictures()} if place == "pictures" else open_data(place)
-    return {
-        split: homography_pairs(source, spec if split == "all" else f"{spec} ({split})")
-        for split, source in found.items()
-    }
+    return {split: homography_pairs(source, part_name(spec, split)) for split, source in found.items()}
 
 
 def _pictures() -> Source:

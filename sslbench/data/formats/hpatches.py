@@ -42,20 +42,16 @@ def open(spec: str) -> dict[str, Source]:
                 place[path] = len(paths)
                 paths.append(path)
             rows.append(place[path])
-        pairs.append(HomographyPair(rows[0], rows[1], _matrix(file)))
+        try:
+            matrix = np.array([float(word) for word in file.read_text(encoding="utf-8").split()]).reshape(3, 3)
+        except ValueError as error:
+            raise DataError(f"{file} should hold nine numbers: {error}") from error
+        if not np.isfinite(matrix).all() or abs(np.linalg.det(matrix)) < 1e-12:
+            raise DataError(f"{file} is no homography: its matrix has no inverse")
+        pairs.append(HomographyPair(rows[0], rows[1], matrix))
         ids.append(f"{folder.name}/1-{number}")
     note = f"{spec}: homographies say no size of images; they are scored at that of the files, so none may be resized"
     return {"all": pairs_source(spec, ids, Files(tuple(paths), str(root)), pairs, notes=(note,) if pairs else ())}
-
-
-def _matrix(file: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    try:
-        matrix = np.array([float(word) for word in file.read_text(encoding="utf-8").split()]).reshape(3, 3)
-    except ValueError as error:
-        raise DataError(f"{file} should hold nine numbers: {error}") from error
-    if not np.isfinite(matrix).all() or abs(np.linalg.det(matrix)) < 1e-12:
-        raise DataError(f"{file} is no homography: its matrix has no inverse")
-    return matrix
 
 
 FORMAT = SourceFormat(__doc__, readers={Homographies: plain_reader(recognises, open)})

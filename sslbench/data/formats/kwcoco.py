@@ -24,11 +24,6 @@ def recognises(spec: str) -> bool:
 def open(spec: str, *, attribute_columns: Sequence[str] = (), options: CocoOptions = WHOLE_IMAGES) -> dict[str, Source]:
     """Return the images, labelled with the shapes on them (multi-label); they are drawn once, into the cache folder.
 
-    Args:
-        spec: the name.
-        attribute_columns: as for manifests.
-        options: as for manifests: `kwcoco:shapes8?unit=annotation`.
-
     Raises:
         UsageError: the name is unknown, or the cache folder cannot be written.
     """

@@ -82,10 +82,21 @@ def open_tiles(spec: str, quantity: Quantity) -> dict[str, Source]:
         values = normals_of(inverse)
         notes.append("The normals are derived from the depth.")
     half = image.shape[1] // 2
-    return {
-        split: _tiles(f"{spec} ({split})", image[:, part], values[:, part], quantity, tuple(notes))
-        for split, part in (("train", slice(0, half)), ("test", slice(half, 2 * half)))
-    }
+    sources = {}
+    for split, part in (("train", slice(0, half)), ("test", slice(half, 2 * half))):
+        name, height, width = f"{spec} ({split})", *_TILE
+        half_image, half_values = image[:, part], values[:, part]
+        places = [
+            (top, left)
+            for top in range(0, half_image.shape[0] - height + 1, height)
+            for left in range(0, half_image.shape[1] - width + 1, width)
+        ]
+        pictures = np.stack([half_image[top : top + height, left : left + width] for top, left in places])
+        targets = np.stack([half_values[top : top + height, left : left + width] for top, left in places])
+        ids = tuple(f"row{top:03d}-column{left:03d}" for top, left in places)
+        target = (Depth if quantity == "depth" else Normals)(ValueArrays(targets, name))
+        sources[split] = Source(name, ids, target, Arrays(pictures, name), tuple(notes))
+    return sources
 
 
 @functools.cache
@@ -101,22 +112,6 @@ def _scene() -> tuple[npt.NDArray[np.uint8], FloatArray]:
     # Middlebury: depth = baseline * focal / (disparity + offset of the principal points).
     inverse = (disparity + _OFFSET) / (_BASELINE * _FOCAL)
     return image, np.where(np.isfinite(disparity), inverse, np.nan)
-
-
-def _tiles(
-    name: str, image: npt.NDArray[np.uint8], values: npt.NDArray[np.float32], quantity: Quantity, notes: tuple[str, ...]
-) -> Source:
-    height, width = _TILE
-    places = [
-        (top, left)
-        for top in range(0, image.shape[0] - height + 1, height)
-        for left in range(0, image.shape[1] - width + 1, width)
-    ]
-    pictures = np.stack([image[top : top + height, left : left + width] for top, left in places])
-    targets = np.stack([values[top : top + height, left : left + width] for top, left in places])
-    ids = tuple(f"row{top:03d}-column{left:03d}" for top, left in places)
-    target = (Depth if quantity == "depth" else Normals)(ValueArrays(targets, name))
-    return Source(name, ids, target, Arrays(pictures, name), notes)
 
 
 def normals_of(inverse: FloatArray) -> npt.NDArray[np.float32]:

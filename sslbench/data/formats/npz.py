@@ -14,7 +14,7 @@ from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.images import Arrays
 from sslbench.data.labels import labels_of
 from sslbench.data.source import Source
-from sslbench.data.wording import counted, in_python, some
+from sslbench.data.wording import counted, in_python, part_name, some
 from sslbench.errors import DataError, UsageError
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.target import Target
@@ -39,7 +39,21 @@ def open(spec: str) -> dict[str, Source]:
     try:
         with np.load(spec, allow_pickle=False) as arrays:
             parts = _parts(spec, arrays.files)
-            sources = {split: _source(spec, split, arrays, keys) for split, keys in parts.items()}
+            sources = {}
+            for split, keys in parts.items():
+                name = part_name(spec, split)
+                images = _checked(f"{spec}, {keys['images']}", _array(spec, arrays, keys["images"]), Path(spec))
+                labels: Target = Unlabelled(len(images))
+                if "labels" in keys:
+                    values = _array(spec, arrays, keys["labels"])
+                    # MedMNIST's labels are (N, 1).
+                    column = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+                    if len(values) != len(images):
+                        raise DataError(
+                            f"{spec}: {counted(len(images), 'image')} and {counted(len(values), 'label')} ({split})"
+                        )
+                    labels = labels_of(column, len(images), name=f"{spec}, {keys['labels']}")
+                sources[split] = Source(name, numbered_ids(len(images)), labels, Arrays(images, name))
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError, NotImplementedError) as error:
         raise DataError(f"cannot read {spec}: {' '.join(str(error).split())[:200]}") from error
     return {split: sources[split] for split in sorted(sources, key=split_rank)}
@@ -63,20 +77,6 @@ def _parts(spec: str, keys: list[str]) -> dict[str, dict[str, str]]:
             f"--features. {in_python(Path(spec))}",
         )
     return found
-
-
-def _source(spec: str, split: str, arrays: Any, keys: dict[str, str]) -> Source:
-    name = spec if split == "all" else f"{spec} ({split})"
-    images = _checked(f"{spec}, {keys['images']}", _array(spec, arrays, keys["images"]), Path(spec))
-    labels: Target = Unlabelled(len(images))
-    if "labels" in keys:
-        values = _array(spec, arrays, keys["labels"])
-        # MedMNIST's labels are (N, 1).
-        column = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
-        if len(values) != len(images):
-            raise DataError(f"{spec}: {counted(len(images), 'image')} and {counted(len(values), 'label')} ({split})")
-        labels = labels_of(column, len(images), name=f"{spec}, {keys['labels']}")
-    return Source(name, numbered_ids(len(images)), labels, Arrays(images, name))
 
 
 def _array(spec: str, arrays: Any, key: str) -> npt.NDArray[Any]:

@@ -26,6 +26,7 @@ from sslbench.data.maps.foreground import map_readers
 from sslbench.data.maps.types import CodedMaps, Coding, RawMap, source_of_maps
 from sslbench.data.maps.values import DepthOptions, metres
 from sslbench.data.source import Source
+from sslbench.data.wording import part_name
 from sslbench.errors import DataError
 from sslbench.targets.pixel_values import Depth
 
@@ -168,7 +169,7 @@ def _open_depth(spec: str, options: NyuDepthOptions) -> dict[str, Source]:
     range_ = DepthOptions(min_depth=max(options.min_depth, 0.001), max_depth=options.max_depth)
     return {
         split: Source(
-            _name(spec, split),
+            part_name(spec, split),
             tuple(f"{row:04d}" for row in rows),
             Depth(MatDepths(spec, rows, range_)),
             MatImages(spec, rows),
@@ -189,7 +190,7 @@ def _open_maps(spec: str, options: NyuMapOptions) -> dict[str, Source]:
     scenes, sources = _scenes(file, number), dict[str, Source]()
     for split, rows in _split_rows(path, number).items():
         ids = tuple(f"{row:04d}" for row in rows)
-        maps = CodedMaps(_name(spec, split), ids, MatImages(spec, rows), MatMaps(spec, rows, groups), coding)
+        maps = CodedMaps(part_name(spec, split), ids, MatImages(spec, rows), MatMaps(spec, rows, groups), coding)
         sources[split] = source_of_maps(maps, (), {"scene": tuple(scenes[row] for row in rows)}, "scene")
     return sources
 
@@ -238,10 +239,6 @@ def _scenes(file: Any, number: int) -> list[str]:
     places = np.asarray(file["scenes"]).reshape(-1)
     # In MATLAB's HDF5 a list of texts is one of references to arrays of character codes.
     return ["".join(map(chr, np.asarray(file[place]).reshape(-1).tolist())) for place in places]
-
-
-def _name(spec: str, split: str) -> str:
-    return spec if split == "all" else f"{spec} ({split})"
 
 
 FORMAT = SourceFormat(

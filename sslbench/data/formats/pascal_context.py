@@ -66,10 +66,6 @@ def recognises(spec: str, options: Mapping[str, str]) -> bool:
     return bool(_years(spec)) and (named or not find_years(Path(spec), SEGMENTATION_LISTS, CLASS_MAPS))
 
 
-def _alone(spec: str) -> bool:
-    return recognises(spec, {}) and not any((year / MAIN_LISTS).is_dir() for year in _years(spec))
-
-
 def _years(spec: str) -> list[Path]:
     return find_years(Path(spec), _MAPS)
 
@@ -92,4 +88,12 @@ def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     return found
 
 
-FORMAT = SourceFormat(__doc__, readers=map_readers(recognises, open_maps, LabelMapOptions, alone=_alone))
+FORMAT = SourceFormat(
+    __doc__,
+    readers=map_readers(
+        recognises,
+        open_maps,
+        LabelMapOptions,
+        alone=lambda spec: recognises(spec, {}) and not any((year / MAIN_LISTS).is_dir() for year in _years(spec)),
+    ),
+)

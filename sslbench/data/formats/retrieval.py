@@ -27,6 +27,7 @@ from sslbench.data.format import SampleReader, SampleRequest, SourceFormat
 from sslbench.data.images import Files
 from sslbench.data.labels import single_labels
 from sslbench.data.objects.crops import Crops
+from sslbench.data.regular import reading
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError, WeightsError
@@ -455,10 +456,8 @@ def open(request: SampleRequest[RetrievalOptions]) -> dict[str, Source]:
     """
     path = Path(request.spec)
     read = next(read for is_layout, read in LAYOUTS if is_layout(path))
-    try:
+    with reading():
         return {"all": read(path, request.options)}
-    except OSError as error:
-        raise DataError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
 
 
 FORMAT = SourceFormat(__doc__, SampleReader(recognises, open, RetrievalOptions))

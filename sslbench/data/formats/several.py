@@ -24,7 +24,7 @@ from sslbench.data.objects import ObjectSource
 from sslbench.data.open import open_data
 from sslbench.data.open import open_objects as open_boxes
 from sslbench.data.source import ORIGIN, Source
-from sslbench.data.wording import counted, some
+from sslbench.data.wording import counted, part_name, some
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.names import did_you_mean, refuse_location
 from sslbench.targets.objects import Boxes
@@ -95,7 +95,15 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
 
 
 def _listed(spec: str) -> dict[str, ListedSource]:
-    parts = _read_text(spec) if strings.is_several(spec) else _read_file(Path(spec))
+    parts: dict[str, ListedSource] = {}
+    if strings.is_several(spec):
+        for name, weight, data in strings.parse(spec):
+            if name in parts:
+                raise UsageError(f"{spec}: two sources are called '{name}'", "Give each a name of its own.")
+            values = {"data": data} if weight is None else {"data": data, "weight": weight}
+            parts[name] = config.build(ListedSource, values, f"{spec}: {name}")
+    else:
+        parts = _read_file(Path(spec))
     _check(spec, parts)
     return parts
 
@@ -109,16 +117,6 @@ def _each(spec: str, parts: Mapping[str, ListedSource], opened: Callable[[Listed
             found[name] = splits if part.split is None else _only(splits, part.split)
         except SslbenchError as error:
             raise type(error)(f"{spec}: {name}: {error.message}", error.remedy) from error
-    return found
-
-
-def _read_text(spec: str) -> dict[str, ListedSource]:
-    found: dict[str, ListedSource] = {}
-    for name, weight, data in strings.parse(spec):
-        if name in found:
-            raise UsageError(f"{spec}: two sources are called '{name}'", "Give each a name of its own.")
-        values = {"data": data} if weight is None else {"data": data, "weight": weight}
-        found[name] = config.build(ListedSource, values, f"{spec}: {name}")
     return found
 
 
@@ -139,23 +137,13 @@ def _read_file(file: Path) -> dict[str, ListedSource]:
         part = ListedSource(value) if isinstance(value, str) else config.build(ListedSource, value, where)
         # The list may have come with the data.
         refuse_location(part.data, where)
-        as_it_is = not part.data or _is_in_catalog(part.data, file)
+        # A path beside the file has precedence over a name of the catalog.
+        as_it_is = not part.data or (
+            catalog.find(part.data.partition("?")[0]) is not None and not (file.parent / part.data).exists()
+        )
         data = part.data if as_it_is else catalog.beside(part.data, file)
         found[name] = dataclasses.replace(part, data=data)
     return found
-
-
-def _is_in_catalog(data: str, file: Path) -> bool:
-    """Return whether the text is a name of the catalog; a path beside the file has precedence."""
-    return catalog.find(data.partition("?")[0]) is not None and not (file.parent / data).exists()
-
-
-def _lists_several(data: str) -> bool:
-    """Return whether a location, or the catalog's entry of that name, is a list of sources."""
-    named = catalog.find(data)
-    location = (data if named is None else named.entry.data).partition("?")[0]
-    is_yaml = location.lower().endswith(SUFFIXES) and not Path(location).is_dir()
-    return strings.is_several(location) or (is_yaml and not yolo.is_description(location))
 
 
 def _check(spec: str, parts: Mapping[str, ListedSource]) -> None:
@@ -171,7 +159,10 @@ def _check(spec: str, parts: Mapping[str, ListedSource]) -> None:
             raise UsageError(
                 f"{where}: the weight {part.weight:g} should be a number above 0", "Leave out the source to exclude it."
             )
-        if _lists_several(part.data):
+        named = catalog.find(part.data)
+        location = (part.data if named is None else named.entry.data).partition("?")[0]
+        is_yaml = location.lower().endswith(SUFFIXES) and not Path(location).is_dir()
+        if strings.is_several(location) or (is_yaml and not yolo.is_description(location)):
             raise UsageError(
                 f"{where}: {part.data} lists several sources itself",
                 "List those here directly, each under its own name.",
@@ -201,7 +192,7 @@ def _joined(spec: str, parts: Mapping[str, ListedSource], opened: Opened[S]) -> 
     for split in names:
         sources = {name: splits[split] for name, splits in opened.items() if split in splits}
         shares = {name: weights.get(name, 1.0) for name in sources} if weights else None
-        whole = join(sources, spec if split == "all" else f"{spec} ({split})", shares)
+        whole = join(sources, part_name(spec, split), shares)
         about = ", ".join(f"{counted(len(sources[name]), 'image')} of {name}" for name in sorted(sources))
         notes: list[str] = [f"{split}: {about}"]
         if shares:

@@ -5,11 +5,11 @@ each split; without it, all files of PairAnnotation/ are read.
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+from sslbench.data.containers.sniff import text_lines
 from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.image_pairs import check_points, pairs_source
 from sslbench.data.images import Files
@@ -32,20 +32,17 @@ def open(spec: str) -> dict[str, Source]:
     """Return the pairs of each split; their classes are the 18 categories."""
     root, sources = Path(spec), {}
     for folder, split in _SPLITS.items():
-        if (names := _names(root, folder)) is not None:
-            sources[split] = _split(f"{spec} ({split})", root, folder, names)
+        layout, annotations = root / "Layout" / "large" / f"{folder}.txt", root / "PairAnnotation" / folder
+        if layout.is_file():
+            names = text_lines(layout)
+        elif annotations.is_dir():
+            names = sorted(file.stem for file in annotations.glob("*.json"))
+        else:
+            continue
+        sources[split] = _split(f"{spec} ({split})", root, folder, names)
     if not sources:
         raise DataError(f"{spec}/PairAnnotation has neither trn/, val/ nor test/")
     return sources
-
-
-def _names(root: Path, folder: str) -> list[str] | None:
-    """Return the names of the pairs of a split; None if there is no such split."""
-    layout = root / "Layout" / "large" / f"{folder}.txt"
-    if layout.is_file():
-        return [line.strip() for line in layout.read_text(encoding="utf-8").splitlines() if line.strip()]
-    annotations = root / "PairAnnotation" / folder
-    return sorted(file.stem for file in annotations.glob("*.json")) if annotations.is_dir() else None
 
 
 def _split(name: str, root: Path, folder: str, names: list[str]) -> Source:
@@ -73,21 +70,17 @@ def _split(name: str, root: Path, folder: str, names: list[str]) -> Source:
     place = {path: i for i, path in enumerate(paths)}
     found = [PointPair(place[a], place[b], own, other, side) for (a, b), (own, other), side in pairs]
     check_points(name, names, found, [images[path] for path in paths])
-    _check_sizes(name, root / "JPEGImages", images)
+    # Points are those of images of the size for which they were annotated.
+    resized = []
+    for path, size in images.items():
+        stored = size_in_file(root / "JPEGImages" / path)
+        if all(stored) and (difference := size_difference(size, stored, "the annotation")):
+            resized.append(f"{path} ({difference})")
+    if resized:
+        of = f"{len(resized):,} of {counted(len(images), 'image')}"
+        raise DataError(f"{name}: {of} have another size than their annotations: {some(resized, 3)}", SAME_SIZE)
     files = Files(tuple(paths), str(root / "JPEGImages"))
     return pairs_source(name, names, files, found, classes=classes, sized=True)
-
-
-def _check_sizes(name: str, folder: Path, annotated: Mapping[str, tuple[int, int]]) -> None:
-    """Refuse images of another size than that for which their points were annotated."""
-    found = []
-    for path, size in annotated.items():
-        own = size_in_file(folder / path)
-        if all(own) and (difference := size_difference(size, own, "the annotation")):
-            found.append(f"{path} ({difference})")
-    if found:
-        of = f"{len(found):,} of {counted(len(annotated), 'image')}"
-        raise DataError(f"{name}: {of} have another size than their annotations: {some(found, 3)}", SAME_SIZE)
 
 
 FORMAT = SourceFormat(__doc__, readers={Points: plain_reader(recognises, open)})

@@ -24,7 +24,7 @@ from sslbench.data.containers.members import (
     safe_name,
     without_label_arrays,
 )
-from sslbench.data.containers.slices import RAW, UNKNOWN, Slices, joined
+from sslbench.data.containers.slices import Slices, joined, whole_places
 from sslbench.data.containers.sniff import HEAD
 from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.formats.table import LABEL_COLUMNS
@@ -166,7 +166,9 @@ def _label(container: str, file: IO[bytes], name: str, offset: int, size: int) -
     file.seek(offset)
     try:
         text = file.read(size).decode("utf-8-sig").strip()
-        value = json.loads(text) if name.lower().endswith(".json") else _plain(text)
+        # A .cls or .txt may hold a list in JSON; any other text is kept: '007'.
+        is_json = name.lower().endswith(".json") or (text.startswith("[") and text.endswith("]"))
+        value = json.loads(text) if is_json else text
     except (ValueError, RecursionError) as error:
         raise DataError(f"{shown} cannot be read as a label: {' '.join(str(error).split())[:100]}") from error
     if isinstance(value, dict):
@@ -174,11 +176,6 @@ def _label(container: str, file: IO[bytes], name: str, offset: int, size: int) -
         keys = {str(key).lower(): key for key in reversed(value)}
         value = next((value[keys[column]] for column in LABEL_COLUMNS if column in keys), None)
     return "" if value is None else json.dumps(_as_label(shown, value))
-
-
-def _plain(text: str) -> object:
-    """Return the label in a .cls or .txt: a list if it is JSON of one, else the text ('007' is kept)."""
-    return json.loads(text) if text.startswith("[") and text.endswith("]") else text
 
 
 def _as_label(shown: str, value: object) -> object:
@@ -260,15 +257,11 @@ def _indexed(shard: _Shard) -> tuple[Index, Stamp]:
 
 
 def _images(shards: Sequence[_Shard], indexes: Sequence[tuple[Index, Stamp]]) -> Slices:
-    parts = ((s.path, stamp, *_images_of(index)) for s, (index, stamp) in zip(shards, indexes, strict=True))
+    parts = []
+    for shard, (index, stamp) in zip(shards, indexes, strict=True):
+        rows = [i for i, name in enumerate(index.names) if not _is_label(name, dotted=True)]
+        parts.append((shard.path, stamp, tuple(index.names[i] for i in rows), whole_places(index.numbers[rows])))
     return joined(parts, [shard.origin for shard in shards])
-
-
-def _images_of(index: Index) -> tuple[tuple[str, ...], np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
-    rows = [i for i, name in enumerate(index.names) if not _is_label(name, dotted=True)]
-    offset, size = index.numbers[rows].T
-    places = [offset, size, size, np.full(len(rows), UNKNOWN), np.full(len(rows), RAW)]
-    return tuple(index.names[i] for i in rows), np.stack(places, axis=1)
 
 
 def _shards(spec: str) -> list[_Shard]:
@@ -335,14 +328,12 @@ def _by_key(
         return None
     final = [printable(ids[i]) for i in chosen]
     refuse_twice(spec, final)
-    named, about = _labels(spec, _folder(shards[0]), texts)
+    # A list of class names is looked for beside the shards; of a URL, beside the copies.
+    origin = shards[0].origin
+    packed = origin is not None and not remote.is_url(origin.url)
+    folder = Path(shards[0].shown).parent if packed else shards[0].path.parent
+    named, about = _labels(spec, folder, texts)
     return by_split(spec, final, named, images.select(np.array(chosen, dtype=np.int64)), None, (*notes, *about))
-
-
-def _folder(shard: _Shard) -> Path:
-    """Return the folder in which a list of class names is looked for; of a URL, that of the copies."""
-    packed = shard.origin is not None and not remote.is_url(shard.origin.url)
-    return Path(shard.shown).parent if packed else shard.path.parent
 
 
 def _one_image_per_key(spec: str, images: Slices, *, dotted: bool) -> tuple[list[int], list[str]]:

@@ -282,7 +282,16 @@ def _surface(picture: _Picture, test: bool) -> Texture:
     import cv2
     from PIL import Image
 
-    with Image.open(_file(picture)) as opened:
+    package, folder = picture.place
+    module = importlib.util.find_spec(package)
+    if module is None or not module.submodule_search_locations:
+        raise UsageError(
+            f"drawn textures need the pictures of {package}, which is not installed", "pip install scikit-image"
+        )
+    file = Path(module.submodule_search_locations[0]) / folder / picture.file
+    if not file.is_file():
+        raise DataError(f"drawn textures need {file}, which is missing")
+    with Image.open(file) as opened:
         grey = np.asarray(opened.convert("L").crop(picture.box), dtype=np.float32)
     half = grey.shape[1] // 2
     grey = grey[:, half:] if test else grey[:, :half]
@@ -297,19 +306,6 @@ def _surface(picture: _Picture, test: bool) -> Texture:
     rank[np.argsort(value, axis=None, kind="stable")] = np.arange(value.size)
     # The middles of equal steps from -1 to 1.
     return np.asarray((2 * rank + 1) / value.size - 1, dtype=np.float32).reshape(value.shape)
-
-
-def _file(picture: _Picture) -> Path:
-    package, folder = picture.place
-    found = importlib.util.find_spec(package)
-    if found is None or not found.submodule_search_locations:
-        raise UsageError(
-            f"drawn textures need the pictures of {package}, which is not installed", "pip install scikit-image"
-        )
-    file = Path(found.submodule_search_locations[0]) / folder / picture.file
-    if not file.is_file():
-        raise DataError(f"drawn textures need {file}, which is missing")
-    return file
 
 
 _NAME = re.compile(rf"{PREFIX}(?P<what>images|videos)(-seed(?P<seed>\d{{1,9}}))?")
@@ -346,7 +342,7 @@ def recognises(spec: str) -> bool:
 def open(spec: str) -> dict[str, Source]:
     """Return the images of both splits, labelled with the class of their object."""
     sources = {}
-    for split, drawn in _images(spec).items():
+    for split, drawn in _both_splits(_seed(spec, "images")).items():
         name, images = f"{spec} ({split})", Arrays(drawn.images, f"{spec} ({split})")
         labels = Classes(CLASSES, drawn.classes)
         sources[split] = Source(name, numbered_ids(len(images)), labels, images, (_NOTE,))
@@ -356,7 +352,7 @@ def open(spec: str) -> dict[str, Source]:
 def open_objects(spec: str) -> dict[str, ObjectSource]:
     """Return the images of both splits with box and mask of their object; see `open`."""
     sources = {}
-    for split, drawn in _images(spec).items():
+    for split, drawn in _both_splits(_seed(spec, "images")).items():
         n, name = len(drawn.classes), f"{spec} ({split})"
         sources[split] = ObjectSource(
             name,
@@ -406,10 +402,6 @@ def _seed(spec: str, what: str) -> int:
     return int(match["seed"] or 0)
 
 
-def _images(spec: str) -> Mapping[str, TexturedImages]:
-    return _both_splits(_seed(spec, "images"))
-
-
 @functools.cache
 def _both_splits(seed: int) -> Mapping[str, TexturedImages]:
     return {split: draw_images(n, test=split == "test", seed=seed) for split, n in _NUMBERS.items()}
@@ -424,11 +416,9 @@ def _is_no_file(spec: str) -> bool:
     return recognises(spec) and not Path(spec).exists()
 
 
-def _open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
-    return open_maps(spec, options, open_objects)
-
-
-_MAPS = map_readers(lambda spec, _: _is_no_file(spec), _open_maps, LabelMapOptions)
+_MAPS = map_readers(
+    lambda spec, _: _is_no_file(spec), lambda spec, options: open_maps(spec, options, open_objects), LabelMapOptions
+)
 
 
 def _open_boundaries(spec: str, options: LabelMapOptions) -> dict[str, Source]:

@@ -24,6 +24,7 @@ from sslbench.data.formats.table.lists import TableColumns
 from sslbench.data.maps.layout import in_order
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
+from sslbench.data.wording import part_name
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.targets.classes import Classes
@@ -70,7 +71,15 @@ def open(spec: str, options: TripletOptions) -> dict[str, Source]:
         raise UsageError(f"{spec}: min_votes should be at least 1, not {options.min_votes}")
     table = _table(spec)
     cells = read_cells(table)
-    names = _names(cells)
+    columns = cells.columns
+    names = {}
+    for wanted, known in _COLUMNS.items():
+        name = next((each for each in known if each in columns), None)
+        if name is None:
+            raise UsageError(f"{cells.name} has no column '{wanted}'", did_you_mean(wanted, list(columns)))
+        names[wanted] = name
+    if "choice" not in columns and not {"left_vote", "right_vote"} <= set(columns):
+        raise UsageError(f"{cells.name} has no column 'choice', and no left_vote and right_vote")
     parts: dict[str, list[int]] = {}
     for row in range(len(cells.columns[names["ref"]])):
         split = _text(cells, "split", row)
@@ -124,24 +133,10 @@ def made_triplets(source: Source) -> Source:
     return triplets_source(source.name, ids, source.images, np.array(places), np.array(choices), (note,))
 
 
-def _names(table: TableColumns) -> dict[str, str]:
-    """Return the columns of the reference, the left and the right candidate."""
-    columns = table.columns
-    found = {}
-    for wanted, known in _COLUMNS.items():
-        name = next((each for each in known if each in columns), None)
-        if name is None:
-            raise UsageError(f"{table.name} has no column '{wanted}'", did_you_mean(wanted, list(columns)))
-        found[wanted] = name
-    if "choice" not in columns and not {"left_vote", "right_vote"} <= set(columns):
-        raise UsageError(f"{table.name} has no column 'choice', and no left_vote and right_vote")
-    return found
-
-
 def _source(
     text: str, split: str, table: TableColumns, rows: Sequence[int], names: Mapping[str, str], options: TripletOptions
 ) -> Source:
-    name = text if split == "all" else f"{text} ({split})"
+    name = part_name(text, split)
     least = options.min_votes
     if least is None and "votes" in table.columns:
         least = NIGHTS_VOTES
@@ -194,8 +189,7 @@ def _choice(table: TableColumns, row: int) -> int | None:
     return None if left == right else int(right > left)
 
 
-def _is_prefixed(spec: str) -> bool:
-    return spec.startswith(PREFIX)
-
-
-FORMAT = SourceFormat(__doc__, readers={Triplets: Reader(recognises, open, TripletOptions, unresolved=_is_prefixed)})
+FORMAT = SourceFormat(
+    __doc__,
+    readers={Triplets: Reader(recognises, open, TripletOptions, unresolved=lambda spec: spec.startswith(PREFIX))},
+)

@@ -42,7 +42,21 @@ def open(spec: str) -> dict[str, Source]:
     for number, folder in enumerate(folders):
         for k in (0, 1):
             source, target = 2 * number + k, 2 * number + 1 - k
-            points = _points(root / folder / f"flow{k + 1}.flo", sizes[source], sizes[target])
+            file, (height, width) = root / folder / f"flow{k + 1}.flo", sizes[source]
+            flow = read_flow(file)
+            if flow.shape[:2] != (height, width):
+                raise DataError(
+                    f"{file} has {flow.shape[1]} x {flow.shape[0]} vectors, its image {width} x {height} pixels"
+                )
+            known = (np.abs(flow) < _UNKNOWN).all(axis=2)
+            step = max(1, math.ceil(math.sqrt(np.count_nonzero(known) / _MOST)))
+            on_grid = np.zeros_like(known)
+            on_grid[::step, ::step] = True
+            y, x = np.nonzero(known & on_grid)
+            start = np.column_stack([x, y]).astype(np.float64)
+            end = start + flow[y, x]
+            inside = ((end >= 0) & (end <= np.array(sizes[target][::-1]) - 1)).all(axis=1)
+            points = start[inside], end[inside]
             pairs.append(PointPair(source, target, *points, float(max(sizes[target])), keypoints=False))
             ids.append(f"{folder.as_posix()}/{k + 1}")
             classes.append(folder.parts[0])
@@ -50,22 +64,6 @@ def open(spec: str) -> dict[str, Source]:
     note = f"{spec}: at most {_MOST:,} pixels of a regular grid are scored per pair"
     files = Files(tuple(paths), str(root))
     return {"all": pairs_source(spec, ids, files, pairs, classes=classes, notes=(note,), sized=True)}
-
-
-def _points(file: Path, size: tuple[int, int], target: tuple[int, int]) -> tuple[FloatArray, FloatArray]:
-    """Return pixels of the source (K, 2) and where they lie in the target (K, 2)."""
-    flow = read_flow(file)
-    if flow.shape[:2] != size:
-        raise DataError(f"{file} has {flow.shape[1]} x {flow.shape[0]} vectors, its image {size[1]} x {size[0]} pixels")
-    known = (np.abs(flow) < _UNKNOWN).all(axis=2)
-    step = max(1, math.ceil(math.sqrt(np.count_nonzero(known) / _MOST)))
-    on_grid = np.zeros_like(known)
-    on_grid[::step, ::step] = True
-    y, x = np.nonzero(known & on_grid)
-    own = np.column_stack([x, y]).astype(np.float64)
-    other = own + flow[y, x]
-    inside = ((other >= 0) & (other <= np.array(target[::-1]) - 1)).all(axis=1)
-    return own[inside], other[inside]
 
 
 def read_flow(file: Path) -> FloatArray:

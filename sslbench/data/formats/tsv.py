@@ -8,7 +8,7 @@ import numpy as np
 from sslbench.data.containers.index import Index, indexed
 from sslbench.data.containers.listed import image_id
 from sslbench.data.containers.members import by_split, refuse_twice
-from sslbench.data.containers.slices import BASE64, UNKNOWN, joined
+from sslbench.data.containers.slices import BASE64, joined, whole_places
 from sslbench.data.containers.sniff import base64_cell, has_base64_rows
 from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.labels import has_separator, multi_labels, single_labels, split_cell
@@ -39,10 +39,15 @@ def open(spec: str) -> dict[str, Source]:
     index, stamp = indexed(path, "tsv", _build)
     ids = [image_id(name, path.parent) for name in index.names]
     refuse_twice(spec, ids)
-    offset, size, has_label = index.numbers.T
-    places = [offset, size, size, np.full(len(ids), UNKNOWN), np.full(len(ids), BASE64)]
-    images = joined([(path, stamp, index.names, np.stack(places, axis=1))])
-    labels = _labels(spec, index, bool(has_label[0]))
+    images = joined([(path, stamp, index.names, whole_places(index.numbers[:, :2], BASE64))])
+    labels: Target
+    if not index.numbers[0, 2]:
+        labels = Unlabelled(len(ids))
+    elif not any(map(has_separator, index.texts)):
+        labels = single_labels(index.texts)
+    else:
+        present, ignored = zip(*map(split_cell, index.texts), strict=True)
+        labels = multi_labels(present, ignored)
     return by_split(spec, ids, labels, images, None, index.notes)
 
 
@@ -95,15 +100,6 @@ def _others(path: Path, number: int, cells: Sequence[bytes], image: int, width: 
     if not all(texts):
         raise DataError(f"{path}, line {number}: the {'key' if not texts[0] else 'label'} is empty")
     return texts[0], texts[1] if len(texts) > 1 else ""
-
-
-def _labels(spec: str, index: Index, has_label: bool) -> Target:
-    if not has_label:
-        return Unlabelled(len(index.names))
-    if not any(map(has_separator, index.texts)):
-        return single_labels(index.texts)
-    present, ignored = zip(*map(split_cell, index.texts), strict=True)
-    return multi_labels(present, ignored)
 
 
 FORMAT = SourceFormat(__doc__, SampleReader(recognises, lambda request: open(request.spec), NoOptions))

@@ -6,6 +6,7 @@ the class of each pixel: background, 19 parts, or 255 for none.
 
 from pathlib import Path
 
+from sslbench.data.containers.sniff import text_lines
 from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.source import Source
 from sslbench.data.videos import palette_videos
@@ -33,8 +34,7 @@ def open(spec: str) -> dict[str, Source]:
     lists = sorted((root / "lists").glob(f"*{_LIST}.txt"))
     for file in lists:
         split = file.stem.removesuffix(_LIST)
-        lines = file.read_text(encoding="utf-8").splitlines()
-        names = list(dict.fromkeys(line.strip().rpartition("/")[2] for line in lines if line.strip()))
+        names = list(dict.fromkeys(line.rpartition("/")[2] for line in text_lines(file)))
         if not any((masks / name).is_dir() for name in names):
             continue
         if missing := [name for name in names if not ((photos / name).is_dir() and (masks / name).is_dir())]:

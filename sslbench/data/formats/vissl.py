@@ -3,19 +3,18 @@
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.containers.listed import ListedFiles, find_listed, folders_beside, image_id
+from sslbench.data.containers.listed import find_listed, folders_beside, image_id
 from sslbench.data.containers.members import by_split, class_names, list_beside
 from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.source import Source
-from sslbench.data.wording import counted
+from sslbench.data.wording import counted, part_name
 from sslbench.errors import DataError, UsageError, WeightsError
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.none import Unlabelled
@@ -50,8 +49,28 @@ def open(spec: str) -> dict[str, Source]:
     parts = request.parts
     sources: dict[str, Source] = {}
     for split, (images, labels) in parts.items():
-        name = spec if split == "all" else f"{spec} ({split})"
-        sources[split] = _source(name, images, labels, request)
+        name = part_name(spec, split)
+        paths = [
+            next((new + path.removeprefix(old) for old, new in request.prefixes if path.startswith(old)), path)
+            for path in _paths(images)
+        ]
+        if request.prefixes and not any(path.startswith(new) for path in paths for _, new in request.prefixes):
+            raise UsageError(f"{images}: no path begins with {request.prefixes[0][0]}", f"The first one is {paths[0]}")
+        values = None if labels is None else _checked_length(labels, _read(labels), images, len(paths))
+        kept, found, notes = _labels(labels, values, len(paths), request.classes or list_beside(images.parent))
+        paths = [paths[i] for i in kept]
+        listed = find_listed(name, paths, folders_beside(images), ",prefix=OLD->NEW")
+        if not any(os.path.isabs(i) for i in listed.ids):  # noqa: PTH117
+            ids, about = listed.ids, tuple[str, ...]()
+        else:
+            absolute = [os.path.join(listed.folder.absolute(), path) for path in listed.paths]  # noqa: PTH118
+            root = Path(os.path.commonpath([os.path.dirname(path) for path in absolute]))  # noqa: PTH120
+            ids, about = (
+                [image_id(path, root) for path in absolute],
+                (f"{name}: ids are relative to {printable(str(root))}",),
+            )
+        (source,) = by_split(name, ids, found, listed.files, None, (*notes, *listed.notes, *about)).values()
+        sources[split] = source
     return sources
 
 
@@ -99,31 +118,6 @@ def _lists_in(folder: Path) -> dict[str, tuple[Path, Path | None]]:
 
 def _list_file(folder: Path, stem: str) -> Path | None:
     return next((path for suffix in _SUFFIXES if (path := folder / f"{stem}{suffix}").is_file()), None)
-
-
-def _source(name: str, images: Path, labels: Path | None, request: _Request) -> Source:
-    paths = [_rewritten(path, request.prefixes) for path in _paths(images)]
-    if request.prefixes and not any(path.startswith(new) for path in paths for _, new in request.prefixes):
-        raise UsageError(f"{images}: no path begins with {request.prefixes[0][0]}", f"The first one is {paths[0]}")
-    values = None if labels is None else _checked_length(labels, _read(labels), images, len(paths))
-    kept, found, notes = _labels(labels, values, len(paths), request.classes or list_beside(images.parent))
-    paths = [paths[i] for i in kept]
-    listed = find_listed(name, paths, folders_beside(images), ",prefix=OLD->NEW")
-    ids, about = _ids(name, listed)
-    (source,) = by_split(name, ids, found, listed.files, None, (*notes, *listed.notes, *about)).values()
-    return source
-
-
-def _rewritten(path: str, prefixes: Sequence[tuple[str, str]]) -> str:
-    return next((new + path.removeprefix(old) for old, new in prefixes if path.startswith(old)), path)
-
-
-def _ids(name: str, listed: ListedFiles) -> tuple[list[str], tuple[str, ...]]:
-    if not any(os.path.isabs(i) for i in listed.ids):  # noqa: PTH117
-        return listed.ids, ()
-    absolute = [os.path.join(listed.folder.absolute(), path) for path in listed.paths]  # noqa: PTH118
-    root = Path(os.path.commonpath([os.path.dirname(path) for path in absolute]))  # noqa: PTH120
-    return [image_id(path, root) for path in absolute], (f"{name}: ids are relative to {printable(str(root))}",)
 
 
 def _read(path: Path) -> Any:

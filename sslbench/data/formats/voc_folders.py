@@ -24,6 +24,7 @@ from sslbench.data.maps.layout import by_key, walk
 from sslbench.data.objects import ObjectSource
 from sslbench.data.objects.boxes import AnnotatedImage, as_samples, object_sources
 from sslbench.data.objects.crops import CropOptions
+from sslbench.data.regular import reading
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
@@ -59,9 +60,6 @@ def _recognises_objects(spec: str) -> bool:
 def open_objects(spec: str) -> dict[str, ObjectSource]:
     """Return the images that have an XML file, with their objects.
 
-    Args:
-        spec: the folder.
-
     Returns:
         Split name -> source, or {"all": source}. Ids are the paths of the images below their folder.
     """
@@ -95,14 +93,11 @@ def _images(place: Place) -> tuple[list[AnnotatedImage], list[str]]:
     if left_out:
         many = counted(len(left_out), "image")
         notes.append(f"{place.images}: {many} without an XML file left out: {some(list(map(printable, left_out)))}")
-    try:
-        found = [
+    with reading():
+        return [
             read_xml(place.annotations / texts[key], place.images / images[key], printable(images[key]))
             for key in sorted(texts)
-        ]
-    except OSError as error:
-        raise DataError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
-    return found, notes
+        ], notes
 
 
 def open(spec: str, options: CropOptions) -> dict[str, Source]:

@@ -25,7 +25,7 @@ from sslbench.data.maps.layout import by_key, walk
 from sslbench.data.objects import ObjectSource
 from sslbench.data.objects.boxes import AnnotatedImage, as_samples, object_sources, size_in_file
 from sslbench.data.objects.crops import CropOptions
-from sslbench.data.regular import open_regular
+from sslbench.data.regular import open_regular, reading
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
@@ -75,7 +75,8 @@ class Keypoints:
         places = self.places[label] if values else ()
         for i, place in enumerate(places):
             x, y, *rest = values[self.numbers * i : self.numbers * (i + 1)]
-            seen = rest[0] if rest else _visibility(x, y)
+            # Without a visibility it is labelled unless a coordinate is negative, as in Ultralytics.
+            seen = rest[0] if rest else 0.0 if x < 0 or y < 0 else 2.0
             name = self.skeleton.names[place]
             if seen not in (0, 1, 2):
                 raise DataError(
@@ -88,11 +89,6 @@ class Keypoints:
                 raise DataError(f"{where}: the place of '{name}', {x:g} {y:g}, is no share of the image, from 0 to 1")
             found[place] = (x * width, y * height, seen)
         return found
-
-
-def _visibility(x: float, y: float) -> float:
-    """Return the visibility of a keypoint without one: labelled unless a coordinate is negative, as in Ultralytics."""
-    return 0.0 if x < 0 or y < 0 else 2.0
 
 
 def read_keypoints(file: Path, content: Mapping[str, Any], classes: Sequence[str]) -> Keypoints | None:
@@ -261,16 +257,11 @@ class _Description:
 def open_objects(spec: str) -> dict[str, ObjectSource]:
     """Return the images with their boxes and keypoints; polygons become masks.
 
-    Args:
-        spec: the folder, or a data.yaml.
-
     Returns:
         Split name -> source, or {"all": source}. Ids are the paths of the images below their folder.
     """
-    try:
+    with reading(f"{spec}: "):
         return _open(spec, Path(spec))
-    except OSError as error:
-        raise DataError(f"{spec}: cannot read {error.filename!s:.300}: {error.strerror}") from error
 
 
 def _open(spec: str, path: Path) -> dict[str, ObjectSource]:
@@ -298,22 +289,17 @@ def _open(spec: str, path: Path) -> dict[str, ObjectSource]:
         raise DataError(f"{spec}: no image has a box", f"Looked for text files of the images' names in {looked}")
     keypoints = described.keypoints
     if keypoints is not None:
-        notes += [note for note in (keypoints.note, _at_corner(spec, keypoints, splits)) if note]
+        rows = [row for images in splits.values() for image in images for row in image.rows]
+        # Without visibility, 0 0 is where many tools write keypoints that are not labelled.
+        odd = [row["name"] for row in rows if any(point == (0, 0, 2) for point in row["keypoints"])]
+        notes += [keypoints.note] * bool(keypoints.note)
+        if odd and keypoints.numbers != 3:
+            notes.append(
+                f"{spec}: {counted(len(odd), 'object')} with a keypoint at 0 0, which counts as labelled, as in "
+                f"Ultralytics (with kpt_shape [K, 2] one that is not labelled has a negative number): {some(odd)}"
+            )
     return object_sources(
         spec, splits, notes, described.names, skeleton=None if keypoints is None else keypoints.skeleton
-    )
-
-
-def _at_corner(spec: str, keypoints: Keypoints, splits: dict[str, list[AnnotatedImage]]) -> str:
-    """Return a remark on keypoints without visibility at 0 0, where many tools write those that are not labelled."""
-    rows = [row for images in splits.values() for image in images for row in image.rows]
-    odd = [row["name"] for row in rows if any(point == (0, 0, 2) for point in row["keypoints"])]
-    if keypoints.numbers == 3 or not odd:
-        return ""
-    many = counted(len(odd), "object")
-    return (
-        f"{spec}: {many} with a keypoint at 0 0, which counts as labelled, as in Ultralytics (with kpt_shape [K, 2] "
-        f"one that is not labelled has a negative number): {some(odd)}"
     )
 
 
@@ -443,7 +429,9 @@ def _images(
             if not all(size):
                 unknown.append(str(file))
                 continue
-            rows = _rows(place.annotations / texts[key], size, described)
+            path = place.annotations / texts[key]
+            lines = [(i, line.split()) for i, line in enumerate(read_text(path)[0].splitlines(), 1)]
+            rows = [_row(f"{path}, line {i}", words, size, described) for i, words in lines if words]
         found.append(AnnotatedImage(f"{prefix}{printable(name)}", file, size, rows, sized=False))
     if unknown:
         raise DataError(
@@ -455,13 +443,6 @@ def _images(
     if background:
         notes.append(f"{place.images}: {counted(len(background), 'image')} without objects: {some(background)}")
     return found, notes
-
-
-def _rows(path: Path, size: tuple[int, int], described: _Description) -> list[dict[str, Any]]:
-    """Return the objects in the lines of a text file."""
-    lines = read_text(path)[0].splitlines()
-    parts = [(f"{path}, line {i}", line.split()) for i, line in enumerate(lines, 1) if line.strip()]
-    return [_row(where, words, size, described) for where, words in parts]
 
 
 def _row(where: str, words: list[str], size: tuple[int, int], described: _Description) -> dict[str, Any]:
@@ -497,10 +478,12 @@ def _row(where: str, words: list[str], size: tuple[int, int], described: _Descri
             "YOLO divides x and widths by the width of the image, y and heights by its height.",
         )
     height, width = size
-    mask = None
+    mask = area = None
     if is_polygon:
         xs, ys = [x * width for x in shares[0::2]], [y * height for y in shares[1::2]]
         box = (min(xs), min(ys), max(xs), max(ys))
+        # By the shoelace formula; xs[-1] is the last corner, which closes the polygon.
+        area = abs(sum(xs[i - 1] * ys[i] - xs[i] * ys[i - 1] for i in range(len(xs)))) / 2
         mask = [[value for pair in zip(xs, ys, strict=True) for value in pair]]
     else:
         cx, cy, w, h = shares
@@ -513,18 +496,10 @@ def _row(where: str, words: list[str], size: tuple[int, int], described: _Descri
         "box": box,
         "crowd": False,
         "difficult": False,
-        "area": _area(mask[0]) if mask else None,
+        "area": area,
         "mask": mask,
         "given": (math.inf,) * 4,  # shares were expected, so boxes of a pixel need no warning
     }
-
-
-def _area(polygon: Sequence[float]) -> float:
-    """Return the area of a polygon x1, y1, x2, y2, ... in pixels, by the shoelace formula."""
-    xs, ys = polygon[0::2], polygon[1::2]
-    # xs[-1] is the last corner, which closes the polygon.
-    twice = sum(xs[i - 1] * ys[i] - xs[i] * ys[i - 1] for i in range(len(xs)))
-    return abs(twice) / 2
 
 
 def open(spec: str, options: CropOptions) -> dict[str, Source]:

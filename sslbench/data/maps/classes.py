@@ -75,7 +75,15 @@ def coding_beside(root: Path, options: LabelMapOptions) -> Coding | None:
         raise DataError(f"cannot read the classes in {found}: {error}") from error
     if found.suffix.lower() == ".json":
         return _from_json(found, text)
-    return _from_cvat(found, text) if found.name.lower() == _CVAT else _from_lines(found, text)
+    if found.name.lower() == _CVAT:
+        return _from_cvat(found, text)
+    lines = [line.strip() for line in text.rstrip().splitlines()]
+    if "" in lines:
+        raise DataError(f"{found}: line {lines.index('') + 1} is empty, but every line must name a class")
+    numbered = [match for line in lines if (match := _NUMBERED.fullmatch(line))]
+    if lines and len(numbered) == len(lines):
+        return make_coding(found, [(int(match[1]), match[2]) for match in numbered])
+    return make_coding(found, enumerate(lines))
 
 
 def make_coding(where: object, pairs: Iterable[tuple[int, str]], *, colours: bool = False) -> Coding:
@@ -99,16 +107,6 @@ def refuse_twice(where: object, column: Sequence[object], what: str) -> None:
 def colour(rgb: Sequence[int]) -> int:
     """Return the value of a colour: red + 256 green + 65536 blue."""
     return int(rgb[0]) + 256 * int(rgb[1]) + 65536 * int(rgb[2])
-
-
-def _from_lines(path: Path, text: str) -> Coding:
-    lines = [line.strip() for line in text.rstrip().splitlines()]
-    if "" in lines:
-        raise DataError(f"{path}: line {lines.index('') + 1} is empty, but every line must name a class")
-    numbered = [_NUMBERED.fullmatch(line) for line in lines]
-    if lines and all(numbered):
-        return make_coding(path, [(int(match[1]), match[2]) for match in numbered if match])
-    return make_coding(path, enumerate(lines))
 
 
 def _from_cvat(path: Path, text: str) -> Coding:

@@ -10,12 +10,12 @@ import numpy as np
 
 from sslbench.arrays import OfRows
 from sslbench.data.format import Reader
-from sslbench.data.maps.classes import LabelMapOptions
+from sslbench.data.maps.classes import LabelMapOptions, names_folders
 from sslbench.data.maps.files import ValueMaps
 from sslbench.data.maps.layout import find_places, named_places, paired
 from sslbench.data.maps.types import SAME_SIZE, Maps, size_and_turn, size_difference
 from sslbench.data.source import Source
-from sslbench.data.wording import some
+from sslbench.data.wording import part_name, some
 from sslbench.errors import DataError
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.targets.label_maps import IGNORED, Foreground, LabelMap, LabelMaps, PixelLabels
@@ -88,7 +88,7 @@ def binary_masks(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     places = named_places(spec, Path(spec), options) or find_places(Path(spec))
     found = {}
     for split, pairs in paired(places).items():
-        name = spec if split == "all" else f"{spec} ({split})"
+        name = part_name(spec, split)
         notes = list(pairs.notes)
         for names, what in (
             (pairs.without_map, "images without a mask"),
@@ -113,6 +113,15 @@ def map_readers(
         LabelMaps: Reader(recognises, read, options, alone),
         Foreground: Reader(recognises, lambda spec, given: foreground_of(read(spec, given)), options),
     }
+
+
+def layout_readers(
+    recognises: Callable[[str], bool], read: Callable[[str, LabelMapOptions], Mapping[str, Source]]
+) -> dict[type[Target], Reader[Any]]:
+    """Return such readers of a layout that holds nothing else, unless the options name its folders."""
+    return map_readers(
+        lambda spec, given: not names_folders(given) and recognises(spec), read, LabelMapOptions, alone=recognises
+    )
 
 
 def foreground_of(maps: Mapping[str, Source]) -> dict[str, Source]:

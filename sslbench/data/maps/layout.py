@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from sslbench.data.containers.members import in_clutter, is_image, split_name
+from sslbench.data.containers.members import in_clutter, is_image, split_name, split_rank
 from sslbench.data.images import Files
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside, coding_of_values, with_ignored
 from sslbench.data.maps.files import ValueMaps
 from sslbench.data.maps.types import CodedMaps, Coding, Maps, source_of_maps
+from sslbench.data.regular import reading
 from sslbench.data.source import Source
-from sslbench.data.wording import some
+from sslbench.data.wording import part_name, some
 from sslbench.errors import DataError, UsageError
 from sslbench.text import printable
 
@@ -46,20 +47,17 @@ def walk(folder: Path) -> list[str]:
     """List the image files below a folder, relative to it and sorted; hidden ones are skipped."""
     found: list[str] = []
     waiting = [""]  # an explicit stack, so that folders may be nested to any depth
-    try:
-        while waiting:
-            prefix = waiting.pop()
-            with os.scandir(folder / prefix) as entries:
-                for entry in entries:
-                    if in_clutter(entry.name):
-                        continue
-                    # Links to folders may lead in a circle.
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(f"{prefix}{entry.name}/")
-                    elif is_image(entry.name) and (entry.is_symlink() or entry.is_file()):
-                        found.append(f"{prefix}{entry.name}")
-    except OSError as error:
-        raise DataError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
+    while waiting:
+        prefix = waiting.pop()
+        with reading(), os.scandir(folder / prefix) as entries:
+            for entry in entries:
+                if in_clutter(entry.name):
+                    continue
+                # Links to folders may lead in a circle.
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(f"{prefix}{entry.name}/")
+                elif is_image(entry.name) and (entry.is_symlink() or entry.is_file()):
+                    found.append(f"{prefix}{entry.name}")
     return sorted(found)
 
 
@@ -99,15 +97,14 @@ def pair(images: Mapping[str, str], maps: Mapping[str, str], image_root: Path, m
 
 def source_of(spec: str, split: str, pairs: Pairs, maps: Maps, coding: Coding, notes: Sequence[str] = ()) -> Source:
     """Return the source of one split."""
-    name = spec if split == "all" else f"{spec} ({split})"
+    name = part_name(spec, split)
     left = pairs.without_map, pairs.without_image
     return source_of_maps(CodedMaps(name, pairs.ids, pairs.images, maps, coding, *left), (*pairs.notes, *notes))
 
 
 def in_order(found: Mapping[str, T]) -> dict[str, T]:
     """Sort by split: train, val, test, then others."""
-    known = ("all", "train", "val", "test")
-    return {s: found[s] for s in sorted(found, key=lambda s: (known.index(s) if s in known else 9, s))}
+    return {split: found[split] for split in sorted(found, key=split_rank)}
 
 
 def by_folder(source: Source) -> Source:

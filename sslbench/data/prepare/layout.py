@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import gzip
 import hashlib
 import logging
@@ -60,7 +61,10 @@ def prepare_folder(layout: Layout, plan: LayoutPlan) -> Path:
     partial = target.with_name(f".{target.name}.partial")
     try:
         partial.mkdir(parents=True, exist_ok=True)
-        with _alone(partial):
+        with partial.with_name(f"{partial.name}.lock").open("ab") as mark:
+            # None stands for a file system without locks.
+            if lock(mark, wait=False) is False:
+                raise UsageError(f"another process is writing {partial}")
             _check_space(partial, plan.space)
             written = _write(partial, plan.files)
             _check_counts(written, layout.samples, target)
@@ -78,15 +82,6 @@ def refuse_existing(target: Path) -> None:
     """Refuse to write over a folder."""
     if target.exists():
         raise UsageError(f"{target} exists already", "Remove it, or give another --out.")
-
-
-@contextlib.contextmanager
-def _alone(partial: Path) -> Iterator[None]:
-    with partial.with_name(f"{partial.name}.lock").open("ab") as mark:
-        # None stands for a file system without locks.
-        if lock(mark, wait=False) is False:
-            raise UsageError(f"another process is writing {partial}")
-        yield
 
 
 def _check_space(partial: Path, needed: int) -> None:
@@ -151,11 +146,16 @@ def members(archive: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
         with _damage(archive), zipfile.ZipFile(archive) as packed:
             for info in packed.infolist():
                 if not info.is_dir():
-                    yield _safe(archive, info.filename), _reader_of_zip(archive, packed, info)
+                    yield _safe(archive, info.filename), functools.partial(_read_zip, archive, packed, info)
         return
     # As a stream: to seek back in a packed tar is to unpack it from its start again.
     with _damage(archive), tarfile.open(archive, mode="r|*") as stream:
-        yield from _tar_members(archive, stream)
+        for member in stream:
+            if member.isdir():
+                continue
+            if not member.isfile():
+                raise DataError(f"{archive}: the member {member.name!a} is a link or a device, which is refused")
+            yield _safe(archive, member.name), functools.partial(_read_tar, archive, stream, member)
 
 
 @contextlib.contextmanager
@@ -169,33 +169,18 @@ def _damage(archive: Path) -> Iterator[None]:
         raise DataError(f"{archive} cannot be unpacked: {error}", "Is it the official archive?") from error
 
 
-def _tar_members(archive: Path, stream: tarfile.TarFile) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    for member in stream:
-        if member.isdir():
-            continue
-        if not member.isfile():
-            raise DataError(f"{archive}: the member {member.name!a} is a link or a device, which is refused")
-        yield _safe(archive, member.name), _reader_of_tar(archive, stream, member)
+def _read_tar(archive: Path, stream: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    with _damage(archive):
+        file = stream.extractfile(member)
+        content = file.read() if file is not None else b""
+        if len(content) != member.size:
+            raise EOFError(f"{member.name!a} ends early")
+        return content
 
 
-def _reader_of_tar(archive: Path, stream: tarfile.TarFile, member: tarfile.TarInfo) -> Callable[[], bytes]:
-    def read() -> bytes:
-        with _damage(archive):
-            file = stream.extractfile(member)
-            content = file.read() if file is not None else b""
-            if len(content) != member.size:
-                raise EOFError(f"{member.name!a} ends early")
-            return content
-
-    return read
-
-
-def _reader_of_zip(archive: Path, packed: zipfile.ZipFile, info: zipfile.ZipInfo) -> Callable[[], bytes]:
-    def read() -> bytes:
-        with _damage(archive):
-            return packed.read(info)
-
-    return read
+def _read_zip(archive: Path, packed: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    with _damage(archive):
+        return packed.read(info)
 
 
 def _safe(archive: Path, name: str) -> str:

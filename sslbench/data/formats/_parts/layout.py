@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sslbench.data.containers.members import IMAGE_FOLDERS, is_image, split_name
 from sslbench.data.containers.sniff import is_clutter
-from sslbench.data.regular import open_regular
+from sslbench.data.regular import open_regular, reading
 from sslbench.errors import DataError
 
 _MOST_FOLDERS = 12
@@ -44,7 +44,7 @@ def find_places(root: Path, annotates: Callable[[Path], bool]) -> list[Place]:
     Raises:
         DataError: there are several folders of images or of annotations, or two for one split.
     """
-    try:
+    with reading():
         if not root.is_dir():
             return []
         alone = _place("all", root, annotates)
@@ -52,13 +52,11 @@ def find_places(root: Path, annotates: Callable[[Path], bool]) -> list[Place]:
             return [alone]
         folders = _folders(root)
         places = [
-            found
+            place
             for folder in folders
-            if (split := split_of(folder.name)) and (found := _place(split, folder, annotates)) is not None
+            if (split := split_of(folder.name)) and (place := _place(split, folder, annotates)) is not None
         ]
         return _once(root, places or _split_inside(folders, annotates))
-    except OSError as error:
-        raise DataError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
 
 
 def _place(split: str, folder: Path, annotates: Callable[[Path], bool]) -> Place | None:
@@ -84,21 +82,11 @@ def _place(split: str, folder: Path, annotates: Callable[[Path], bool]) -> Place
 
 
 def find_nested(root: Path, annotates: Callable[[Path], bool]) -> Place | None:
-    """Find a folder of images and one of annotations of usual names, whose files lie in folders inside of them.
-
-    Args:
-        root: folder to search.
-        annotates: as for `find_places`.
-
-    Raises:
-        DataError: a folder cannot be read.
-    """
-    try:
+    """Find a folder of images and one of annotations of usual names, whose files lie in folders inside of them."""
+    with reading():
         folders = _folders(root) if root.is_dir() else []
         images = [folder for folder in folders if folder.name.lower() in IMAGE_FOLDERS]
         texts = [f for f in folders if f.name.lower() in _ANNOTATIONS and any(map(annotates, some_folders(f)))]
-    except OSError as error:
-        raise DataError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
     return Place("all", images[0], texts[0]) if len(images) == len(texts) == 1 else None
 
 
@@ -176,15 +164,7 @@ def has_voc_xml(folder: Path) -> bool:
 
 
 def find_class_places(root: Path, annotates: Callable[[Path], bool]) -> list[Place]:
-    """Find folders of classes with annotation files beside the images, of each split or of all; empty without any.
-
-    Args:
-        root: folder to search.
-        annotates: as for `find_places`.
-
-    Raises:
-        DataError: there are two folders for one split.
-    """
+    """Find folders of classes with annotation files beside the images, of each split or of all; empty without any."""
 
     def has_classes(folder: Path) -> bool:
         return any(annotates(below) and has_images(below) for below in some_folders(folder))
@@ -207,24 +187,21 @@ def file_names(folder: Path) -> list[str]:
 
 
 def files_below(folder: Path, suffix: str) -> list[str]:
-    """Return the files of a suffix below a folder, relative to it and sorted; hidden ones are skipped.
-
-    Raises:
-        DataError: a folder cannot be read.
-    """
+    """Return the files of a suffix below a folder, relative to it and sorted; hidden ones are skipped."""
 
     def fail(error: OSError) -> None:
-        raise DataError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
+        raise error
 
-    found = []
+    paths = []
     # Without onerror os.walk passes over folders that it cannot read.
-    for top, folders, files in os.walk(folder, onerror=fail):
-        # os.walk descends into what is left in this list.
-        folders[:] = [name for name in folders if not is_clutter(name)]
-        for name in files:
-            if name.lower().endswith(suffix) and not is_clutter(name):
-                found.append(os.path.relpath(os.path.join(top, name), folder))  # noqa: PTH118
-    return sorted(found)
+    with reading():
+        for top, folders, files in os.walk(folder, onerror=fail):
+            # os.walk descends into what is left in this list.
+            folders[:] = [name for name in folders if not is_clutter(name)]
+            for name in files:
+                if name.lower().endswith(suffix) and not is_clutter(name):
+                    paths.append(os.path.relpath(os.path.join(top, name), folder))  # noqa: PTH118
+    return sorted(paths)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -1,7 +1,7 @@
 """COCO or kwcoco manifest (.json, .kwcoco.json, .kwcoco.zip, its view .sqlite): images, annotations, categories."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -124,7 +124,16 @@ def _images(
         images = dataclasses.replace(listed, files=Files(paths, str(found.folder)))
         ids = [image_id(place.get(name, name), found.folder) for name in names]
         refuse_twice(spec, ids)
-    splits = _splits(spec, ids, columns.splits)
+    if not any(columns.splits):
+        splits = None
+    else:
+        without = [file for file, split in zip(ids, columns.splits, strict=True) if not split]
+        if without:
+            raise DataError(
+                f"{spec}: {len(without):,} of {counted(len(ids), 'image')} without a split: {some(without)}"
+            )
+        named = {split: split_name(split) or split.strip().lower() for split in set(columns.splits)}
+        splits = [named[split] for split in columns.splits]
     return images, _own_ids(columns.own_ids, splits) or ids, splits, (*columns.notes, *notes, *found.notes)
 
 
@@ -215,26 +224,8 @@ def _own_ids(ids: list[str], splits: list[str] | None) -> list[str] | None:
     return ids if all(ids) and once else None
 
 
-def _splits(spec: str, files: Sequence[str], splits: Sequence[str]) -> list[str] | None:
-    if not any(splits):
-        return None
-    without = [file for file, split in zip(files, splits, strict=True) if not split]
-    if without:
-        raise DataError(f"{spec}: {len(without):,} of {counted(len(files), 'image')} without a split: {some(without)}")
-    named = {split: split_name(split) or split.strip().lower() for split in set(splits)}
-    return [named[split] for split in splits]
-
-
 def _recognises_objects(spec: str) -> bool:
     return Path(spec).exists() and recognises(spec)
-
-
-def _recognises_maps(spec: str, _: Mapping[str, str]) -> bool:
-    return panoptic.recognises(spec) or (Path(spec).is_file() and recognises(spec))
-
-
-def _open_boxes(spec: str, options: ObjectOptions) -> dict[str, ObjectSource]:
-    return open_objects(spec, images_folder(spec, options.images), options.group)
 
 
 def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
@@ -254,8 +245,17 @@ FORMAT = SourceFormat(
         frozenset(("attribute",)),
     ),
     {
-        Boxes: Reader(lambda spec, _: _recognises_objects(spec), _open_boxes, ObjectOptions),
-        **map_readers(_recognises_maps, open_maps, LabelMapOptions, alone=panoptic.recognises),
+        Boxes: Reader(
+            lambda spec, _: _recognises_objects(spec),
+            lambda spec, options: open_objects(spec, images_folder(spec, options.images), options.group),
+            ObjectOptions,
+        ),
+        **map_readers(
+            lambda spec, _: panoptic.recognises(spec) or (Path(spec).is_file() and recognises(spec)),
+            open_maps,
+            LabelMapOptions,
+            alone=panoptic.recognises,
+        ),
         Tracks: plain_reader(lambda spec: _recognises_objects(spec) and has_tracks(Path(spec)), open_videos),
     },
 )

@@ -70,7 +70,14 @@ class AssetImages:
         conversions: list[str] = []
         for at in range(int(self.starts[index]), int(self.starts[index + 1])):
             kind = self.about[int(self.kinds[at])]
-            part = self._file(at, kind, decoder)
+            path = self.files.path(at)
+            # All bands at full size; 16 bits are kept, so that bands of all depths have one scale.
+            wanted = dataclasses.replace(decoder.wanted, channels=len(kind.channels), deep=True, resize=None)
+            try:
+                part = decoder.wanting(wanted)(path, self.files.read(at))
+            except OtherChannels as error:
+                reason = f"{error.channels} channels in the file, the manifest names {'|'.join(kind.channels)}"
+                raise UnreadableImage(path, reason) from error
             pixels = part.image.permute(1, 2, 0).numpy()
             if not height:
                 height, width = pixels.shape[:2]
@@ -82,17 +89,6 @@ class AssetImages:
         if len(image) == 1 and decoder.wanted.channels == 3:
             image, conversions = image.repeat(3, 1, 1), [*conversions, "grey to RGB"]
         return as_wanted(Decoded(image, tuple(conversions)), self.path(index), decoder.wanted)
-
-    def _file(self, at: int, kind: BandMapping, decoder: PictureDecoder) -> Decoded:
-        """Decode all bands of one file at full size."""
-        path = self.files.path(at)
-        # 16 bits are kept, so that bands of all depths have one scale.
-        wanted = dataclasses.replace(decoder.wanted, channels=len(kind.channels), deep=True, resize=None)
-        try:
-            return decoder.wanting(wanted)(path, self.files.read(at))
-        except OtherChannels as error:
-            reason = f"{error.channels} channels in the file, the manifest names {'|'.join(kind.channels)}"
-            raise UnreadableImage(path, reason) from error
 
     def read(self, index: int) -> npt.NDArray[np.uint8]:
         """Return the stored image: uint8 (H, W, channels), or uint16 if a file has samples of 16 bits."""
@@ -155,19 +151,16 @@ def placed(
     # Repeats the border: a border of zeros would darken a rim of half a pixel of the small image.
     source = np.ascontiguousarray(pixels.astype(np.float32))
     warped = kwimage.warp_affine(source, forward, border_mode="replicate", **options)
-    warped = np.where(_covered(forward, pixels.shape[:2], height, width), warped.reshape(height, width, -1), 0)
-    if pixels.dtype == np.uint8:
-        return np.clip(np.rint(warped), 0, 255).astype(np.uint8)
-    return np.clip(warped, 0, 255).astype(np.float32)
-
-
-def _covered(forward: npt.NDArray[np.float64], size: tuple[int, ...], height: int, width: int) -> npt.NDArray[np.bool_]:
-    """Return (height, width, 1) bool: pixels with their centre inside of the mapped picture."""
+    # A pixel with its centre outside of the mapped picture becomes zero.
+    size = pixels.shape[:2]
     back = np.linalg.inv(forward)
     x, y = np.arange(width)[None, :] + 0.5, np.arange(height)[:, None] + 0.5
     u, v = (back[row, 0] * x + back[row, 1] * y + back[row, 2] for row in (0, 1))
     inside: npt.NDArray[np.bool_] = (u >= 0) & (u <= size[1]) & (v >= 0) & (v <= size[0])
-    return inside[:, :, None]
+    warped = np.where(inside[:, :, None], warped.reshape(height, width, -1), 0)
+    if pixels.dtype == np.uint8:
+        return np.clip(np.rint(warped), 0, 255).astype(np.uint8)
+    return np.clip(warped, 0, 255).astype(np.float32)
 
 
 _LONGEST_SIDE = 10**9
@@ -288,8 +281,16 @@ def images_of(spec: str, assets: Assets, channels: str) -> tuple[list[str] | Ass
         hint = "the images' own files are used; select with ?channels=A|B"
         notes = (f"{spec}: {counted(many, 'image')} with further channels in assets; {hint}",) if many else ()
         return assets.own, assets.own, notes
-    parts = _parts(assets)
-    names = _names(assets, parts)
+    # An image's own file comes first, if its channels are given.
+    parts: list[list[_Part]] = [
+        [(file, assets.channels[i], "null")] if file and i in assets.channels else []
+        for i, file in enumerate(assets.own)
+    ]
+    for place, file, kind in zip(assets.images.tolist(), assets.files, assets.kinds.tolist(), strict=True):
+        parts[place].append((file, *assets.about[kind]))
+    # The name is that of the file, else the key 'name', else that of the first asset's file.
+    whole = enumerate(zip(assets.own, parts, strict=True))
+    names = [own or assets.names.get(i) or of_image[0][0] for i, (own, of_image) in whole]
     wanted = _wanted(spec, assets, parts, channels)
     position = {name: i for i, name in enumerate(wanted)}
     kinds: dict[BandMapping, int] = {}
@@ -312,24 +313,6 @@ def images_of(spec: str, assets: Assets, channels: str) -> tuple[list[str] | Ass
 
 # File, channel specification, affine map to the image.
 _Part = tuple[str, str, str]
-
-
-def _parts(assets: Assets) -> list[list[_Part]]:
-    """Return the files of each image: its own first, if its channels are given."""
-    parts: list[list[_Part]] = [
-        [(file, assets.channels[i], "null")] if file and i in assets.channels else []
-        for i, file in enumerate(assets.own)
-    ]
-    for place, file, kind in zip(assets.images.tolist(), assets.files, assets.kinds.tolist(), strict=True):
-        spec, warp = assets.about[kind]
-        parts[place].append((file, spec, warp))
-    return parts
-
-
-def _names(assets: Assets, parts: list[list[_Part]]) -> list[str]:
-    """Return the name of each image: its file, else its key 'name', else its first asset's file."""
-    whole = enumerate(zip(assets.own, parts, strict=True))
-    return [own or assets.names.get(i) or of_image[0][0] for i, (own, of_image) in whole]
 
 
 def _wanted(spec: str, assets: Assets, parts: list[list[_Part]], asked: str) -> tuple[str, ...]:

@@ -101,12 +101,7 @@ def read_columns(spec: str, attributes: Sequence[str] = ()) -> Columns:
 
 
 def read_rows(spec: str, attributes: Sequence[str] = ()) -> tuple[Columns, Rows]:
-    """Return the columns and all rows of a manifest, for readers of boxes and masks.
-
-    Args:
-        spec: as for `read_columns`.
-        attributes: as for `read_columns`.
-    """
+    """Return the columns and all rows of a manifest, for readers of boxes and masks."""
     rows: Rows = {table: [] for table in TABLES}
     return _read(spec, _Collector(spec, attributes, rows)), rows
 

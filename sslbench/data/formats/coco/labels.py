@@ -93,13 +93,7 @@ def exported_as(info: Any) -> dict[str, ExportedLabels] | None:
 
 
 def labels_as_exported(columns: Columns, rows: IntArray, kept: ExportedLabels) -> Target | None:
-    """Restore the labels of some images; None if the manifest no longer agrees with the record of its export.
-
-    Args:
-        columns: of the manifest.
-        rows: int64 (n,), positions of the images of one split, in order.
-        kept: labelling of that split.
-    """
+    """Restore the labels of some images; None if the manifest no longer agrees with the record of its export."""
     place = {name: i for i, name in enumerate(kept.classes)}
     if kept.kind is Numbers:
         numbers = [columns.values[i] for i in rows]

@@ -30,22 +30,22 @@ def open_maps(
     sources = open_objects(spec)
     if not any(objects.masks for source in sources.values() for objects in source.target.objects):
         raise DataError(f"{spec} has boxes without masks, from which no label maps can be drawn")
-    return {split: _source(source, options) for split, source in sources.items()}
-
-
-def _source(source: ObjectSource, options: LabelMapOptions) -> Source:
-    """Return the source of label maps: value 0 is background, 1 to C are the classes."""
-    names = (BACKGROUND, *source.target.classes)
-    if len(set(names)) < len(names):
-        raise DataError(
-            f"{source.name} has a class called {BACKGROUND}, which is reserved for pixels without an object"
+    found = {}
+    # Value 0 is background, 1 to C are the classes.
+    for split, source in sources.items():
+        names = (BACKGROUND, *source.target.classes)
+        if len(set(names)) < len(names):
+            raise DataError(
+                f"{source.name} has a class called {BACKGROUND}, which is reserved for pixels without an object"
+            )
+        coding = with_ignored(source.name, Coding(tuple(range(len(names))), names, (IGNORED,)), options.ignore)
+        note = (
+            f"{source.name}: pixels without an object form the class '{BACKGROUND}' "
+            f"(?ignore={BACKGROUND} leaves them out)"
         )
-    coding = with_ignored(source.name, Coding(tuple(range(len(names))), names, (IGNORED,)), options.ignore)
-    note = (
-        f"{source.name}: pixels without an object form the class '{BACKGROUND}' (?ignore={BACKGROUND} leaves them out)"
-    )
-    maps = CodedMaps(source.name, source.ids, source.images, ObjectMaps(source), coding)
-    return source_of_maps(maps, (*source.notes, note), source.attributes, source.grouped_by)
+        maps = CodedMaps(source.name, source.ids, source.images, ObjectMaps(source), coding)
+        found[split] = source_of_maps(maps, (*source.notes, note), source.attributes, source.grouped_by)
+    return found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

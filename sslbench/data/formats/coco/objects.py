@@ -34,13 +34,7 @@ _VISIBLE = 2
 
 
 def read_skeleton(spec: str, categories: Sequence[Row], kinds: object) -> Skeleton | None:
-    """Return the keypoints of all categories together, joined by their names; None if no category has any.
-
-    Args:
-        spec: the manifest, for messages.
-        categories: rows of the manifest.
-        kinds: its table `keypoint_categories`, None if there is none.
-    """
+    """Return the keypoints of all categories together, joined by their names; None if no category has any."""
     having = sorted((row for row in categories if row.get("keypoints")), key=lambda row: int(row["id"]))
     if not having:
         return None
@@ -48,27 +42,26 @@ def read_skeleton(spec: str, categories: Sequence[Row], kinds: object) -> Skelet
     edges: dict[tuple[int, int], None] = {}
     sigmas: dict[str, float] = {}
     for row in having:
-        own = _names(spec, row)
+        own = row["keypoints"]
+        if not isinstance(own, list) or not all(isinstance(name, str) and name for name in own):
+            raise DataError(f"{spec}, category {row['id']}: keypoints is {own!r:.80}, not a list of names")
+        if len(set(own)) < len(own):
+            twice = [name for name in dict.fromkeys(own) if own.count(name) > 1]
+            raise DataError(f"{spec}, category {row['id']}: the keypoint {some(twice)} is listed twice")
         for name in own:
             names.setdefault(name, len(names))
         for a, b in _edges(spec, row, len(own)):
             edges[names[own[a]], names[own[b]]] = None
         # A category may have keypoints and no sigmas.
-        for name, sigma in zip(own, _sigmas(spec, row, len(own)), strict=False):
+        listed = row.get("sigmas") or []
+        numbers = isinstance(listed, list) and all(type(s) in (int, float) and 0 < s < _FARTHEST for s in listed)
+        if not numbers or len(listed) not in (0, len(own)):
+            raise DataError(f"{spec}, category {row['id']}: sigmas is {listed!r:.80}, not {len(own)} numbers above 0")
+        for name, sigma in zip(own, map(float, listed), strict=False):
             if sigmas.setdefault(name, sigma) != sigma:
                 raise DataError(f"{spec}: the keypoint '{name}' has the sigmas {sigmas[name]} and {sigma}")
     known = tuple(sigmas[name] for name in names) if set(sigmas) == set(names) else ()
     return Skeleton(tuple(names), tuple(edges), _mirrors(spec, names, kinds), known)
-
-
-def _names(spec: str, row: Row) -> list[str]:
-    names = row["keypoints"]
-    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-        raise DataError(f"{spec}, category {row['id']}: keypoints is {names!r:.80}, not a list of names")
-    if len(set(names)) < len(names):
-        twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-        raise DataError(f"{spec}, category {row['id']}: the keypoint {some(twice)} is listed twice")
-    return names
 
 
 def _edges(spec: str, row: Row, number: int) -> list[tuple[int, int]]:
@@ -83,14 +76,6 @@ def _edges(spec: str, row: Row, number: int) -> list[tuple[int, int]]:
             f"{spec}, category {row['id']}: skeleton is {edges!r:.80}, not pairs of numbers from 1 to {number}"
         )
     return [(a - 1, b - 1) for a, b in edges]
-
-
-def _sigmas(spec: str, row: Row, number: int) -> list[float]:
-    sigmas = row.get("sigmas") or []
-    numbers = isinstance(sigmas, list) and all(type(s) in (int, float) and 0 < s < _FARTHEST for s in sigmas)
-    if not numbers or len(sigmas) not in (0, number):
-        raise DataError(f"{spec}, category {row['id']}: sigmas is {sigmas!r:.80}, not {number} numbers above 0")
-    return [float(sigma) for sigma in sigmas]
 
 
 def keypoint_kinds(spec: str, kinds: object) -> dict[Any, str]:
@@ -121,22 +106,20 @@ def _mirrors(spec: str, names: dict[str, int], kinds: object) -> tuple[tuple[str
 def read_points(
     spec: str, annotation: Row, own: Sequence[str], skeleton: Skeleton, kinds: dict[Any, str]
 ) -> npt.NDArray[np.float64]:
-    """Return the keypoints of an annotation, (K, 3); zeros for those that are not labelled.
-
-    Args:
-        spec: the manifest, for messages.
-        annotation: its row.
-        own: names of its category's keypoints.
-        skeleton: keypoints of the manifest.
-        kinds: kwcoco's names of keypoints by id.
-    """
+    """Return the keypoints of an annotation, (K, 3); zeros for those that are not labelled."""
     where = f"{spec}, annotation {annotation['id']}"
     points = np.zeros((len(skeleton), 3))
     given = annotation.get("keypoints") or []
     if isinstance(given, list) and given and all(isinstance(one, dict) for one in given):
         triples = [_of_kwcoco(where, one, skeleton, kinds) for one in given]
     else:
-        triples = _of_coco(where, given, own)
+        if not isinstance(given, list) or len(given) not in (0, 3 * len(own)):
+            length = f"{len(given)} numbers" if isinstance(given, list) else f"{given!r:.60}"
+            raise DataError(
+                f"{where}: its keypoints are {length}, and its category has {len(own)} keypoints",
+                "COCO's keypoints are x, y, visibility of each keypoint of the category: 3 numbers for each.",
+            )
+        triples = [(name, *given[3 * i : 3 * i + 3]) for i, name in enumerate(own)] if given else []
     for name, x, y, seen in triples:
         if type(seen) not in (int, float) or seen not in (0, 1, 2):
             raise DataError(
@@ -148,16 +131,6 @@ def read_points(
         if seen:
             points[skeleton.names.index(name)] = x, y, seen
     return points
-
-
-def _of_coco(where: str, given: object, own: Sequence[str]) -> list[tuple[str, Any, Any, Any]]:
-    if not isinstance(given, list) or len(given) not in (0, 3 * len(own)):
-        length = f"{len(given)} numbers" if isinstance(given, list) else f"{given!r:.60}"
-        raise DataError(
-            f"{where}: its keypoints are {length}, and its category has {len(own)} keypoints",
-            "COCO's keypoints are x, y, visibility of each keypoint of the category: 3 numbers for each.",
-        )
-    return [(name, *given[3 * i : 3 * i + 3]) for i, name in enumerate(own)] if given else []
 
 
 def _of_kwcoco(where: str, one: Row, skeleton: Skeleton, kinds: dict[Any, str]) -> tuple[str, Any, Any, Any]:
@@ -181,19 +154,12 @@ def object_sources(
     splits: list[str] | None,
     notes: tuple[str, ...],
 ) -> dict[str, ObjectSource]:
-    """Return one source per split, or {"all": source}.
-
-    Args:
-        spec: the manifest, for messages.
-        columns: of the manifest.
-        content: its rows.
-        ids: one per image.
-        files: the images.
-        splits: the split of each image; None if there are none.
-        notes: of the caller.
-    """
+    """Return one source per split, or {"all": source}."""
     images, annotations = content["images"], content["annotations"]
-    categories, left_out = _categories(content)
+    used = {row.get("category_id") for row in annotations}
+    ordered = sorted(content["categories"], key=lambda row: int(row["id"]))
+    categories = [row for row in ordered if row["id"] in used]
+    left_out = [str(row["name"]) for row in ordered if row["id"] not in used]
     class_of = {row["id"]: i for i, row in enumerate(categories)}
     skeleton = read_skeleton(spec, content["categories"], columns.keypoint_kinds)
     issues = BoxIssues()
@@ -265,13 +231,6 @@ def _federated(spec: str, images: list[Row], categories: list[Row]) -> Federated
     return Federated(pairs(NEGATIVE), pairs(PARTLY), tuple(row.get("frequency", "") for row in categories))
 
 
-def _categories(content: Rows) -> tuple[list[Row], list[str]]:
-    """Return the categories that have objects, in order of their id, and the names of the others."""
-    used = {row.get("category_id") for row in content["annotations"]}
-    ordered = sorted(content["categories"], key=lambda row: int(row["id"]))
-    return [row for row in ordered if row["id"] in used], [str(row["name"]) for row in ordered if row["id"] not in used]
-
-
 def _raw_objects(
     spec: str, columns: Columns, content: Rows, class_of: dict[Any, int], skeleton: Skeleton | None
 ) -> RawObjects:
@@ -283,7 +242,8 @@ def _raw_objects(
     order = np.argsort(columns.images, kind="stable")
     rows = [whole[i] for i in order.tolist()]
     boxes = _boxes(spec, rows)
-    crowd, difficult = _marks(spec, rows)
+    flags = np.array([marks(spec, row) for row in rows], dtype=np.bool_).reshape(-1, 2)
+    crowd, difficult = flags[:, 0], flags[:, 1]
     masks = [_nested(row.get("segmentation")) for row in rows]
     if (found := first_problem(masks)) is not None:
         at, what = found
@@ -346,12 +306,6 @@ def _numbers(spec: str, row: Row) -> list[float]:
     if not isinstance(box, list) or len(box) != 4 or not numbers:
         raise DataError(f"{spec}, {_name(row)}: its bbox is {str(box)[:80]}, not four numbers x, y, width, height")
     return box
-
-
-def _marks(spec: str, rows: list[Row]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Return which annotations are crowds, and which are not to be counted."""
-    found = np.array([marks(spec, row) for row in rows], dtype=np.bool_).reshape(-1, 2)
-    return found[:, 0], found[:, 1]
 
 
 def _areas(spec: str, rows: list[Row]) -> npt.NDArray[np.float64]:

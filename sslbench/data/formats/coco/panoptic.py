@@ -55,7 +55,9 @@ def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
         return {"all": source_of(spec, "all", pairs, maps, with_ignored(spec, coding, options.ignore), notes)}
     found = {}
     for file, (pairs, maps, coding, notes) in opened.items():
-        split = _split_of(file)
+        # 'val' of panoptic_val2017.json, the whole stem if it names no split.
+        words = re.sub(r"\d+", "", file.stem).split("_")
+        split = next((split for word in words if (split := split_name(word))), file.stem)
         if split in found:
             raise DataError(f"{spec} holds two files for the {split} split: {some(files)}", "Name one of them.")
         found[split] = source_of(spec, split, pairs, maps, with_ignored(spec, coding, options.ignore), notes)
@@ -87,12 +89,6 @@ def _has_segments(path: Path) -> bool:
     return False
 
 
-def _split_of(file: Path) -> str:
-    """Return the split in a file's name: 'val' of panoptic_val2017.json; the whole stem if there is none."""
-    words = re.sub(r"\d+", "", file.stem).split("_")
-    return next((split for word in words if (split := split_name(word))), file.stem)
-
-
 @dataclasses.dataclass(frozen=True)
 class Segment:
     """Checked entry of segments_info."""
@@ -116,7 +112,11 @@ def _open(file: Path, options: LabelMapOptions) -> tuple[Pairs, "PanopticMaps", 
         names.append(name)
         numbers.append(row["image_id"])
         segments.append(tuple(_segment(file, i, entry) for entry in row["segments_info"]))
-    _check_unique(file, names, numbers, images)
+    refuse_twice(f"{file}, annotations", names, "map")
+    refuse_twice(f"{file}, annotations", numbers, "image")
+    unknown = [str(number) for number in numbers if number not in images]
+    if unknown:
+        raise DataError(f"{file}: annotations of images that are not listed: image_id {some(unknown)}")
     folders = [file.parent / options.images] if options.images else folders_beside(file)
     photos = find_listed(str(file), [images[number] for number in numbers], folders, "?images=FOLDER")
     folders = [file.parent / options.maps] if options.maps else [file.with_suffix(""), file.parent]
@@ -187,14 +187,6 @@ def _segment(file: Path, annotation: int, entry: object) -> Segment:
     return Segment(entry["id"], entry["category_id"], None if area is None else int(area), crowd)
 
 
-def _check_unique(file: Path, names: list[str], numbers: list[int | str], images: dict[int | str, str]) -> None:
-    refuse_twice(f"{file}, annotations", names, "map")
-    refuse_twice(f"{file}, annotations", numbers, "image")
-    unknown = [str(number) for number in numbers if number not in images]
-    if unknown:
-        raise DataError(f"{file}: annotations of images that are not listed: image_id {some(unknown)}")
-
-
 @dataclasses.dataclass(frozen=True)
 class PanopticMaps(OfRows):
     """Label maps made of segments.
@@ -222,7 +214,11 @@ class PanopticMaps(OfRows):
         ids, inverse, counts = distinct(pixels.colours())
         segments = self.segments[index]
         of_id = {segment.id: segment for segment in segments}
-        number = {segment.id: i for i, segment in enumerate(segments, start=1) if self._is_instance(segment)}
+        number = {
+            segment.id: i
+            for i, segment in enumerate(segments, start=1)
+            if segment.category in self.things and not segment.crowd
+        }
         there = dict(zip(ids.tolist(), counts.tolist(), strict=True))
         values = [of_id[i].category if i in of_id else _NO_SEGMENT for i in there]
         objects = [number.get(i, 0) for i in there]
@@ -230,9 +226,6 @@ class PanopticMaps(OfRows):
         instances = np.array(objects, dtype=np.int32)[inverse]
         crowds = sum(segment.crowd for segment in segments)
         return RawMap(semantic, instances, _broken(segments, there), _odd(segments, there), crowds)
-
-    def _is_instance(self, segment: Segment) -> bool:
-        return segment.category in self.things and not segment.crowd
 
     def digests(self) -> npt.NDArray[np.uint8]:
         """Return (N, 16) bytes of hashes of the files and their segments."""

@@ -21,12 +21,7 @@ def is_sqlite(spec: str) -> bool:
 
 
 def view_entries(spec: str, tables: Sequence[str]) -> Iterator[tuple[str, Any, bool]]:
-    """Yield the entries of a view as those of a manifest: key, value, and whether it is a row of a table.
-
-    Args:
-        spec: the file.
-        tables: that are read row by row; others are yielded whole.
-    """
+    """Yield the entries of a view as those of a manifest: key, value, and whether it is a row of a table."""
     with Path(spec).open("rb"):  # raises OSError with the reason, which sqlite does not know
         pass
     try:

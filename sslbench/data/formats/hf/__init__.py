@@ -13,7 +13,7 @@ import numpy.typing as npt
 from sslbench.config import setting
 from sslbench.data.containers.index import cached_digests, container_stamp
 from sslbench.data.containers.members import by_split, safe_name, split_name
-from sslbench.data.format import SampleReader, SampleRequest, SourceFormat
+from sslbench.data.format import SampleReader, SourceFormat
 from sslbench.data.formats._parts.layout import file_names, has_images, some_folders
 from sslbench.data.formats.hf.files import find_files
 from sslbench.data.formats.table import IMAGE_COLUMNS, LABEL_COLUMNS
@@ -53,7 +53,16 @@ class RowFile:
             sizes = [self._parquet.metadata.row_group(i).num_rows for i in range(self._parquet.num_row_groups)]
         else:
             self._parquet = None
-            self._table = _arrow_table(path)
+            # The stream format of Arrow, or its file format.
+            import pyarrow
+
+            mapped = pyarrow.memory_map(path)
+            try:
+                self._table = pyarrow.ipc.open_stream(mapped).read_all()
+            except pyarrow.ArrowInvalid:
+                # The attempt above has read the beginning.
+                mapped.seek(0)
+                self._table = pyarrow.ipc.open_file(mapped).read_all()
             self._table.validate(full=True)  # damaged offsets would be followed out of the file
             self.schema = self._table.schema
             sizes = [self._table.num_rows]
@@ -84,19 +93,6 @@ class RowFile:
                 self._groups.pop(next(iter(self._groups)))
             self._groups[key] = self._parquet.read_row_group(group, columns=[name], use_threads=False).column(0)
         return self._groups[key][row - (int(self._ends[group - 1]) if group else 0)].as_py()
-
-
-def _arrow_table(path: str) -> Any:
-    """Map a file of Arrow's stream format, or of its file format, into memory."""
-    import pyarrow
-
-    mapped = pyarrow.memory_map(path)
-    try:
-        return pyarrow.ipc.open_stream(mapped).read_all()
-    except pyarrow.ArrowInvalid:
-        # The attempt above has read the beginning.
-        mapped.seek(0)
-        return pyarrow.ipc.open_file(mapped).read_all()
 
 
 def open_row_file(path: Path) -> RowFile:
@@ -254,18 +250,14 @@ def recognises(spec: str) -> bool:
     )
     try:
         # A folder of images with a metadata file is an image folder, whatever Parquet lies beside it.
-        return saved or (path.is_dir() and not has_images(path) and any(map(_has_rows, _tops(path))))
+        if saved or not path.is_dir() or has_images(path):
+            return saved
+        # The hub keeps files of rows in the folder, in data/ in it, or in those of splits.
+        tops = [path, *(f for f in some_folders(path) if f.name == "data" or split_name(f.name) is not None)]
+        names = (name for folder in tops for name in file_names(folder))
+        return any(name.lower().endswith(_SUFFIXES) and not name.startswith("metadata.") for name in names)
     except OSError:
         return False
-
-
-def _tops(folder: Path) -> list[Path]:
-    """Return the folders in which the hub keeps files of rows: the folder, data/ in it, those of splits."""
-    return [folder, *(f for f in some_folders(folder) if f.name == "data" or split_name(f.name) is not None)]
-
-
-def _has_rows(folder: Path) -> bool:
-    return any(name.lower().endswith(_SUFFIXES) and not name.startswith("metadata.") for name in file_names(folder))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,7 +291,17 @@ def open(
 def _source(name: str, split: str, paths: Sequence[Path], image: str | None, label: str | None) -> Source:
     stamps = [container_stamp(path) for path in paths]
     opened = [open_row_file(path) for path in paths]
-    features = _features(paths[0], opened[0])
+    # Declared in the file's metadata, else in dataset_info.json beside it.
+    written = (opened[0].schema.metadata or {}).get(b"huggingface")
+    beside = paths[0].parent / "dataset_info.json"
+    try:
+        if written is not None:
+            features = json.loads(written)["info"]["features"]
+        else:
+            features = json.loads(beside.read_text(encoding="utf-8"))["features"] if beside.is_file() else {}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"{paths[0]}: the declaration of its columns is damaged: {error!r:.200}") from error
+    features = features if isinstance(features, dict) else {}
     columns = opened[0].schema.names
     for path, file in zip(paths, opened, strict=True):
         if file.schema.names != columns:
@@ -311,7 +313,7 @@ def _source(name: str, split: str, paths: Sequence[Path], image: str | None, lab
     n = sum(file.n for file in opened)
     if not n:
         raise DataError(f"{name} has no rows")
-    ids = _ids(split, _image_paths(paths, opened, image), n)
+    ids = _ids(split, paths, opened, image)
     notes = () if label else (f"{name}: no column with labels was recognised among: {', '.join(columns)}",)
     labels: Target = Unlabelled(n)
     about: tuple[str, ...] = ()
@@ -321,20 +323,6 @@ def _source(name: str, split: str, paths: Sequence[Path], image: str | None, lab
     places = np.concatenate([np.column_stack([np.full(f.n, i), np.arange(f.n)]) for i, f in enumerate(opened)])
     images = ColumnImages(tuple(map(str, paths)), tuple(stamps), image, places.astype(np.int64))
     return by_split(name, ids, labels, images, None, (*notes, *about))["all"]
-
-
-def _features(path: Path, file: RowFile) -> dict[str, Any]:
-    """Return the declared features of the columns: in the file's metadata, else in dataset_info.json beside it."""
-    written = (file.schema.metadata or {}).get(b"huggingface")
-    beside = path.parent / "dataset_info.json"
-    try:
-        if written is not None:
-            features = json.loads(written)["info"]["features"]
-        else:
-            features = json.loads(beside.read_text(encoding="utf-8"))["features"] if beside.is_file() else {}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"{path}: the declaration of its columns is damaged: {error!r:.200}") from error
-    return features if isinstance(features, dict) else {}
 
 
 def _column(name: str, asked: str | None, columns: Sequence[str]) -> str | None:
@@ -360,7 +348,8 @@ def _image_column(name: str, file: RowFile, features: dict[str, Any]) -> str:
     return chosen[0]
 
 
-def _image_paths(paths: Sequence[Path], files: Sequence[RowFile], image: str) -> list[str | None]:
+def _ids(split: str, paths: Sequence[Path], files: Sequence[RowFile], image: str) -> list[str]:
+    """Return the paths that the images carry, if every one has its own; else the split and the number of the row."""
     import pyarrow
 
     names: list[str | None] = []
@@ -370,7 +359,15 @@ def _image_paths(paths: Sequence[Path], files: Sequence[RowFile], image: str) ->
             names += _cells(path, file, f"{image}.path")
         else:
             names += [None] * file.n
-    return names
+    ids = []
+    for name in names:
+        text = name.replace("\\", "/") if isinstance(name, str) else ""
+        relative = safe_name(text.rpartition("/")[2] if text.startswith("/") else text)
+        ids.append(printable(relative) if relative else "")
+    if all(ids) and len(set(ids)) == len(names):
+        return ids
+    width = len(str(len(names) - 1))
+    return [f"{split}/{i:0{width}d}" for i in range(len(names))]
 
 
 def _cells(path: Path, file: RowFile, column: str) -> list[Any]:
@@ -381,18 +378,6 @@ def _cells(path: Path, file: RowFile, column: str) -> list[Any]:
     except (OSError, pyarrow.ArrowException, MemoryError, ValueError, LookupError) as error:
         raise damaged(path, error) from error
     return cells
-
-
-def _ids(split: str, names: Sequence[str | None], n: int) -> list[str]:
-    ids = []
-    for name in names:
-        text = name.replace("\\", "/") if isinstance(name, str) else ""
-        relative = safe_name(text.rpartition("/")[2] if text.startswith("/") else text)
-        ids.append(printable(relative) if relative else "")
-    if all(ids) and len(set(ids)) == n:
-        return ids
-    width = len(str(n - 1))
-    return [f"{split}/{i:0{width}d}" for i in range(n)]
 
 
 def _class_names(feature: Any) -> tuple[str, ...]:
@@ -438,9 +423,17 @@ def _text(name: str, column: str, value: object, classes: tuple[str, ...]) -> st
     raise DataError(f"{name}: a label (column '{column}') is {value!r:.40}", "Every image needs one.")
 
 
-def _read(request: SampleRequest[HubOptions]) -> dict[str, Source]:
-    columns = {"image_column": request.image_column, "label_column": request.label_column}
-    return open(request.spec, **columns, download=bool(request.options.download))
-
-
-FORMAT = SourceFormat(__doc__, SampleReader(recognises, _read, HubOptions, frozenset(("image", "label"))))
+FORMAT = SourceFormat(
+    __doc__,
+    SampleReader(
+        recognises,
+        lambda request: open(
+            request.spec,
+            image_column=request.image_column,
+            label_column=request.label_column,
+            download=bool(request.options.download),
+        ),
+        HubOptions,
+        frozenset(("image", "label")),
+    ),
+)

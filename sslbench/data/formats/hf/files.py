@@ -1,11 +1,12 @@
 """Files of a Hugging Face data set, in a folder or the hub's cache, by split."""
 
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from sslbench.data.containers.members import split_name
+from sslbench.data.containers.sniff import json_of
+from sslbench.data.regular import reading
 from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
 from sslbench.paths import files_below
@@ -66,10 +67,8 @@ def _in_folder(spec: str, folder: Path) -> dict[str, list[Path]]:
         return {name: _saved(folder / name) for name in names}
     if (folder / "state.json").is_file():
         return {"all": _saved(folder)}
-    try:
+    with reading():
         files = sorted(file for suffix in (".parquet", ".arrow") for file in files_below(folder, suffix))
-    except OSError as error:
-        raise DataError(f"cannot read {error.filename!s:.300}: {error.strerror}") from error
     if not files:
         raise DataError(
             f"{folder} has no .parquet or .arrow file", "Give the folder that save_to_disk or the hub wrote."
@@ -120,12 +119,7 @@ def _checked_name(folder: Path, name: object) -> str:
 
 
 def _json_list(path: Path, key: str) -> list[object]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is damaged: {error}") from error
+    content = json_of(path)
     rows = content.get(key) if isinstance(content, dict) else None
     if not isinstance(rows, list):
         raise DataError(f"{path} has no list '{key}'")

@@ -201,7 +201,10 @@ def _numbers(table: TableColumns, names: Sequence[str]) -> Target:
     for c, (name, cells) in enumerate(columns.items()):
         odd = []
         for row, cell in enumerate(cells):
-            values[row, c] = _number(cell)
+            try:
+                values[row, c] = float(cell) if isinstance(cell, int | float) else float(str(cell))
+            except ValueError:
+                values[row, c] = np.nan
             if not np.isfinite(values[row, c]):
                 odd.append(f"{table.row_name(row)} ({_text(cell) or 'empty'})")
         if odd:
@@ -210,13 +213,6 @@ def _numbers(table: TableColumns, names: Sequence[str]) -> Target:
                 "Remove these rows; if the column holds classes, name it with --label-col.",
             )
     return Numbers(tuple(columns), values)
-
-
-def _number(cell: object) -> float:
-    try:
-        return float(cell) if isinstance(cell, int | float) else float(str(cell))
-    except ValueError:
-        return float("nan")
 
 
 def _attribute(table: TableColumns, name: str) -> list[str]:

@@ -5,13 +5,12 @@ import functools
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from sslbench.data.containers.index import Index, indexed
+from sslbench.data.containers.index import indexed
 from sslbench.data.containers.members import by_split, safe_name, split_name
-from sslbench.data.containers.slices import RAW, UNKNOWN, joined
+from sslbench.data.containers.slices import joined, whole_places
 from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.formats.tfds.array_record import ArrayRecords, build_array_record
 from sslbench.data.formats.tfds.info import Info, find_folder, read_info
@@ -81,7 +80,14 @@ def _open_split(spec: str, info: Info, split: str, part: str | None) -> Source:
         ids = [f"{split}/{i:0{width}d}" for i in range(total)]
         if info.keys.name:
             notes = (*notes, f"{info.folder}: '{info.keys.name}' is not unique, so ids are numbers")
-    first, stop = (0, total) if part is None else _bounds(spec, part, total)
+    first, stop = 0, total
+    if part is not None:
+        start, colon, end = part.partition(":")
+        if not colon:
+            raise UsageError(
+                f"'[{part}]' in {spec} is not a part of a split", "Write [train[100:200]] or [train[:20%]]."
+            )
+        first, stop = _bound(spec, start, total, 0), _bound(spec, end, total, total)
     if first >= stop:
         raise UsageError(f"{spec} selects none of the {counted(total, 'image')} of {split}")
     labels, about = _labels(info, shards.labels)
@@ -91,15 +97,8 @@ def _open_split(spec: str, info: Info, split: str, part: str | None) -> Source:
     return found["all"]
 
 
-def _bounds(spec: str, part: str, total: int) -> tuple[int, int]:
-    """Return the first record and the one after the last; percentages are rounded to the nearest record, as in TFDS."""
-    first, colon, last = part.partition(":")
-    if not colon:
-        raise UsageError(f"'[{part}]' in {spec} is not a part of a split", "Write [train[100:200]] or [train[:20%]].")
-    return _bound(spec, first, total, 0), _bound(spec, last, total, total)
-
-
 def _bound(spec: str, text: str, total: int, default: int) -> int:
+    """Return an end of a part; percentages are rounded to the nearest record, as in TFDS."""
     if not text.strip():
         return default
     match = _BOUND.fullmatch(text.strip())
@@ -131,9 +130,8 @@ def _read(info: Info, split: str) -> _Shards:
     names = [name for _, index, _ in found for name in index.names]
     labels = [json.loads(text) for _, index, _ in found for text in index.texts]
     if info.format == "tfrecord":
-        return _Shards(
-            joined((file, stamp, index.names, _places(index)) for file, index, stamp in found), names, labels
-        )
+        parts = ((file, stamp, index.names, whole_places(index.numbers)) for file, index, stamp in found)
+        return _Shards(joined(parts), names, labels)
     places = [
         np.column_stack([np.full(len(index.names), i), np.arange(len(index.names)), index.numbers])
         for i, (_, index, _) in enumerate(found)
@@ -141,12 +139,6 @@ def _read(info: Info, split: str) -> _Shards:
     stacked = np.concatenate(places).astype(np.int64) if places else np.zeros((0, 4), dtype=np.int64)
     containers, stamps = tuple(str(file) for file, _, _ in found), tuple(stamp for _, _, stamp in found)
     return _Shards(ArrayRecords(containers, stamps, stacked), names, labels)
-
-
-def _places(index: Index) -> Any:
-    offset, size = index.numbers.T
-    n = len(index.names)
-    return np.stack([offset, size, size, np.full(n, UNKNOWN), np.full(n, RAW)], axis=1)
 
 
 def _labels(info: Info, labels: list[list[int | str]]) -> tuple[Target, tuple[str, ...]]:

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -35,20 +34,15 @@ def build_array_record(path: Path, keys: Keys) -> Index:
     return index_of(entries)
 
 
-def _module() -> ModuleType:
+def _reader(path: Path) -> Any:
     try:
         from array_record.python import array_record_module
     except ImportError as error:
         raise DataError(
             "reading ArrayRecord files needs the package array_record", "pip install 'sslbench[tfds]'"
         ) from error
-    module: ModuleType = array_record_module
-    return module
-
-
-def _reader(path: Path) -> Any:
     try:
-        return _module().ArrayRecordReader(str(path))
+        return array_record_module.ArrayRecordReader(str(path))
     except RuntimeError as error:
         raise DataError(f"cannot read {path}: {' '.join(str(error).split())[:200]}", AGAIN) from error
 

@@ -1,13 +1,13 @@
 """Metadata of TFDS beside the records: dataset_info.json, features.json and the names of the classes."""
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from sslbench.data.containers.members import class_names
+from sslbench.data.containers.sniff import json_of
 from sslbench.data.formats.tfds.tfrecord import Keys
 from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
@@ -76,20 +76,18 @@ def find_folder(location: str) -> Path:
             return place
         found = [p.parent for pattern in ("*", "*/*") for p in sorted(place.glob(f"{pattern}/dataset_info.json"))]
         if found:
-            return _newest(location, found)
+            if len({folder.parent for folder in found}) > 1:
+                names = sorted({str(folder.parent.name) for folder in found})
+                raise DataError(
+                    f"{location} has several data sets or configurations: {some(names, 5)}", "Name one of them."
+                )
+            return max(found, key=lambda folder: _version(folder.name))
     named = not location.startswith((".", "/", "~"))
     fetch = f"To download it: sslbench data download tfds:{location}. " if named else ""
     raise DataError(
         f"TFDS has prepared no such data set in {places[0]} or {places[1]}",
         f"{fetch}If it lies elsewhere, give tfds:FOLDER, or set TFDS_DATA_DIR.",
     )
-
-
-def _newest(location: str, folders: list[Path]) -> Path:
-    if len({folder.parent for folder in folders}) > 1:
-        names = sorted({str(folder.parent.name) for folder in folders})
-        raise DataError(f"{location} has several data sets or configurations: {some(names, 5)}", "Name one of them.")
-    return max(folders, key=lambda folder: _version(folder.name))
 
 
 def _version(name: str) -> tuple[int, ...]:
@@ -99,7 +97,12 @@ def _version(name: str) -> tuple[int, ...]:
 
 def read_info(folder: Path) -> Info:
     """Read dataset_info.json and features.json."""
-    info, features = (_json(folder / name) for name in ("dataset_info.json", "features.json"))
+    contents = []
+    for name in ("dataset_info.json", "features.json"):
+        contents.append(json_of(folder / name))
+        if not isinstance(contents[-1], dict):
+            raise DataError(f"{folder / name} is not a JSON object")
+    info, features = contents
     form = str(info.get("fileFormat") or "tfrecord").lower()
     if form not in FORMATS:
         raise DataError(f"{folder} holds files of the format {form}", "Prepare it as tfrecord or array_record.")
@@ -115,20 +118,10 @@ def read_info(folder: Path) -> Info:
     if not splits or len(templates) != 1 or any(len(n) > _MAX_SHARDS or min(n) < 0 for n in splits.values()):
         raise DataError(f"{folder}/dataset_info.json lists no records")
     keys, several, notes = _keys(folder, kinds)
-    classes = _classes(folder, keys.label) if keys.label else ()
+    file = folder / f"{keys.label.replace('/', '-')}.labels.txt"
+    # -1: the numbers in the records are compared with the names when they are read.
+    classes = class_names(file, -1) if keys.label and file.is_file() else ()
     return Info(folder, str(info.get("name")), form, templates.pop(), splits, keys, classes, several, notes)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is damaged: {error}") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path} is not a JSON object")
-    return content
 
 
 def _flat(features: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -159,9 +152,3 @@ def _keys(folder: Path, kinds: dict[str, str]) -> tuple[Keys, bool, tuple[str, .
         if len(found) > 1
     )
     return Keys(image, label, name), kinds.get(label, "").startswith("["), notes
-
-
-def _classes(folder: Path, label: str) -> tuple[str, ...]:
-    file = folder / f"{label.replace('/', '-')}.labels.txt"
-    # -1: the numbers in the records are compared with the names when they are read.
-    return class_names(file, -1) if file.is_file() else ()

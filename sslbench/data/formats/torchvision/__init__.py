@@ -57,7 +57,12 @@ def open(spec: str) -> dict[str, Source]:
     if name == "PCAM":
         return _open_pcam(spec, root)
     loaded, classes = _LOADERS[name](name, root)
-    return {split: _source(spec, name, split, *data, classes) for split, data in loaded.items()}
+    sources = {}
+    for split, (pixels, targets) in loaded.items():
+        labels = single_labels([classes[target] for target in targets], classes)
+        images = Arrays(pixels, f"{name}-{split}")
+        sources[split] = Source(f"{spec} ({split})", numbered_ids(len(pixels)), labels, images)
+    return sources
 
 
 def all_sets() -> list[str]:
@@ -75,13 +80,6 @@ def place(name: str, root: Path) -> Path:
     if name in FILE_SETS:
         return root / FILE_SETS[name].folder
     return root / _WITHOUT_FOLDER.get(name, _PLACES[name][0])
-
-
-def _source(
-    spec: str, name: str, split: str, pixels: ByteArray, targets: list[int], classes: tuple[str, ...]
-) -> Source:
-    labels = single_labels([classes[target] for target in targets], classes)
-    return Source(f"{spec} ({split})", numbered_ids(len(pixels)), labels, Arrays(pixels, f"{name}-{split}"))
 
 
 def _not_there(name: str, root: Path, arguments: str, cause: object = None) -> DataError:
@@ -143,26 +141,19 @@ def _dataset(name: str, root: Path, arguments: dict[str, Any]) -> Any:
         raise _not_there(name, root, shown, error) from error
 
 
-def _load_cifar(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
+def _load_by_train(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
+    """Load CIFAR or USPS, whose classes in torchvision have the argument `train`; USPS has digits."""
     sets = {split: _dataset(name, root, {"train": split == "train"}) for split in ("train", "test")}
-    return {split: (s.data, s.targets) for split, s in sets.items()}, tuple(sets["train"].classes)
+    loaded = {split: (s.data, [int(target) for target in s.targets]) for split, s in sets.items()}
+    return loaded, tuple(getattr(sets["train"], "classes", "0123456789"))
 
 
-def _load_svhn(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
+def _load_by_split(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
+    """Load STL10 or SVHN, whose classes in torchvision have the argument `split`; SVHN has digits."""
     sets = {split: _dataset(name, root, {"split": split}) for split in ("train", "test")}
-    loaded = {split: (_channels_last(s.data), s.labels.tolist()) for split, s in sets.items()}
-    return loaded, tuple("0123456789")
-
-
-def _load_stl(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
-    sets = {split: _dataset(name, root, {"split": split}) for split in ("train", "test")}
-    loaded = {split: (_channels_last(s.data), s.labels.tolist()) for split, s in sets.items()}
-    return loaded, tuple(sets["train"].classes)
-
-
-def _load_usps(name: str, root: Path) -> tuple[_Loaded, tuple[str, ...]]:
-    sets = {split: _dataset(name, root, {"train": split == "train"}) for split in ("train", "test")}
-    return {split: (s.data, [int(t) for t in s.targets]) for split, s in sets.items()}, tuple("0123456789")
+    # (N, C, H, W) as a view (N, H, W, C): pixels are copied when an image is read.
+    loaded = {split: (s.data.transpose(0, 2, 3, 1), s.labels.tolist()) for split, s in sets.items()}
+    return loaded, tuple(getattr(sets["train"], "classes", "0123456789"))
 
 
 _EMOTIONS = ("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral")
@@ -218,21 +209,16 @@ def _open_pcam(spec: str, root: Path) -> dict[str, Source]:
     return sources
 
 
-def _channels_last(pixels: ByteArray) -> ByteArray:
-    """Return (N, C, H, W) as a view (N, H, W, C): pixels are copied when an image is read."""
-    return pixels.transpose(0, 2, 3, 1)
-
-
 _LOADERS: dict[str, Callable[[str, Path], tuple[_Loaded, tuple[str, ...]]]] = {
-    "CIFAR10": _load_cifar,
-    "CIFAR100": _load_cifar,
+    "CIFAR10": _load_by_train,
+    "CIFAR100": _load_by_train,
     "FER2013": _load_fer,
     "FashionMNIST": _load_idx,
     "KMNIST": _load_idx,
     "MNIST": _load_idx,
-    "STL10": _load_stl,
-    "SVHN": _load_svhn,
-    "USPS": _load_usps,
+    "STL10": _load_by_split,
+    "SVHN": _load_by_split,
+    "USPS": _load_by_train,
 }
 
 # Name -> (folder below the data folder, official page)

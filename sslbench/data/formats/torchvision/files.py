@@ -17,6 +17,7 @@ import numpy as np
 
 from sslbench.data.containers.listed import check_some
 from sslbench.data.containers.members import is_image
+from sslbench.data.containers.sniff import text_lines
 from sslbench.data.images import Files
 from sslbench.data.labels import single_labels
 from sslbench.data.source import Source
@@ -82,10 +83,6 @@ def _how_to_get(name: str, root: Path, kind: FileSet) -> str:
     return f"{text}. If it lies elsewhere: torchvision:{name}@FOLDER (with {kind.folder}/ in it), or set SSLBENCH_DATA."
 
 
-def _lines(file: Path) -> list[str]:
-    return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-
-
 def _class_folders(base: Path, folder: str) -> Listed:
     """List the images in the class folders of a folder."""
     found = []
@@ -114,7 +111,7 @@ def _food101(base: Path) -> dict[str, Listed]:
 
 def _dtd(base: Path) -> dict[str, Listed]:
     parts = {
-        split: [(f"images/{line}", line.partition("/")[0]) for line in _lines(base / "labels" / f"{split}1.txt")]
+        split: [(f"images/{line}", line.partition("/")[0]) for line in text_lines(base / "labels" / f"{split}1.txt")]
         for split in ("train", "val", "test")
     }
     return {"train": parts["train"] + parts["val"], "test": parts["test"]}
@@ -132,7 +129,7 @@ def _flowers(base: Path) -> dict[str, Listed]:
 
 def _pets(base: Path) -> dict[str, Listed]:
     def part(split: str) -> Listed:
-        names = [line.split()[0] for line in _lines(base / "annotations" / f"{split}.txt")]
+        names = [line.split()[0] for line in text_lines(base / "annotations" / f"{split}.txt")]
         return [(f"images/{name}.jpg", name.rsplit("_", 1)[0]) for name in names]
 
     return {"train": part("trainval"), "test": part("test")}
@@ -152,7 +149,7 @@ def _cars(base: Path) -> dict[str, Listed]:
 
 def _aircraft(base: Path) -> dict[str, Listed]:
     def part(split: str) -> Listed:
-        pairs = [line.split(" ", 1) for line in _lines(base / "data" / f"images_variant_{split}.txt")]
+        pairs = [line.split(" ", 1) for line in text_lines(base / "data" / f"images_variant_{split}.txt")]
         return [(f"data/images/{image}.jpg", variant) for image, variant in pairs]
 
     return {"train": part("trainval"), "test": part("test")}
@@ -167,7 +164,7 @@ def _gtsrb(base: Path) -> dict[str, Listed]:
 
 def _sun397(base: Path) -> dict[str, Listed]:
     def part(split: str) -> Listed:
-        lines = _lines(base / "Partitions" / f"{split}_01.txt")
+        lines = text_lines(base / "Partitions" / f"{split}_01.txt")
         return [(line.lstrip("/"), line.lstrip("/").split("/", 1)[1].rsplit("/", 1)[0]) for line in lines]
 
     return {"train": part("Training"), "test": part("Testing")}
@@ -217,7 +214,7 @@ def _kitti_distance(base: Path) -> dict[str, Listed]:
     names = ("none", "below 8 m", "below 20 m", "from 20 m")
     rows = []
     for file in sorted((base / "label_2").iterdir()):
-        objects = [line.split() for line in _lines(file)]
+        objects = [line.split() for line in text_lines(file)]
         distances = [float(o[13]) for o in objects if o[0] in ("Car", "Van", "Truck")]
         # Without an object -1, which falls into the first bin.
         place = bisect_left((0.0, 8.0, 20.0), min(distances, default=-1.0))

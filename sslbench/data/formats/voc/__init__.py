@@ -12,6 +12,7 @@ from sslbench.data.formats.voc.tree import IMAGES, MAIN_LISTS, SPLITS, find_year
 from sslbench.data.images import Files
 from sslbench.data.maps.foreground import map_readers
 from sslbench.data.objects.crops import WHOLE_IMAGES, CropOptions, crops_of
+from sslbench.data.regular import reading
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
@@ -39,10 +40,8 @@ def open(spec: str, *, options: CropOptions = WHOLE_IMAGES) -> dict[str, Source]
         raise UsageError(f"{spec}: Pascal VOC has no supercategories")
     if options.unit == "annotation":
         return crops_of(spec, objects.open_objects(spec), options)
-    try:
+    with reading():
         return _open(spec, year)
-    except OSError as error:
-        raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
 def _open(spec: str, year: Path) -> dict[str, Source]:

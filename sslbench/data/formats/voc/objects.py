@@ -22,7 +22,7 @@ from sslbench.data.formats.voc.tree import (
 from sslbench.data.labels import boolean
 from sslbench.data.objects import ObjectSource
 from sslbench.data.objects.boxes import AnnotatedImage, object_sources, size_in_file
-from sslbench.data.regular import open_regular
+from sslbench.data.regular import open_regular, reading
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 
@@ -52,10 +52,8 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
     trees = [one_year(folder, _years(folder), joinable=True) for folder in folders]
     if len({tree.name for tree in trees}) < len(trees):
         raise DataError(f"{' + '.join(folders)}: two of the folders have the same name, so that ids would clash")
-    try:
+    with reading():
         return _open(spec, trees)
-    except OSError as error:
-        raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
 def _folders(spec: str) -> list[str]:
@@ -128,13 +126,7 @@ def _images(tree: Path, stems: list[str], several: bool) -> list[AnnotatedImage]
 
 
 def read_xml(path: Path, file: Path, sample: str) -> AnnotatedImage:
-    """Return an image with the objects in its XML file.
-
-    Args:
-        path: the XML.
-        file: the image.
-        sample: its id.
-    """
+    """Return an image with the objects in its XML file."""
     try:
         with open_regular(str(path)) as content:
             root = ElementTree.parse(content).getroot()

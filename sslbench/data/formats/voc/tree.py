@@ -32,13 +32,7 @@ def find_years(root: Path, *parts: str | Path) -> list[Path]:
 
 
 def one_year(spec: str, years: list[Path], *, joinable: bool = False) -> Path:
-    """Return the only year of a tree.
-
-    Args:
-        spec: the tree, for messages.
-        years: as `find_years` returns them.
-        joinable: several years can be named with '+'.
-    """
+    """Return the only year of a tree; `joinable`: several can be named with '+'."""
     if not years:
         raise DataError(
             f"{spec} is not a Pascal VOC tree", "It should hold ImageSets/Main, Annotations and JPEGImages."
@@ -93,16 +87,7 @@ def map_lists(root: Path, folder: Path) -> dict[str, tuple[Path, list[str]]]:
 def listed_pairs(
     root: Path, file: Path, stems: Sequence[str], images: Mapping[str, str], folder: str, maps: Mapping[str, str]
 ) -> Pairs:
-    """Return the images of a list that have a map, and their maps.
-
-    Args:
-        root: the folder of the year.
-        file: the list, for messages.
-        stems: of the images in the list.
-        images: stem -> file name, as `image_files` returns them.
-        folder: the folder of the maps, relative to the root.
-        maps: stem -> path of the map, relative to that folder.
-    """
+    """Return the images of a list that have a map, and their maps; `images`, `maps`: stem -> path in the folder."""
     files = [images.get(stem, f"{stem}.jpg") for stem in stems]
     check_some(str(file), files, root / IMAGES, f"Looked for them in {root / IMAGES}.")
     without = [stem for stem in stems if stem not in maps]
