@@ -21,9 +21,8 @@ import numpy.typing as npt
 
 from sslbench.data.containers.members import is_image, safe_name
 from sslbench.data.formats.coco.assets import AssetImages
-from sslbench.data.formats.coco.columns import CHANNELS_KEY, GROUPED_KEY, ID_KEY, INFO_TYPE, VALUES_KEY
+from sslbench.data.formats.coco.columns import CHANNELS_KEY, FRAME, GROUPED_KEY, ID_KEY, INFO_TYPE, VALUES_KEY, VIDEO
 from sslbench.data.formats.coco.objects import NEGATIVE, PARTLY
-from sslbench.data.formats.coco.videos import FRAME, VIDEO
 from sslbench.data.images import Files
 from sslbench.data.joined import located, sources_of
 from sslbench.data.source import Source

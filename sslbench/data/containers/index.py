@@ -63,11 +63,9 @@ def indexed(
 ) -> tuple[Index, Stamp]:
     """Return the index of a container and the stamp for which it is valid.
 
-    Args:
-        path: the container.
-        kind: kind of container and version of its index, a part of the cache key.
-        build: reads the container; called when no valid index is cached.
-        origin: of a remote or compressed container, whose copy is fetched if it is missing.
+    `kind`: kind of container and version of its index, a part of the cache key. `build`: reads the container; called
+    when no valid index is cached. `origin`: of a remote or compressed container, whose copy is fetched if it is
+    missing.
     """
     stamp = container_stamp(path) if origin is None else origin.stamp
     name = f"{kind}\0{os.path.abspath(path) if origin is None else origin.name}"  # noqa: PTH100 - links stay as they are

@@ -140,16 +140,19 @@ def find_listed(spec: str, names: Sequence[str], folders: Sequence[Path], option
     again with the suffix of an image added, or in other case, if exactly one file fits.
     Addresses (http, s3) of which nothing lies here are copied into the cache of remote files.
 
-    Args:
-        spec: name of the list in messages.
-        names: as they are written, one per image.
-        folders: bases of relative paths, in order; then the folders inside of the first.
-        option: way to name another folder, for messages: '?images=FOLDER'.
+    `folders`: bases of relative paths, in order; then the folders inside of the first. `option`: way to name another
+    folder, for messages: '?images=FOLDER'.
     """
     known = _Folders(list(dict.fromkeys(folders)))
     reading = _choose(spec, names, known, option)
     if reading is None and all(remote.is_url(name) for name in names):
-        return _fetched(spec, names, option)
+        copies = remote.local_copies(list(dict.fromkeys(names)))
+        place = dict(zip(dict.fromkeys(names), map(str, copies), strict=True))
+        ids = [printable(plain_path(name).lstrip("/")) for name in names]
+        _refuse_twice(spec, names, ids, option)
+        such = f"such as {printable(names[0])}, and kept in the cache"
+        note = f"{spec}: the images are read from the addresses in it, {such}"
+        return ListedFiles(tuple(place[name] for name in names), ids, Path(place[names[0]]).parent, (note,))
     if reading is None:
         raise _missing(spec, names, list(names), known, option)
     paths = [reading.path(name, known) for name in names]
@@ -164,16 +167,6 @@ def find_listed(spec: str, names: Sequence[str], folders: Sequence[Path], option
         raise _missing(spec, names, [names[i] for i in absent], known, option)
     note = f"{spec}: '{printable(names[0])}' and the other paths are read as {printable(found[0])} in {reading.folder}"
     return ListedFiles(found, ids, reading.folder, () if found == tuple(names) else (note,))
-
-
-def _fetched(spec: str, names: Sequence[str], option: str) -> ListedFiles:
-    """Return copies of the files of a list of addresses, in the cache of remote files."""
-    copies = remote.local_copies(list(dict.fromkeys(names)))
-    place = dict(zip(dict.fromkeys(names), map(str, copies), strict=True))
-    ids = [printable(plain_path(name).lstrip("/")) for name in names]
-    _refuse_twice(spec, names, ids, option)
-    note = f"{spec}: the images are read from the addresses in it, such as {printable(names[0])}, and kept in the cache"
-    return ListedFiles(tuple(place[name] for name in names), ids, Path(place[names[0]]).parent, (note,))
 
 
 def finds_all(names: Sequence[str], folders: Sequence[Path]) -> bool:

@@ -119,12 +119,6 @@ def by_folders(spec: str, names: Sequence[str], images: Images, notes: Sequence[
     """Return the sources of an archive of images, by the rules of image folders.
 
     A folder around everything is skipped. train/, val/, test/ are splits; the first folder of a name is its class.
-
-    Args:
-        spec: name of the archive in messages.
-        names: safe names of images, one per image.
-        images: the images, in the order of `names`.
-        notes: notes added to every source.
     """
     if not names:
         others = "".join(f"; {note.removeprefix(f'{spec}: ')}" for note in notes)
@@ -216,14 +210,7 @@ def without_label_arrays(spec: str, names: Sequence[str]) -> tuple[list[int], tu
 def images_among(
     spec: str, names: Collection[str], what_else: Callable[[str], bool], head: Callable[[str], bytes]
 ) -> tuple[set[str], list[str]]:
-    """Return the members that are images or arrays, and notes about those that are neither, nor `what_else`.
-
-    Args:
-        spec: name of the archive in messages.
-        names: of its members.
-        what_else: test of members of other uses.
-        head: first bytes of a member.
-    """
+    """Return the members that are images or arrays, and notes about those that are neither, nor `what_else`."""
     images = {name for name in names if (is_image(name) or is_array(name)) and not in_clutter(name)}
     hidden = sorted(printable(name) for name in names if in_clutter(name))
     others = [name for name in names if name not in images and not in_clutter(name) and not what_else(name)]

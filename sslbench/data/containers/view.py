@@ -45,11 +45,7 @@ _log = logging.getLogger("sslbench")
 def viewed(spec: str, kind: str, arguments: Any, build: Callable[[], dict[str, S]]) -> dict[str, S]:
     """Return the sources that `build` makes of a manifest, from the cache if it is valid.
 
-    Args:
-        spec: path of the manifest.
-        kind: name of the reader.
-        arguments: of the reader, a part of the cache key.
-        build: parses the manifest.
+    `arguments`: of the reader, a part of the cache key.
     """
     path = Path(spec)
     stamp = container_stamp(path)

@@ -64,10 +64,8 @@ def open_objects(
 ) -> dict[str, ObjectSource]:
     """Return the images that the rows name, with their boxes. Images without a row are not part of the data.
 
-    Args:
-        spec: the table, or a folder of splits.
-        below: folder of the images; by default found beside the table.
-        columns: names of the columns 'file', 'class' and 'group'; by default the first that is known, and no groups.
+    `below`: folder of the images; by default found beside the table. `columns`: names of the columns 'file', 'class'
+    and 'group'; by default the first that is known, and no groups.
 
     Returns:
         Split name -> source, or {"all": source}; a column called `split` is honoured. Ids are the paths below the

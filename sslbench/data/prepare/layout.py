@@ -218,11 +218,7 @@ def find_archives(
 ) -> Mapping[str, Path]:
     """Return the path of every archive by its official name.
 
-    Args:
-        data_set: for messages.
-        wanted: the archives of the data set.
-        given: files and folders of the user's; folders are looked into.
-        verify: compare checksums.
+    `given`: files and folders of the user's; folders are looked into.
     """
     known = {name: archive for archive in wanted for name in (archive.name, *archive.others)}
     found: dict[str, Path] = {}

@@ -37,9 +37,7 @@ def find_places(root: Path, annotates: Callable[[Path], bool]) -> list[Place]:
     Known are one folder with both; two folders beside each other; either of them in train/, val/ (valid/), test/; and
     such folders inside of the two.
 
-    Args:
-        root: folder to search.
-        annotates: cheap test of a folder: annotation files lie directly in it.
+    `annotates`: cheap test of a folder: annotation files lie directly in it.
 
     Raises:
         DataError: there are several folders of images or of annotations, or two for one split.

@@ -183,11 +183,9 @@ def open_objects(spec: str, below: Path | None = None, group: str = "") -> dict[
     Boxes x, y, width, height become x1, y1, x2, y2. `iscrowd` makes a crowd, `ignore` and `difficult` a difficult
     object. Categories that have no annotation are left out.
 
-    Args:
-        spec: the file. Paths in it are relative to its folder; of the COCO layout, `annotations/instances_val2017.json`
-            finds its images in `val2017/`.
-        below: folder of the images, if it is another one.
-        group: key of the images whose equal values a seeded split keeps on one side; '': by videos, if there are any.
+    `spec`: the file. Paths in it are relative to its folder; of the COCO layout, `annotations/instances_val2017.json`
+    finds its images in `val2017/`. `group`: key of the images whose equal values a seeded split keeps on one side; '':
+    by videos, if there are any.
 
     Returns:
         Split name -> source, or {"all": source}.

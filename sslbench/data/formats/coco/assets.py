@@ -270,11 +270,8 @@ class AssetCollector:
 def images_of(spec: str, assets: Assets, channels: str) -> tuple[list[str] | AssetImages, list[str], tuple[str, ...]]:
     """Return the images of a manifest (files, or channels in several files), their names, and notes.
 
-    Args:
-        spec: the manifest.
-        assets: of its images.
-        channels: names joined by '|' or ',', in the order in which they are wanted; empty: the images' own files if all
-            of them have one, else all channels of the assets, as long as they are the same for all images.
+    `channels`: names joined by '|' or ',', in the order in which they are wanted; empty: the images' own files if all
+    of them have one, else all channels of the assets, as long as they are the same for all images.
     """
     if not channels and not assets.without_file:
         many = len(np.unique(assets.images))

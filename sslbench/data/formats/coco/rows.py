@@ -75,9 +75,7 @@ class NotAMappingError(ValueError):
 def json_rows(file: TextIO, tables: tuple[str, ...]) -> Iterator[tuple[str, Any, bool]]:
     """Iterate over the entries of a JSON mapping, and over the rows of its large lists.
 
-    Args:
-        file: the JSON text.
-        tables: keys whose lists are yielded row by row.
+    `tables`: keys whose lists are yielded row by row.
 
     Yields:
         (key, value, False) for each key; for a table (key, [], False), followed by (key, row, True) for each of its

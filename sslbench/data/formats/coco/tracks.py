@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from sslbench.arrays import IntArray
-from sslbench.data.formats.coco.columns import Rows
-from sslbench.data.formats.coco.videos import FRAME, VIDEO
+from sslbench.data.formats.coco.columns import FRAME, VIDEO, Rows
 from sslbench.data.objects import ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.videos import videos_source

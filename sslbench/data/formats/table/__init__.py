@@ -145,7 +145,12 @@ def read_columns(
     if guessed:
         ambiguous = (f"{spec}: the cells of '{image}' are image files, so it is the column of the images", *ambiguous)
     notes = (*table.notes, *ambiguous, *found.notes, *about)
-    return by_split(spec, found.ids, labels, found.files, _splits(table, split), notes, attributes)
+    splits = None
+    if split is not None:
+        cells = ["" if cell is None else str(cell).strip() for cell in table.columns[split]]
+        _refuse_empty(table, split, cells, "Name the split of every row, or remove the column.")
+        splits = [split_name(cell) or cell.lower() for cell in cells]
+    return by_split(spec, found.ids, labels, found.files, splits, notes, attributes)
 
 
 def _found(
@@ -330,14 +335,6 @@ def _refuse_empty(table: TableColumns, column: str, cells: Sequence[str], remedy
     empty = [table.row_name(i) for i, cell in enumerate(cells) if not cell]
     if empty:
         raise DataError(f"{table.name}: the column '{column}' is empty in {some(empty)}", remedy)
-
-
-def _splits(table: TableColumns, column: str | None) -> list[str] | None:
-    if column is None:
-        return None
-    cells = ["" if cell is None else str(cell).strip() for cell in table.columns[column]]
-    _refuse_empty(table, column, cells, "Name the split of every row, or remove the column.")
-    return [split_name(cell) or cell.lower() for cell in cells]
 
 
 def _several(table: TableColumns, asked: str | None) -> list[str]:
