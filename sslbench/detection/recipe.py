@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from sslbench.config import refuse_outside, result_settings, setting
 from sslbench.errors import UsageError
-from sslbench.train.optimizers.optimizer import refuse_unknown
+from sslbench.train.optimizers.optimizer import OPTIMIZERS, refuse_unknown
 
 Architecture = Literal["c4", "fpn", "vit_fpn", "retinanet", "fcos", "deformable_detr", "vit_deformable_detr"]
 ONE_STAGE = ("retinanet", "fcos")
@@ -41,7 +41,7 @@ class DetectionRecipe:
         1, "parts of each process's batch, computed in turn; their losses are averaged", within="[1, inf)"
     )
     precision: Literal["fp32", "bf16"] = setting("fp32", "precision of training; detection is always in fp32")
-    optimizer: str = setting("sgd", "sgd, adamw, lars, larc, timm:NAME, or your own my_pkg.my_optimizer")
+    optimizer: str = setting("sgd", OPTIMIZERS)
     lr: float = setting(0.02, "learning rate after warm-up", within="(0, inf)")
     steps: tuple[int, ...] = setting(
         (18000, 22000), "iterations after which the rate is multiplied by gamma", part_of="iterations"

@@ -325,9 +325,9 @@ def test_unknown_images_are_told_apart_and_known_classes_are_refused(network, da
 def test_folders_of_unknown_images_may_have_the_names_of_a_list_of_known_classes(tmp_path):
     """ImageNet-O's folders are named after the classes that a network took its images for."""
     known = [f"n{number:08d}" for number in range(3)]
-    listed = next(iter(further_sets.classes_of(further_sets._list_file("imagenet-o"))))
+    listed = next(iter(further_sets.classes_of(further_sets._lists()["imagenet-o"])))
     write_images(
-        tmp_path / "train", 2, 1, names=(*further_sets.classes_of(further_sets._list_file("imagenet-o")), *known)
+        tmp_path / "train", 2, 1, names=(*further_sets.classes_of(further_sets._lists()["imagenet-o"]), *known)
     )
     write_images(tmp_path / "imagenet-o", 2, 1, names=(listed,))
     train = open_data(str(tmp_path / "train"))["all"]

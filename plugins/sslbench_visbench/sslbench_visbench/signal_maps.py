@@ -250,7 +250,8 @@ def _places(root: Path, options: SignalOptions) -> dict[str, _Place]:
     whole = _place(root, options)
     if whole.images.is_dir() and whole.maps.is_dir():
         halves = {split: (name, whole.maps / name) for split, name in _splits(whole.images).items()}
-        if halves and all(maps.is_dir() for _, maps in halves.values()) and not _files_directly_in(whole.maps):
+        inside = any(entry.is_file() and entry.name.lower().endswith(SUFFIXES) for entry in os.scandir(whole.maps))
+        if halves and all(maps.is_dir() for _, maps in halves.values()) and not inside:
             return {
                 split: _Place(whole.images / name, maps, None if whole.valid is None else whole.valid / name)
                 for split, (name, maps) in halves.items()
@@ -264,10 +265,6 @@ def _splits(folder: Path) -> dict[str, str]:
     """Return split -> name of the folder in this one that is called so."""
     names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
     return {split: name for name in sorted(names) if (split := split_name(name)) is not None}
-
-
-def _files_directly_in(folder: Path) -> bool:
-    return any(entry.is_file() and entry.name.lower().endswith(SUFFIXES) for entry in os.scandir(folder))
 
 
 def _place(folder: Path, options: SignalOptions) -> _Place:

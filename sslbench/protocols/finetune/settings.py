@@ -9,7 +9,7 @@ from sslbench.protocols._parts.rates import ViewSettings
 from sslbench.targets.classes import Classes
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.target import Target
-from sslbench.train.optimizers.optimizer import OptimizerSettings, find, refuse_unknown
+from sslbench.train.optimizers.optimizer import OPTIMIZERS, OptimizerSettings, find, refuse_unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Settings(ViewSettings):
         128, "images per update over all processes; fewer where train has fewer", unit="images", within="[2, inf)"
     )
     accumulate: int = setting(1, "forward passes per update", within="[1, inf)")
-    optimizer: str = setting("sgd", "sgd, adamw, lars, larc, timm:NAME, or your own my_pkg.my_optimizer")
+    optimizer: str = setting("sgd", OPTIMIZERS)
     lr: tuple[float, ...] = setting(
         (),
         "learning rate; of several the best on held-out samples is selected. []: 0.05 for sgd, 0.0005 for adamw",

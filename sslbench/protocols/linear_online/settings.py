@@ -6,7 +6,7 @@ from typing import Any, Literal
 from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.protocols._parts.rates import ViewSettings
-from sslbench.train.optimizers.optimizer import OptimizerSettings
+from sslbench.train.optimizers.optimizer import OPTIMIZERS, OptimizerSettings
 
 GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
@@ -34,7 +34,7 @@ class Settings(ViewSettings):
     lr_scaling: Literal["linear", "sqrt", "none"] = setting(
         "linear", "scaling of lr, given for 256 images per update, with batch_size"
     )
-    optimizer: str = setting("sgd", "sgd, lars, larc, adamw, timm:NAME, or your own my_pkg.my_optimizer")
+    optimizer: str = setting("sgd", OPTIMIZERS)
     momentum: float = setting(0.9, "momentum of sgd, lars and larc")
     nesterov: bool = setting(False, "Nesterov momentum (sgd, lars, larc)")
     trust_coefficient: float = setting(1e-3, "trust coefficient: norm of a step over norm of the tensor (lars, larc)")

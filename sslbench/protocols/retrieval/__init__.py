@@ -46,7 +46,6 @@ from sslbench.protocols.retrieval.descriptors import (
 )
 from sslbench.protocols.retrieval.tasks import (
     NO_PAIR,
-    MetricSet,
     RetrievalTask,
     Search,
     by_ground_truth,
@@ -225,8 +224,11 @@ def _evaluate_task(task: RetrievalTask, test: Features, index: "_SearchIndex") -
     values = np.array([metric_set.values(found) for found in ranks])
     truths = (task.answers(int(i)) for i in chosen)
     sizes = np.array([(len(t.positives), index.n_searched - len(t.ignored)) for t in truths])
-    metrics = _mean_metrics(values, metric_set, _units(task, test, chosen))
-    expected = _expected_in_random_order(sizes, metric_set).tolist()
+    columns = dict(zip(metric_set.metrics, values.T, strict=True))
+    metrics = _widest([means(columns, each) for each in _units(task, test, chosen)])
+    # Queries of equal numbers of positives and of ranked images have one expectation, which is computed once.
+    pairs, counts = np.unique(sizes, axis=0, return_counts=True)
+    expected = (counts @ np.array([metric_set.chance(int(r), int(m)) for r, m in pairs]) / counts.sum()).tolist()
     labels = test.target.select(rows)
     leading = values[:, metric_set.metrics.index(metric_set.headline)]
     per_class = {labels.classes[n]: float(leading[own].mean()) for n, own in rows_by_number(labels.values).items()}
@@ -378,7 +380,13 @@ def descriptors(features: Features, whitening: Whitening | None = None, rows: In
 def _whitening(train: Features, settings: Settings) -> Whitening:
     """Learn the whitening on the descriptors of train, or on those of all its regions."""
     if train.regions > 1:
-        x = _all_regions(train)
+        # Each of unit length, (M, C) float32; padding is left out.
+        parts = []
+        for start in range(0, len(train), 256):
+            block = train.x[start : start + 256].astype(np.float32)
+            rows = block.reshape(-1, block.shape[1] // train.regions)
+            parts.append(unit_length(rows[rows.any(axis=1)]))
+        x = np.concatenate(parts)
         n, what = len(x), f"{len(x):,} regions of {len(train):,} training images"
     else:
         x, n = descriptors(train), len(train)
@@ -398,39 +406,12 @@ def _whitening(train: Features, settings: Settings) -> Whitening:
         ) from error
 
 
-def _all_regions(train: Features) -> Matrix:
-    """Return the regions of all images, each of unit length, (M, C) float32; padding is left out."""
-    parts = []
-    for start in range(0, len(train), 256):
-        block = train.x[start : start + 256].astype(np.float32)
-        rows = block.reshape(-1, block.shape[1] // train.regions)
-        parts.append(unit_length(rows[rows.any(axis=1)]))
-    return np.concatenate(parts)
-
-
-def _mean_metrics(values: FloatArray, metric_set: MetricSet, units: Sequence[Units]) -> dict[str, Interval]:
-    """Return the means over the queries of metrics (Q, M), with intervals."""
-    columns = dict(zip(metric_set.metrics, values.T, strict=True))
-    return _widest([means(columns, each) for each in units])
-
-
 def _widest(found: Sequence[dict[str, Interval]]) -> dict[str, Interval]:
     """Return values with the hull of their intervals over units of several kinds."""
     return {
         name: (value, min(each[name][1] for each in found), max(each[name][2] for each in found))
         for name, (value, _, _) in found[0].items()
     }
-
-
-def _expected_in_random_order(sizes: IntArray, metric_set: MetricSet) -> FloatArray:
-    """Return the expected means of the metrics for databases in random order.
-
-    `sizes`: (Q, 2) numbers of positives and of ranked images of the queries.
-    """
-    # Queries of equal numbers have one expectation, which is computed once.
-    pairs, counts = np.unique(sizes, axis=0, return_counts=True)
-    expected = np.array([metric_set.chance(int(r), int(m)) for r, m in pairs])
-    return np.asarray(counts @ expected / counts.sum())
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:

@@ -15,7 +15,6 @@ outcome on test holds:
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
@@ -27,9 +26,6 @@ from sslbench.protocols.robustness.settings import Settings
 from sslbench.results import Outcome
 from sslbench.targets.classes import Classes
 from sslbench.targets.target import Target
-
-if TYPE_CHECKING:
-    pass
 
 
 def check(settings: Settings, train: Target) -> None:

@@ -81,13 +81,6 @@ def classes_of(file: Path) -> tuple[str, ...]:
     return tuple(classes)
 
 
-def _list_file(name: str) -> Path:
-    lists = _lists()
-    if name not in lists:
-        raise UsageError(f"there is no list of classes called '{name}'", did_you_mean(name, lists))
-    return lists[name]
-
-
 def _lists() -> dict[str, Path]:
     """Return the lists in benchmarks/classes by the names of their sets: 'imagenet-a'."""
     roots = reversed(paths.search_path("benchmarks"))  # the user's own come last and win
@@ -138,8 +131,12 @@ def open_unknown(location: str, train: Source, known_list: str) -> Source:
         DataError: another class is one of train's by name, or train lacks a class of the list.
         UsageError: there is no such list.
     """
-    classes = np.array(train.target.classes)
-    listed = classes_of(_list_file(known_list)) if known_list else train.target.classes
+    classes, listed = np.array(train.target.classes), train.target.classes
+    if known_list:
+        lists = _lists()
+        if known_list not in lists:
+            raise UsageError(f"there is no list of classes called '{known_list}'", did_you_mean(known_list, lists))
+        listed = classes_of(lists[known_list])
     competing = np.isin(classes, listed)
     if competing.sum() < len(listed):
         raise DataError(

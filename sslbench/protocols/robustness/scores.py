@@ -53,8 +53,6 @@ from sslbench.solvers.neighbours import nearest
 from sslbench.targets.classes import Classes
 
 _ROWS = 8192
-
-
 _MEMORY = 1.0  # GB of the search of neighbours
 
 
@@ -63,6 +61,10 @@ def open_sets(
 ) -> dict[str, ImageSet]:
     """Return the changed versions of the test images, the unknown images, and the further test sets."""
     found: dict[str, ImageSet] = {}
+    # For images that are cropped already: those of ImageNet-C have 224 x 224 pixels.
+    cropped = preprocessing
+    if preprocessing.crop is not None:
+        cropped = dataclasses.replace(preprocessing, resize=preprocessing.crop, squash=None, crop=None)
     changes = [*corruption_changes(settings).values(), *geometric_changes(settings).values()]
     if changes:
         check_pictures(settings, preprocessing)
@@ -73,10 +75,9 @@ def open_sets(
         for name in corruptions(settings):
             for severity in settings.severities:
                 source = open_corrupted(located(settings.corrupted, "corrupted"), name, severity, test)
-                fitted = _resized_to_crop(preprocessing)
-                found[corruption_name(name, severity)] = ImageSet(source, fitted, source.fingerprint())
+                found[corruption_name(name, severity)] = ImageSet(source, cropped, source.fingerprint())
     for name, frames in open_perturbed(settings, limited).items():
-        found[name] = ImageSet(frames, _resized_to_crop(preprocessing), frames.fingerprint())
+        found[name] = ImageSet(frames, cropped, frames.fingerprint())
     if settings.unknown:
         unknown = limited(open_unknown(located(settings.unknown, "unknown"), train, settings.known))
         found[UNKNOWN] = ImageSet(unknown, preprocessing, unknown.fingerprint())
@@ -142,13 +143,6 @@ class MahalanobisNovelty:
         return found
 
 
-def _resized_to_crop(preprocessing: Preprocessing) -> Preprocessing:
-    """Return the preprocessing for images that are cropped already: those of ImageNet-C have 224 x 224 pixels."""
-    if preprocessing.crop is None:
-        return preprocessing
-    return dataclasses.replace(preprocessing, resize=preprocessing.crop, squash=None, crop=None)
-
-
 def score(inputs: FeatureInputs[Settings]) -> dict[str, Outcome]:
     """Score test and the sets by a linear probe trained on train, or by the classifier of the weights file."""
     train, test, sets, settings, seed = inputs.train, inputs.test, inputs.sets, inputs.settings, inputs.seed
@@ -178,7 +172,8 @@ def score(inputs: FeatureInputs[Settings]) -> dict[str, Outcome]:
         metrics |= means({find_metric(name): errors.values(name) for name in errors.metrics}, units)
         headline = measures.CORRUPTION_ERROR.name
         chance |= {headline: 1 - chance["top1"], measures.ERROR_INCREASE.name: 0.0}
-        notes += _corruption_notes(settings)
+        if settings.reference is not None and (number := len(corruptions(settings))) != len(MAIN):
+            notes.append(f"mCE is the mean over {number} corruptions, not over the 15 of ImageNet-C.")
     flips, counts = perturbation_metrics(sets, scored, settings)
     if flips:
         metrics |= flips
@@ -312,24 +307,20 @@ def _unknown_metrics(
         each = (softmax_novelty(logits), energy_novelty(logits), mahalanobis(part.x), -near[:, -1])
         for found, values in zip(novelty.values(), each, strict=True):
             found.append(values)
-    units = Units.of(len(test) + len(unknown), _groups_of_both(test, unknown))
+    groups: IntArray | None = None
+    if test.groups is not None or unknown.groups is not None:
+        of_test, of_unknown = (np.arange(len(part)) if part.groups is None else part.groups for part in (test, unknown))
+        groups = np.concatenate([of_test, of_unknown + of_test.max() + 1])
+    units = Units.of(len(test) + len(unknown), groups)
     metrics: dict[str, Interval] = {}
     chance: dict[str, float] = {}
-    for name, (of_test, of_unknown) in novelty.items():
-        detected = measures.unknown_detection(of_test, of_unknown, units, seed=seed)
+    for name, values_of_parts in novelty.items():
+        detected = measures.unknown_detection(*values_of_parts, units, seed=seed)
         # AUROC, AUPR and FPR95, in the order of the metrics.
         guessed = (0.5, len(unknown) / units.samples, 0.95)
         for (metric, interval), guess in zip(detected.items(), guessed, strict=True):
             metrics[f"{metric}({name})"], chance[f"{metric}({name})"] = interval, guess
     return metrics, chance, units.samples
-
-
-def _groups_of_both(test: Features, unknown: Features) -> IntArray | None:
-    """Return the groups of test and unknown samples, numbered apart; None where neither has any."""
-    if test.groups is None and unknown.groups is None:
-        return None
-    own, other = (np.arange(len(part)) if part.groups is None else part.groups for part in (test, unknown))
-    return np.concatenate([own, other + own.max() + 1])
 
 
 class _VersionRows:
@@ -372,13 +363,6 @@ def _corruption_means(
     reference, reference_clean = reference_errors(settings, named)
     wrong_clean = ~top_k_correct(labels.values, clean, 1)
     return measures.corruption_means(wrong, wrong_clean, named, settings.severities, reference, reference_clean)
-
-
-def _corruption_notes(settings: Settings) -> list[str]:
-    named = corruptions(settings)
-    if settings.reference is None or len(named) == len(MAIN):
-        return []
-    return [f"mCE is the mean over {len(named)} corruptions, not over the 15 of ImageNet-C."]
 
 
 def _cosines(rows: _VersionRows, test: Features, units: Units, settings: Settings, seed: int) -> dict[str, Interval]:

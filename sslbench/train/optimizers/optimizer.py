@@ -96,14 +96,20 @@ def refuse_unknown(name: str) -> None:
         )
 
 
+# Description of the settings that name an optimizer.
+OPTIMIZERS = (
+    "sgd, adamw, lars, larc (sgd with layer-wise rates as in apex), timm:NAME, or your own my_module:MyClass or "
+    "my_pkg.my_optimizer"
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class OptimizerSettings:
     """Settings of the optimizer of a pretraining run."""
 
     name: str = setting(
         "sgd",
-        "sgd, adamw, lars, larc (sgd with layer-wise rates as in apex), timm:NAME, or your own my_module:MyClass or "
-        "my_pkg.my_optimizer",
+        OPTIMIZERS,
     )
     lr: float = setting(0.1, "learning rate at base_batch_size images per update, after the warm-up", within="[0, inf)")
     lr_scaling: Scaling = setting("linear", "scaling of lr with the images per update: none, linear, sqrt")

@@ -25,7 +25,7 @@ from sslbench.protocols.protocol import ProtocolSettings
 from sslbench.results import Outcome
 from sslbench.targets.pixel_values import ReadValues
 from sslbench.targets.target import Target
-from sslbench.train.optimizers.optimizer import find, refuse_unknown
+from sslbench.train.optimizers.optimizer import OPTIMIZERS, find, refuse_unknown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,9 +72,7 @@ class HeadSettings(ProtocolSettings):
         filled=True,
         distinct=True,
     )
-    optimizer: str = setting(
-        "adamw", "sgd, adamw, lars, larc, timm:NAME, or your own my_pkg.my_optimizer", added_later=True
-    )
+    optimizer: str = setting("adamw", OPTIMIZERS, added_later=True)
     weight_decay: float = setting(1e-4, "weight decay", within="[0, inf)")
     betas: tuple[float, float] = setting((0.9, 0.999), "adamw: decay rates of its averages")
     clip_norm: float | None = setting(None, "largest norm of a head's gradient; null: any", within="(0, inf)")
