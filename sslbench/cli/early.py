@@ -11,7 +11,7 @@ from typing import Any
 from sslbench import paths
 from sslbench.backbones.architectures import refuse_unknown_backbone
 from sslbench.backbones.named import download_hint, is_pixels, pixels_backbone, random_backbone, refuse_unknown
-from sslbench.cli.options import DataFlags, PreprocessingFlags, RunFlags, WeightsFlags, default_data
+from sslbench.cli.options import DataFlags, NetworkFlags, PreprocessingFlags, RunFlags, WeightsFlags, default_data
 from sslbench.config import read_yaml, resolve
 from sslbench.data import catalog
 from sslbench.data.regular import refuse_empty_folder, refuse_missing, refuse_missing_file
@@ -78,14 +78,14 @@ def checked_run(
             pixels_backbone(str(weights.weights), weights.backbone)
     if preprocessing is not None:
         preprocessing.check()
-    return resolve_run({}, run.settings())[0]
+    return resolve_run({}, run.settings)[0]
 
 
-def request_of(weights: WeightsFlags, data: DataFlags, preprocessing: PreprocessingFlags, /, **changed: Any) -> Request:
+def request_of(weights: NetworkFlags, data: DataFlags, preprocessing: PreprocessingFlags, /, **changed: Any) -> Request:
     """Return the request of the flags for a network's features of images, without protocols."""
     values = {
         **weights.loading(),
-        **dataclasses.asdict(data),
+        **vars(data),
         "tasks": (),
         "layers": weights.layer_names(),
         "preprocessing": preprocessing.values(),

@@ -1,7 +1,6 @@
 """Flags that several commands share, as frozen dataclasses, and the refusal of flags that a command does not use."""
 
 import dataclasses
-import functools
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -14,72 +13,124 @@ from sslbench import config, paths
 from sslbench.backbones.layer_spec import SIZED_BY_THE_IMAGE, parse_layer, split_layers
 from sslbench.backbones.named import is_pixels
 from sslbench.cli.echo import LEVEL, echo, note
+from sslbench.cli.flags import flag, flags_of, option
 from sslbench.cli.words import AS_TYPED
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
+from sslbench.evaluation.settings import RunSettings
 from sslbench.names import list_names
 from sslbench.preprocessing import IMAGENET_MEAN, Preprocessing
 from sslbench.runtime.folders import refuse_address
 from sslbench.text import visible
 
 F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
 
 
-class LocalPath(click.Path):
-    """Type of an option that names a file or folder of this machine; an address or URL is refused."""
+class Several(click.Option):
+    """Option that takes all words up to the next flag, protocol or KEY=VALUE: --weights a.pth b.pth."""
 
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Let the parser hand over the further words."""
+        super().add_to_parser(parser, ctx)
+        option = parser._long_opt[self.opts[0]]
+        # click's options take a fixed number of words; its parser hands each word to `process`.
+        take_one = option.process
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path."""
-        refuse_address(value)
-        return super().convert(value, param, ctx)
+        def process(value: str, state: Any) -> None:
+            take_one(value, state)
+            while state.rargs and not _ends_values(state.rargs[0]):
+                take_one(state.rargs.pop(0), state)
+
+        option.process = process
+
+
+def _ends_values(word: str) -> bool:
+    # Protocols may follow the weights: sslbench eval --weights a.pth b.pth knn.
+    if word.startswith("-") or word in list_names("protocol"):
+        return True
+    # The '=' of an address belongs to its query.
+    return "=" in word and not re.match(r"[A-Za-z][\w+.-]*://", word) and not Path(word).exists()
+
+
+def _warn_in_red(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+    if value:
+        message = "--trust-pickle: a weights file may run any program on this machine with your rights."
+        echo(before=click.style(f"warning: {visible(message)}", fg="red", bold=True), err=True)
+    return value
 
 
 @dataclasses.dataclass(frozen=True)
-class WeightsFlags:
-    """Values of the flags that choose a backbone, its weights and layers; named as the fields of a `Request`."""
+class NetworkFlags:
+    """Flags that choose a backbone and its layers; named as the fields of a `Request`."""
 
-    weights: str | None
-    backbone: str | None
-    format: str | None
-    allow_partial: bool
-    stem: str | None
-    trust_pickle: bool
-    layers: str | None
+    backbone: str | None = flag(
+        "Architecture: resnet50, a timm name or my_module:callable. Default: read from the weights.",
+        *("--backbone", "-b"),
+    )
+    format: str | None = flag("Format of the weights (sslbench list formats). Default: recognised.")
+    allow_partial: bool = flag("Accept weights that fill only part of the backbone; marks results.", default=False)
+    stem: str | None = flag(
+        "Rule that adapts the first convolution to the number of channels: average, repeat, sum, bands=3,2,1, random."
+    )
+    trust_pickle: bool = flag(
+        "Allow code in a weights file to run. Only for files from a source that you trust.",
+        default=False,
+        callback=_warn_in_red,
+    )
+    layers: str | None = flag("Layers and pooling, e.g. res4:avg(8,3),res5avg. Default: the backbone's own.")
 
     def loading(self) -> dict[str, Any]:
         """Return the arguments of `load_backbone`: all fields but `layers`."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if key != "layers"}
+        return {key: value for key, value in vars(self).items() if key != "layers"}
 
     def layer_names(self) -> tuple[str, ...]:
         """Return the layers in --layers; () without the flag."""
         return listed_layers(self.layers)
 
 
+WEIGHTS = (
+    "Weights file; hf:OWNER/MODEL, timm:MODEL, vissl:NAME or https://...#sha256=... (downloaded); 'random' (untrained, "
+    "needs --backbone); 'pixels'."
+)
+"""Help of --weights."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightsFlags(NetworkFlags):
+    """Flags that choose a backbone, its weights and layers."""
+
+    weights: str | None = flag(WEIGHTS, "--weights", "-w")
+
+
 @dataclasses.dataclass(frozen=True)
 class DataFlags:
-    """Values of the flags that choose the images and labels."""
+    """Flags that choose the images and labels."""
 
-    data: str | None
-    test_data: str | None
-    image_column: str | None
-    label_column: str | None
-    limit: int | None
+    data: str | None = flag(
+        "Folder, table (.csv .tsv .parquet), COCO/kwcoco manifest, torchvision:NAME, ...", "--data", "-d"
+    )
+    test_data: str | None = flag("Test split, in the same forms. Default: found in --data, or split off.")
+    image_column: str | None = flag(
+        "Column of image paths in a table. Default: recognised.", "--image-col", "--image-column"
+    )
+    label_column: str | None = flag(
+        "Column of labels in a table. Default: recognised.", "--label-col", "--label-column"
+    )
+    limit: int | None = flag("Largest number of samples per split, for a quick look.", within="[1, inf)")
 
 
 @dataclasses.dataclass(frozen=True)
 class PreprocessingFlags:
-    """Values of the flags that replace parts of a backbone's preprocessing, as typed."""
+    """Flags that replace parts of a backbone's preprocessing, as typed."""
 
-    resize: str | None
-    crop: str | None
-    interpolation: str | None
-    scales: str | None
-    mean: str | None
-    std: str | None
+    resize: str | None = flag("Shorter side in pixels, longer:PIXELS, or HEIGHTxWIDTH. Default: the backbone's own.")
+    crop: str | None = flag("Centre crop in pixels, HEIGHTxWIDTH, or 'none'. Default: the backbone's own.")
+    interpolation: str | None = flag(
+        "Filter of the resize: nearest, bilinear, bicubic, lanczos. Default: the backbone's own."
+    )
+    scales: str | None = flag("Image scales whose features are averaged: 1,0.7071,0.5. Default: 1.")
+    mean: str | None = flag("Mean per channel, pixels from 0 to 1: 0.1,0.2,0.15. Default: the backbone's own.")
+    std: str | None = flag("Standard deviation per channel, in the same way as --mean.")
 
     def values(self) -> dict[str, Any]:
         """Return the given flags as fields of a `Preprocessing`."""
@@ -131,39 +182,19 @@ def _numbers(flag: str, text: str, of: str) -> list[float]:
 
 @dataclasses.dataclass(frozen=True)
 class RunFlags:
-    """Values of the flags that set how features are computed; named as the fields of `RunSettings`, and the store."""
+    """Flags that set how features are computed, as fields of `RunSettings`, and the store."""
 
-    device: str | None
-    precision: str | None
-    feature_dtype: str | None
-    batch_size: int | None
-    workers: int | None
-    seed: int | None
-    on_error: str | None
-    decoder: list[str] | None
-    max_pixels: int | None
-    start_method: str | None
-    store: str | None
+    settings: Mapping[str, Any] = flags_of(RunSettings)
+    store: str | None = flag("Folder of the feature store. Default: in the user's cache folder.")
 
-    def settings(self) -> dict[str, Any]:
-        """Return the given flags as fields of `RunSettings`."""
-        values = dataclasses.asdict(self)
-        return {key: value for key, value in values.items() if key != "store" and value is not None}
+    @property
+    def device(self) -> str | None:
+        """Device in --device."""
+        return self.settings.get("device")
 
     def store_folder(self) -> Path:
         """Return the folder of the feature store."""
         return store_folder(self.store)
-
-
-def _warn_in_red(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
-    if value:
-        message = "--trust-pickle: a weights file may run any program on this machine with your rights."
-        echo(before=click.style(f"warning: {visible(message)}", fg="red", bold=True), err=True)
-    return value
-
-
-def _split_names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str] | None:
-    return [name.strip() for name in value.split(",")] if value else None
 
 
 def _set_level(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -187,148 +218,8 @@ def message_options(function: F) -> F:
     return quiet(verbose(function))
 
 
-trust_pickle = click.option(
-    "--trust-pickle",
-    is_flag=True,
-    callback=_warn_in_red,
-    help="Allow code in a weights file to run. Only for files from a source that you trust.",
-)
-image_column = click.option(
-    "--image-col", "--image-column", "image_column", help="Column of image paths in a table. Default: recognised."
-)
-label_column = click.option(
-    "--label-col", "--label-column", "label_column", help="Column of labels in a table. Default: recognised."
-)
-_weights = functools.partial(
-    click.option,
-    "--weights",
-    "-w",
-    help="Weights file; hf:OWNER/MODEL, timm:MODEL, vissl:NAME or https://...#sha256=... (downloaded); "
-    "'random' (untrained, needs --backbone); 'pixels'.",
-)
-_WEIGHTS = [
-    click.option(
-        "--backbone",
-        "-b",
-        help="Architecture: resnet50, a timm name or my_module:callable. Default: read from the weights.",
-    ),
-    click.option("--format", help="Format of the weights (sslbench list formats). Default: recognised."),
-    click.option(
-        "--allow-partial", is_flag=True, help="Accept weights that fill only part of the backbone; marks results."
-    ),
-    click.option(
-        "--stem",
-        help="Rule that adapts the first convolution to the number of channels: average, repeat, sum, bands=3,2,1, "
-        "random.",
-    ),
-    trust_pickle,
-    click.option("--layers", help="Layers and pooling, e.g. res4:avg(8,3),res5avg. Default: the backbone's own."),
-]
-_DATA = [
-    click.option(
-        "--data", "-d", help="Folder, table (.csv .tsv .parquet), COCO/kwcoco manifest, torchvision:NAME, ..."
-    ),
-    click.option("--test-data", help="Test split, in the same forms. Default: found in --data, or split off."),
-    image_column,
-    label_column,
-    click.option("--limit", type=click.IntRange(1), help="Largest number of samples per split, for a quick look."),
-]
-_PREPROCESSING = [
-    click.option(
-        "--resize", help="Shorter side in pixels, longer:PIXELS, or HEIGHTxWIDTH. Default: the backbone's own."
-    ),
-    click.option("--crop", help="Centre crop in pixels, HEIGHTxWIDTH, or 'none'. Default: the backbone's own."),
-    click.option(
-        "--interpolation",
-        help="Filter of the resize: nearest, bilinear, bicubic, lanczos. Default: the backbone's own.",
-    ),
-    click.option("--scales", help="Image scales whose features are averaged: 1,0.7071,0.5. Default: 1."),
-    click.option("--mean", help="Mean per channel, pixels from 0 to 1: 0.1,0.2,0.15. Default: the backbone's own."),
-    click.option("--std", help="Standard deviation per channel, in the same way as --mean."),
-]
-_RUN = [
-    click.option("--device", help="Device: auto, cpu, cuda, cuda:1, mps. Default: auto."),
-    click.option(
-        "--precision",
-        help="Precision of the forward pass: fp32, bf16, fp16, int8 (features, on a processor). Default: fp32.",
-    ),
-    click.option("--feature-dtype", help="Dtype of stored features: float32, float16. Default: float32."),
-    click.option("--batch-size", type=int, help="Number of images per forward pass. Default: 64."),
-    click.option(
-        "--workers", type=int, help="Processes that decode images; 0: the main process does. Default: by the cores."
-    ),
-    click.option(
-        "--seed",
-        type=click.IntRange(0, 2**32 - 1),
-        help="Seed of splits, hold-outs, untrained weights and bootstrap. Default: 0.",
-    ),
-    click.option("--on-error", help="Unreadable images: stop (list them all) or skip (leave them out). Default: stop."),
-    click.option(
-        "--decoder",
-        callback=_split_names,
-        help="Decoder: reference; fast (large JPEGs at reduced size); my_module.my_function (tried first). Default: "
-        "reference.",
-    ),
-    click.option("--max-pixels", type=int, help="Largest image that is decoded, in pixels. Default: 178956970."),
-    click.option(
-        "--start-method", help="Start of the decoding processes: auto, fork, spawn, forkserver. Default: auto."
-    ),
-    click.option("--store", help="Folder of the feature store. Default: in the user's cache folder."),
-]
-
-
-def take(flags: type[T], values: dict[str, Any]) -> T:
-    """Remove the fields of the dataclass `flags` from the values of a command line; return them as an instance."""
-    return flags(**{field.name: values.pop(field.name) for field in dataclasses.fields(flags)})  # type: ignore[arg-type]
-
-
-def _as_one(name: str, flags: type[Any], options: list[Callable[[F], F]]) -> Callable[[F], F]:
-    """Add options to a command that receives them as one argument `name`, an instance of the dataclass `flags`."""
-
-    def decorate(function: F) -> F:
-        @functools.wraps(function)
-        def command(*args: Any, **values: Any) -> Any:
-            own = take(flags, values)
-            return function(*args, **values, **{name: own})
-
-        # Decorators apply from the inside out: help lists the last one first.
-        for option in reversed(options):
-            command = option(command)
-        return command  # type: ignore[return-value]
-
-    return decorate
-
-
-class _Several(click.Option):
-    """Option that takes all words up to the next flag, protocol or KEY=VALUE: --weights a.pth b.pth."""
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """Let the parser hand over the further words."""
-        super().add_to_parser(parser, ctx)
-        option = parser._long_opt[self.opts[0]]
-        # click's options take a fixed number of words; its parser hands each word to `process`.
-        take_one = option.process
-
-        def process(value: str, state: Any) -> None:
-            take_one(value, state)
-            while state.rargs and not _ends_values(state.rargs[0]):
-                take_one(state.rargs.pop(0), state)
-
-        option.process = process
-
-
-def _ends_values(word: str) -> bool:
-    # Protocols may follow the weights: sslbench eval --weights a.pth b.pth knn.
-    known = word.startswith("-") or word in list_names("protocol")
-    # The '=' of an address belongs to its query.
-    return known or ("=" in word and not re.match(r"[A-Za-z][\w+.-]*://", word) and not Path(word).exists())
-
-
-weights_options = _as_one("weights", WeightsFlags, [_weights(), *_WEIGHTS])
-several_weights_options = _as_one("weights", WeightsFlags, [_weights(cls=_Several, multiple=True), *_WEIGHTS])
-data_options = _as_one("data", DataFlags, _DATA)
-preprocessing_options = _as_one("preprocessing", PreprocessingFlags, _PREPROCESSING)
-run_options = _as_one("run", RunFlags, _RUN)
+image_column, label_column = option(DataFlags, "image_column"), option(DataFlags, "label_column")
+trust_pickle = option(NetworkFlags, "trust_pickle")
 
 
 def refuse(ctx: click.Context, *, used: Collection[str], what: str, reasons: Mapping[str, str] | None = None) -> None:

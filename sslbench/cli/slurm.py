@@ -18,7 +18,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-import click
 import yaml
 
 from sslbench.cli.echo import echo
@@ -256,13 +255,6 @@ def _last_error(log: Path) -> str:
         told = re.findall(r"^(?:error: |\d+ of \d+ cells are holes .*\n  )(.*)$", text, re.MULTILINE)
         return str(told[-1]) if told else ""
     return ""
-
-
-launcher_option = click.option(
-    "--launcher",
-    help="Launcher: local, or slurm: as jobs, several benchmarks or weights as an array (launcher.partition=...). "
-    "Default: local.",
-)
 
 
 def take_launcher(

@@ -114,7 +114,7 @@ def show_value(value: Any) -> str:
         >>> show_value((1, 2)), show_value(None), show_value(0.5)
         ('[1,2]', 'null', '0.5')
     """
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return "[" + ",".join(show_value(v) for v in value) + "]"
     if value is None or isinstance(value, bool):
         return str(value).lower().replace("none", "null")

@@ -11,12 +11,11 @@ from sslbench.data.loading.samplers import AskedSampler
 from sslbench.data.sharded import WINDOW
 from sslbench.data.views import Augment
 from sslbench.errors import UsageError
-from sslbench.names import refuse_missing_module
+from sslbench.names import module_file, refuse_missing_module
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.runtime.resources import AskedPrecision, StartMethod, refuse_unknown_device
 from sslbench.text import without_secrets
 from sslbench.train import schedules
-from sslbench.train.method_settings import declared_config
 from sslbench.train.optimizers.optimizer import OptimizerSettings, PartSettings
 
 Spec = dict[str, Any] | float
@@ -47,14 +46,21 @@ class PretrainSettings:
     augment: Augment
     optimizer: OptimizerSettings
     schedule: ScheduleSettings
-    backbone: str = setting("resnet50", "architecture: a ResNet, a timm model, module:callable")
-    epochs: float = setting(100, "passes over the data", unit="epochs", within="(0, inf)")
-    batch_size: int = setting(256, "images per update over all processes", within="[1, inf)")
+    backbone: str = setting(
+        "resnet50",
+        "architecture: resnet50, a timm name, my_module:callable; resnet50,in_chans=13 for 13 channels",
+        flag="the recipe's",
+    )
+    epochs: float = setting(100, "passes over the data", unit="epochs", within="(0, inf)", flag="the recipe's")
+    batch_size: int = setting(256, "images per update over all processes", within="[1, inf)", flag="the recipe's")
     accumulate: int = setting(1, "forward passes per update", within="[1, inf)")
     clip_norm: float | None = setting(None, "largest norm of the gradients; null does not clip", within="[0, inf]")
     clip_each: bool = setting(False, "apply clip_norm to each tensor's gradient (DINO's code) instead of all together")
     precision: AskedPrecision = setting(
-        "auto", "precision of the forward pass (autocast); auto: bf16 on a GPU that computes in it, else fp32"
+        "auto",
+        "precision of the forward pass (autocast): auto (bf16 on a GPU that computes in it, else fp32), fp32, bf16, "
+        "fp16",
+        flag="the recipe's",
     )
     tf32: bool = setting(True, "TensorFloat-32 for what is computed in fp32, on GPUs that have it")
     cudnn_benchmark: bool = setting(True, "let cuDNN try its convolutions and take the fastest (GPU only)")
@@ -74,10 +80,15 @@ class PretrainSettings:
     ema: float | None = setting(
         None, "decay of a moving average of the backbone, saved as weights_ema.torch; null: none", within="[0, 1)"
     )
-    seed: int = setting(0, "seed of initial weights, order of images, and views", within="[0, 4294967295]")
-    device: str = setting("auto", "auto, cpu, cuda, cuda:1, mps")
+    seed: int = setting(
+        0, "seed of the initialisation, the order of the images and the views", within="[0, 4294967295]", flag=True
+    )
+    device: str = setting("auto", "device: auto, cpu, cuda, cuda:1, mps", flag=True)
     workers: int | Literal["auto"] = setting(
-        "auto", "worker processes for decoding and views, per training process", within="[0, inf)"
+        "auto",
+        "processes that decode and augment, per training process; 0: the main process does",
+        within="[0, inf)",
+        flag="by the cores",
     )
     prefetch: int = setting(4, "batches prefetched by each worker", within="[1, inf)")
     start_method: StartMethod = setting("auto", "start method of the worker processes")
@@ -108,9 +119,7 @@ class PretrainSettings:
             raise UsageError(
                 "the settings have no method.name", "Set method.name to a name from: sslbench list methods."
             )
-        config = declared_config(name)
-        if config is not None:
-            build(config, {key: value for key, value in self.method.items() if key != "name"}, f"method {name}")
+        built_in = module_file("method", name) is not None
         refuse_outside(self, "pretrain")
         refuse_unknown_device(self.device)
         _check_batch(self.batch_size, self.accumulate, world)
@@ -132,6 +141,12 @@ class PretrainSettings:
         if self.batch_transform is not None:
             refuse_missing_module(self.batch_transform)
         self._check_schedules()
+        if built_in:  # code of the user's own is imported when the run needs it
+            # Last, since it imports torch.
+            from sslbench.train.method import find_method
+
+            own = {key: value for key, value in self.method.items() if key != "name"}
+            build(find_method(name).config_type, own, f"method {name}")
 
     def _check_schedules(self) -> None:
         """Refuse schedules, of the run and of its groups, with unknown names and keys or impossible values."""

@@ -1,7 +1,6 @@
 """Flags: a command uses every flag that it takes, or refuses it with its name and exit code 2."""
 
 import ast
-import dataclasses
 import importlib
 import inspect
 from pathlib import Path
@@ -13,7 +12,10 @@ from PIL import Image
 
 from sslbench.cli import options
 from sslbench.cli.early import route
+from sslbench.cli.flags import names_of
 from sslbench.cli.main import COMMANDS
+from sslbench.evaluation.settings import RunSettings
+from sslbench.pretraining.settings import PretrainSettings
 
 # Case of a command -> the words, and its flags that have no effect there. Every other flag is used in that case.
 CASES = {
@@ -92,30 +94,33 @@ def commands():
         yield from command.commands.values() if isinstance(command, click.Group) else [command]
 
 
-def unread(command):
-    """Names of a command's parameters that its modules do not read, as a variable or as a field of its flags.
+# Words of a command's modules -> declarations whose flags they hand on as a whole, to `Request` and to settings.
+WHOLE = {
+    "request_of(": (options.WeightsFlags, options.DataFlags),
+    ".loading()": (options.WeightsFlags,),
+    "checked_run(": (RunSettings,),
+    "run.settings": (RunSettings,),
+    "given.typed": (PretrainSettings,),
+}
 
-    Shared flags that are handed on as a whole (`dataclasses.asdict(self)`) are read by `Request` and `RunSettings`,
-    which have no other fields.
-    """
+
+def unread(command):
+    """Names of a command's parameters that its modules do not read, as a variable or as a field of its flags."""
     module = Path(inspect.getfile(inspect.unwrap(command.callback)))
     files = [*module.parent.glob("*.py")] if module.name == "__init__.py" else [module]
     if "import EvalOptions" in module.read_text(encoding="utf-8"):  # a sweep reads its flags as `eval` does
         files += (module.parent / "eval").glob("*.py")
-    read = set()
-    for file in (*files, Path(options.__file__)):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    texts = [file.read_text(encoding="utf-8") for file in files]
+    wholes = [each for words, declared in WHOLE.items() if any(words in text for text in texts) for each in declared]
+    read = {name for declared in wholes for name in names_of(declared)}
+    for text in (*texts, Path(options.__file__).read_text(encoding="utf-8")):
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 read.add(node.id)
             elif isinstance(node, ast.Attribute):
                 read.add(node.attr)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # keys of settings
                 read.add(node.value)
-    used = {shared for shared in (options.WeightsFlags, options.RunFlags) if shared.__name__ in read}
-    assert all("dataclasses.asdict(self)" in inspect.getsource(shared) for shared in used)
-    read |= {field.name for shared in used for field in dataclasses.fields(shared)}
-    if "request_of" in read:  # it hands on the flags of the images as a whole
-        read |= {field.name for field in dataclasses.fields(options.DataFlags)}
     handed = {p.name for p in command.params if isinstance(p, click.Option) and p.expose_value}
     return handed - read
 

@@ -223,7 +223,7 @@ MISTAKES = [
         "does not fit into 100 epochs",
     ),
     (["pretrain", "simclr", *TINY, "save_every=now"], "'now' is not an interval"),
-    (["pretrain", "simclr", *TINY, "--epochs", "0"], "epochs should be above 0, not 0"),
+    (["pretrain", "simclr", *TINY, "--epochs", "0"], "0.0 is not in the range x>0"),
     (["pretrain", "simclr", *TINY, "--histograms"], "Add --tensorboard"),
     (["pretrain", "simclr", *TINY, "--device", "warp"], "there is no device called 'warp'"),
     (["pretrain", "simclr", *TINY, "--resume-from", "x.ckpt", "--no-resume"], "exclude each other"),

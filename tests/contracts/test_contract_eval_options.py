@@ -10,7 +10,7 @@ from sslbench import paths
 from sslbench.cli import early, slurm
 from sslbench.cli.commands.eval import command
 from sslbench.cli.commands.eval.check import check
-from sslbench.cli.commands.eval.flags import SHARED, EvalOptions
+from sslbench.cli.commands.eval.flags import EvalOptions
 from sslbench.cli.commands.eval.work import make_plan
 from sslbench.errors import UsageError
 from sslbench.library.recipes import compose
@@ -153,13 +153,6 @@ def test_an_option_that_one_of_several_protocols_uses_is_not_refused(monkeypatch
     assert plan(("knn", "linear", *NETWORK, "--max-memory", "7GB")) != plan(("knn", "linear", *NETWORK))
     with pytest.raises(UsageError, match="--max-memory does not go with linear lsr"):
         plan(("linear", "lsr", *NETWORK, "--max-memory", "7GB"))
-
-
-def test_the_options_have_a_field_each():
-    names = ["words", *(set(EvalOptions.__dataclass_fields__) - {"weights", *SHARED})]
-    names += [name for flags in SHARED.values() for name in flags.__dataclass_fields__]
-    taken = [parameter.name for parameter in command.params if parameter.expose_value]  # not --quiet, --verbose
-    assert sorted(names) == sorted(taken)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -12,17 +12,15 @@ import torch
 from helpers import two_processes
 from torch import nn
 
-from sslbench.config import build, describe
+from sslbench.config import build
 from sslbench.data.loading.batch import RawBatch
 from sslbench.distributed.parallel import clip_gradients, wrap
 from sslbench.errors import UsageError
-from sslbench.library.recipes import compose_pretraining
-from sslbench.names import find_module, list_names
+from sslbench.names import find_module
 from sslbench.train import loop
 from sslbench.train.loop import RateSchedules, TrainingPlan
 from sslbench.train.meter import TrainingMeter
-from sslbench.train.method import Learner, Loss
-from sslbench.train.method_settings import declared_config
+from sslbench.train.method import Learner, Loss, find_method
 from sslbench.train.optimizers.optimizer import OptimizerSettings
 from sslbench.train.state import State, new_state
 
@@ -147,23 +145,6 @@ def test_images_of_all_processes_are_counted():
 METHODS = Path(find_module("method", "simclr").__file__).parent
 
 
-@pytest.mark.parametrize("recipe", list_names("method"))
-def test_declared_settings_are_those_of_the_method(recipe):
-    name = compose_pretraining(recipe, {}, {}).values["method"]["name"]
-    config, declared = find_module("method", name).Config, declared_config(name)
-    assert describe(declared) == describe(config)
-    assert typing.get_type_hints(declared) == typing.get_type_hints(config)
-    assert declared() == declared(**dataclasses.asdict(config()))
-
-
-def test_methods_of_the_user_are_not_read_and_unknown_ones_refused():
-    assert declared_config("tests.own_method") is None
-    with pytest.raises(UsageError, match="Did you mean 'simclr'"):
-        declared_config("simclrr")
-    with pytest.raises(UsageError, match="there is no Python module"):
-        declared_config("nosuch.method")
-
-
 def numbers(kind):
     """Whether a type is a number, or a list of numbers."""
     return kind in (int, float) or any(numbers(part) for part in typing.get_args(kind))
@@ -171,7 +152,7 @@ def numbers(kind):
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in METHODS.glob("[a-z]*.py")))
 def test_every_number_has_an_interval_beyond_which_it_is_refused(name):
-    config = declared_config(name)
+    config = find_method(name).config_type
     hints, given = typing.get_type_hints(config), {}
     for field in dataclasses.fields(config):
         given |= {field.name: "w.torch"} if field.metadata["required"] else {}
@@ -189,7 +170,7 @@ def test_every_number_has_an_interval_beyond_which_it_is_refused(name):
 
 
 def test_ends_of_intervals_and_numbers_that_are_none():
-    config = declared_config("pirl")
+    config = find_method("pirl").config_type
     for value in (0.0, 1.0, float("nan"), float("inf")):
         with pytest.raises(UsageError, match="patches_weight should be above 0 and below 1, not") as refused:
             build(config, {"patches_weight": value}, "method")
@@ -199,6 +180,6 @@ def test_ends_of_intervals_and_numbers_that_are_none():
     with pytest.raises(UsageError, match="momentum should be from 0 to below 1, not 1"):
         build(config, {"momentum": 1.0}, "method")
     assert build(config, {"momentum": 0.0}, "method").momentum == 0
-    assert build(declared_config("dcl"), {"sigma": None}, "method").sigma is None
+    assert build(find_method("dcl").config_type, {"sigma": None}, "method").sigma is None
     with pytest.raises(UsageError, match="teacher is missing"):
-        build(declared_config("distillation"), {}, "method")
+        build(find_method("distillation").config_type, {}, "method")

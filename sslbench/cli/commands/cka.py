@@ -11,8 +11,8 @@ from sslbench import evaluation
 from sslbench.backbones.named import random_backbone
 from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import note
+from sslbench.cli.flags import LocalPath, take_flags
 from sslbench.cli.help import GroupedCommand
-from sslbench.cli.options import LocalPath
 from sslbench.cli.tables import print_table
 from sslbench.errors import UsageError
 from sslbench.runtime.folders import refuse_output_file
@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 @click.option("--debiased", is_flag=True, help="Use the unbiased estimator, for fewer images than features.")
 @click.option("--csv", "csv_path", type=LocalPath(), help="CSV file to write the matrix to.")
 @click.option("--png", "png_path", type=LocalPath(), help="PNG file to draw the matrix in.")
-@options.data_options
-@options.preprocessing_options
-@options.run_options
+@take_flags(data=options.DataFlags, preprocessing=options.PreprocessingFlags, run=options.RunFlags)
 @options.trust_pickle
 @options.message_options
 @click.pass_context

@@ -7,16 +7,16 @@ import click
 from sslbench import evaluation
 from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo
+from sslbench.cli.flags import take_flags
 from sslbench.cli.help import GroupedCommand
 from sslbench.errors import UsageError
 from sslbench.runtime.folders import refuse_output_file
 
 
 @click.command("cluster", cls=GroupedCommand)
-@options.weights_options
-@options.data_options
-@options.preprocessing_options
-@options.run_options
+@take_flags(
+    weights=options.WeightsFlags, data=options.DataFlags, preprocessing=options.PreprocessingFlags, run=options.RunFlags
+)
 @click.option("--k", type=click.IntRange(2), default=16000, show_default=True, help="Number of clusters.")
 @click.option("--iterations", type=click.IntRange(1), default=50, show_default=True, help="Iterations of k-means.")
 @click.option("--out", default="assignments.csv", show_default=True, help="Table to write: path, label[, split].")

@@ -10,7 +10,7 @@ import click
 
 from sslbench.cli import terminal
 from sslbench.cli.echo import echo
-from sslbench.cli.options import LocalPath
+from sslbench.cli.flags import LocalPath
 from sslbench.cli.tables import INTERVAL, print_table
 from sslbench.errors import ResultError, UsageError
 from sslbench.leaderboard.columns import precision_text

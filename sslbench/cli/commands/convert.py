@@ -7,7 +7,7 @@ import click
 
 from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo
-from sslbench.cli.options import LocalPath
+from sslbench.cli.flags import LocalPath
 from sslbench.errors import UsageError
 from sslbench.weights.format_name import check_conversion, check_format
 

@@ -10,7 +10,7 @@ import click
 from sslbench import paths
 from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo
-from sslbench.cli.options import LocalPath
+from sslbench.cli.flags import LocalPath
 from sslbench.data import catalog
 from sslbench.data import prepare as prepared
 from sslbench.data.export import check_manifest

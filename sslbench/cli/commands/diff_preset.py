@@ -49,4 +49,4 @@ def _show(value: Any) -> str:
 
     if value is None:
         return "-"
-    return show_value(tuple(value) if isinstance(value, list) else value)
+    return show_value(value)

@@ -7,17 +7,16 @@ import click
 from sslbench import evaluation
 from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo
+from sslbench.cli.flags import LocalPath, take_flags
 from sslbench.cli.help import GroupedCommand
-from sslbench.cli.options import LocalPath
 from sslbench.errors import UsageError
 from sslbench.weights.format_name import check_export
 
 
 @click.command("export", cls=GroupedCommand)
-@options.weights_options
 @click.option("--out", type=LocalPath(), required=True, help="File to write: net.onnx, or net.pt2 of torch.export.")
 @click.option("--force", is_flag=True, help="Replace --out if it exists.")
-@options.preprocessing_options
+@take_flags(weights=options.WeightsFlags, preprocessing=options.PreprocessingFlags)
 @click.pass_context
 def command(
     ctx: click.Context,

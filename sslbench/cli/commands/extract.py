@@ -11,7 +11,9 @@ from sslbench import evaluation
 from sslbench.backbones.named import is_pixels, pixels_backbone, random_backbone
 from sslbench.cli import early, options, slurm, terminal
 from sslbench.cli.commands.eval.check import expand
+from sslbench.cli.commands.eval.flags import EvalOptions
 from sslbench.cli.echo import echo
+from sslbench.cli.flags import flag, option, take_flags
 from sslbench.cli.help import GroupedCommand
 from sslbench.cli.words import split_words
 from sslbench.distributed import this_process
@@ -21,24 +23,30 @@ from sslbench.evaluation.settings import RunSettings
 from sslbench.features import external_files
 
 
+@dataclasses.dataclass(frozen=True)
+class SeveralWeights(options.NetworkFlags):
+    """Flags that choose a backbone and its layers, and several files of weights for it."""
+
+    weights: tuple[str, ...] = flag(options.WEIGHTS, "--weights", "-w", default=(), cls=options.Several)
+
+
 @click.command("extract", cls=GroupedCommand)
 @click.argument("words", nargs=-1, metavar="[launcher.KEY=VALUE]...")
-@options.several_weights_options
-@options.data_options
-@options.preprocessing_options
-@options.run_options
+@take_flags(
+    weights=SeveralWeights, data=options.DataFlags, preprocessing=options.PreprocessingFlags, run=options.RunFlags
+)
 @click.option(
     "-o", "--output", help="Also write one layer with names, labels and image sizes to a .parquet, .npz or .h5 file."
 )
 @click.option("--groups", multiple=True, metavar="COLUMN", help="Column of the data to copy into index.csv; repeat.")
-@slurm.launcher_option
+@option(EvalOptions, "launcher")
 @options.message_options
 @click.pass_context
 def command(
     ctx: click.Context,
     /,
     words: tuple[str, ...],
-    weights: options.WeightsFlags,
+    weights: SeveralWeights,
     data: options.DataFlags,
     preprocessing: options.PreprocessingFlags,
     run: options.RunFlags,
@@ -58,7 +66,7 @@ def command(
     if unknown := [*names, *others]:
         raise UsageError(f"extract takes no '{unknown[0]}'", "Images follow --data, and weights --weights.")
     every = _refuse_mistyped(ctx, weights, data, run, output)
-    settings = early.checked_run(run, dataclasses.replace(weights, weights=every[0]), preprocessing)
+    settings = early.checked_run(run, options.WeightsFlags(**{**vars(weights), "weights": every[0]}), preprocessing)
     layers = weights.layer_names()
     if output is not None and len(layers) > 1:
         raise UsageError(f"-o writes one layer, and --layers names {len(layers)}")
@@ -101,7 +109,7 @@ def _extract(requests: Sequence[Request], settings: RunSettings, store: Path, ou
 
 def _refuse_mistyped(
     ctx: click.Context,
-    weights: options.WeightsFlags,
+    weights: SeveralWeights,
     data: options.DataFlags,
     run: options.RunFlags,
     output: str | None,
@@ -109,7 +117,7 @@ def _refuse_mistyped(
     """Refuse paths and names that do not exist before anything heavy is imported; return all weights."""
     if not weights.weights:
         raise UsageError("--weights is missing", "Give a weights file, 'random' (with --backbone) or 'pixels'.")
-    every = expand(ctx.params["weights"])
+    every = expand(weights.weights)
     for word in every:
         options.refuse_loading_flags(ctx, word)
         if word == "random":

@@ -9,8 +9,8 @@ import click
 
 from sslbench.cli import options, remote_folder, tables, terminal
 from sslbench.cli.echo import echo
+from sslbench.cli.flags import LocalPath
 from sslbench.cli.help import GroupedCommand
-from sslbench.cli.options import LocalPath
 from sslbench.errors import ResultError, UsageError
 from sslbench.names import did_you_mean
 

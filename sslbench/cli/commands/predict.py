@@ -6,8 +6,8 @@ import click
 
 from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo, note
+from sslbench.cli.flags import LocalPath, take_flags
 from sslbench.cli.help import GroupedCommand, hide
-from sslbench.cli.options import LocalPath
 from sslbench.errors import UsageError
 from sslbench.runtime.folders import refuse_missing_folder
 from sslbench.weights.format_name import EXPORTS
@@ -23,8 +23,6 @@ _UNUSED = {
 
 
 @click.command("predict", cls=GroupedCommand)
-@options.weights_options
-@options.data_options
 @click.option("--csv", "csv_path", type=LocalPath(), required=True, help="CSV file to write.")
 @click.option(
     "--classes",
@@ -38,8 +36,9 @@ _UNUSED = {
     type=click.FloatRange(0, 1),
     help="Smallest probability of the predicted classes, for several labels per image. Default: 0.5.",
 )
-@options.preprocessing_options
-@options.run_options
+@take_flags(
+    weights=options.WeightsFlags, data=options.DataFlags, preprocessing=options.PreprocessingFlags, run=options.RunFlags
+)
 @options.message_options
 @click.pass_context
 def command(

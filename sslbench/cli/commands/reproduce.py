@@ -17,7 +17,7 @@ from sslbench.cli import early, options, tables, terminal
 from sslbench.cli.commands.eval.check import ProtocolRun
 from sslbench.cli.commands.run import code_of, read_trusted, request_of
 from sslbench.cli.echo import echo
-from sslbench.cli.options import LocalPath
+from sslbench.cli.flags import LocalPath
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, ResultError, UsageError
 from sslbench.evaluation.request import FeaturesRequest, Request, make_task, mark_changes

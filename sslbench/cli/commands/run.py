@@ -12,7 +12,7 @@ from sslbench.cli import options, remote_folder, terminal
 from sslbench.cli.commands import extract
 from sslbench.cli.commands.eval import KEPT
 from sslbench.cli.commands.pretrain import work as pretrain
-from sslbench.cli.options import LocalPath
+from sslbench.cli.flags import LocalPath
 from sslbench.config import read_yaml
 from sslbench.errors import ResultError, UsageError, told_on_interrupt
 from sslbench.evaluation.request import VERSION, FeaturesRequest, Request, read_request

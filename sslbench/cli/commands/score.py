@@ -7,7 +7,7 @@ import click
 
 from sslbench import evaluation
 from sslbench.cli import early, options, terminal
-from sslbench.cli.options import LocalPath
+from sslbench.cli.flags import LocalPath
 from sslbench.data.regular import refuse_missing_file
 from sslbench.errors import UsageError
 from sslbench.runtime.folders import refuse_unwritable

@@ -10,8 +10,8 @@ import yaml
 from sslbench import evaluation, protocols
 from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo
+from sslbench.cli.flags import LocalPath, take_flags
 from sslbench.cli.help import GroupedCommand
-from sslbench.cli.options import LocalPath
 from sslbench.cli.tables import show_value
 from sslbench.config import describe
 from sslbench.data.decode.reading import Reading
@@ -42,10 +42,9 @@ _SCATTER = {"features_path", "labels_path", "projection"}
 @click.option("--projection", type=click.Choice(["pca", "tsne", "umap"]), help="Projection of features. Default: tsne.")
 @click.option("--features", "features_path", type=LocalPath(), help="Features made elsewhere, .npy of one row each.")
 @click.option("--labels", "labels_path", type=LocalPath(), help="CSV of their labels, in the same order.")
-@options.weights_options
-@options.data_options
-@options.preprocessing_options
-@options.run_options
+@take_flags(
+    weights=options.WeightsFlags, data=options.DataFlags, preprocessing=options.PreprocessingFlags, run=options.RunFlags
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -281,7 +280,7 @@ def draw_record(
             f"show takes one record, not {len(words) - 1} words before it", "sslbench show knn RECORD.json"
         )
     terminal.show_messages()
-    settings, _ = early.resolve_run({}, run.settings())
+    settings, _ = early.resolve_run({}, run.settings)
     read(Path(words[-1]))
 
     from sslbench.show.record import AsTyped
@@ -294,7 +293,7 @@ def draw_record(
         data.label_column,
         backbone=weights.backbone,
         protocol=words[0] if len(words) == 2 else None,
-        decoder=tuple(run.decoder) if run.decoder else None,
+        decoder=tuple(run.settings["decoder"]) if "decoder" in run.settings else None,
     )
     chosen = RecordPictures(typed, data.limit or _DEFAULT_EACH, run.store_folder())
     with terminal.progress() as progress:

@@ -109,13 +109,11 @@ def _run(runs: Sequence[SweepRun], store: Path, out: Path, typed: str) -> int | 
 
 def plan(ctx: click.Context) -> tuple[list[SweepRun], EvalOptions, slurm.Slurm | None]:
     """Return the runs that a parsed command asks for, each once, its options and launcher; nothing is opened."""
-    # `EvalOptions` has a field for every option of `eval`, and these are not flags here.
-    ctx.params |= {name: () if name == "baselines" else None for name in _NOT_HERE}
     chosen, names, values = EvalOptions.of(ctx, split_sweep)
     single = {key: tried[0] if len(tried) == 1 else tried for key, tried in values.items()}
     launcher, rest = slurm.take_launcher(single, chosen.launcher)
     values = {key: values[key] for key in rest}
-    if chosen.run.seed is not None and "seed" in values:
+    if "seed" in chosen.run.settings and "seed" in values:
         raise UsageError("--seed and seed= are the same setting", "Leave one out.")
     groups: list[tuple[EvalOptions, list[str]]] = []
     for benchmark in (*chosen.benchmarks, *(load_suite(chosen.suite) if chosen.suite else ())) or (None,):

@@ -11,75 +11,93 @@ import click
 from sslbench import protocols
 from sslbench.backbones.named import is_pixels
 from sslbench.cli import options
+from sslbench.cli.flags import flag, names_of, take
 from sslbench.cli.words import split_words
 from sslbench.errors import UsageError
 from sslbench.names import list_names
 
-SHARED = {
-    "network": options.WeightsFlags,
-    "data": options.DataFlags,
-    "preprocessing": options.PreprocessingFlags,
-    "run": options.RunFlags,
-}
-"""Flags that several commands have, by the field of `EvalOptions`."""
 TestClasses = Literal["same", "subset", "numbers"]
 Backend = Literal["torchvision", "detectron2"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class EvalOptions:
-    """Values of the command line: the flags that several commands share, and a field for each other parameter.
+    """Options of the command line: those that several commands share, and a field for each other one."""
 
-    Attributes:
-        weights: all values of --weights; `network.weights` is the first of them.
-    """
-
-    benchmarks: tuple[str, ...]
-    presets: tuple[str, ...]
-    suite: str | None
-    weights: tuple[str, ...]
-    network: options.WeightsFlags
+    benchmarks: tuple[str, ...] = flag(
+        "Named benchmark (sslbench list benchmarks), or a YAML file.", "--benchmark", default=()
+    )
+    presets: tuple[str, ...] = flag(
+        "Published settings of a protocol: dino, knn/dino (sslbench list presets).", "--preset", default=()
+    )
+    suite: str | None = flag("List of benchmarks (sslbench list suites); one that cannot run is reported as a hole.")
+    weights: tuple[str, ...] = flag(options.WEIGHTS, "--weights", "-w", default=(), cls=options.Several)
+    network: options.NetworkFlags
     data: options.DataFlags
+    test_classes: TestClasses | None = flag(
+        "Classes of test: train's; a subset (only these are predicted); numbers of train's sorted classes."
+    )
+    value_columns: str | None = flag("Columns of numbers to predict instead of classes: height, or x,y.", "--value-col")
+    groups: tuple[str, ...] = flag(
+        "Column of groups: each group is scored too, and the worst reported.", default=(), metavar="COLUMN"
+    )
+    noise: str | None = flag("Shares of wrong train labels, each a further result: 0.1,0.2,0.4.")
+    features: str | None = flag(
+        "Embeddings made elsewhere: .npy .npz .h5 .pt .parquet .csv; replaces --weights, --data."
+    )
+    labels: str | None = flag("Labels of --features: an array, or a table with a column 'label'; ?group=COLUMN.")
+    test_features: str | None = flag("Embeddings of the test part.")
+    test_labels: str | None = flag("Labels of --test-features.")
     preprocessing: options.PreprocessingFlags
     run: options.RunFlags
-    test_classes: TestClasses | None
-    value_columns: str | None
-    groups: tuple[str, ...]
-    noise: str | None
-    features: str | None
-    labels: str | None
-    test_features: str | None
-    test_labels: str | None
-    max_memory: str | None
-    tensorboard: bool
-    histograms: bool
-    wandb: str | None
-    no_floors: bool
-    skip_existing: bool
-    no_overlaps: bool
-    no_estimate: bool
-    on_the_fly: bool
-    limit_iters: int | None
-    baselines: tuple[str, ...]
-    program: Backend | None
-    out: str
-    name: str | None
-    launcher: str | None
-    dry_run: bool
+    max_memory: str | None = flag(
+        "Memory of the search of neighbours and of svm: 8GB, 500MB; the same as max_memory=8."
+    )
+    tensorboard: bool = flag(
+        "finetune, detection: write scalars for TensorBoard below --out; the same as tensorboard=true.", default=False
+    )
+    histograms: bool = flag("finetune: write histograms of parameters and gradients (--tensorboard).", default=False)
+    wandb: str | None = flag("finetune, detection: Weights & Biases project to log to.", metavar="PROJECT")
+    no_floors: bool = flag("Skip chance, pixels and the untrained backbone.", default=False)
+    on_the_fly: bool = flag(
+        "segmentation-knn: compute the features of patches when they are read, and store none.", default=False
+    )
+    no_estimate: bool = flag(
+        "Skip the estimate of time, memory and disk, and its refusal of what does not fit. --dry-run prints it.",
+        default=False,
+    )
+    skip_existing: bool = flag(
+        "Do not compute again what has a record in --out; always so with several weights or --suite.", default=False
+    )
+    no_overlaps: bool = flag("Skip the search for test images that also occur in train.", default=False)
+    limit_iters: int | None = flag(
+        "detection: largest number of training iterations, to shorten a recipe.", within="[1, inf)"
+    )
+    baselines: tuple[str, ...] = flag(
+        "detection: other weights to train the same detector from, for comparison; random: untrained.",
+        "--baseline",
+        default=(),
+        metavar="random|WEIGHTS",
+    )
+    program: Backend | None = flag(
+        "detection: library that trains the detector [default: torchvision]; d2.KEY=VALUE sets Detectron2's keys.",
+        "--backend",
+    )
+    out: str = flag("Folder for the result records.", "--out", "-o", default="results", show_default=True)
+    name: str | None = flag("Name of the weights in records and tables. Default: that of their file.")
+    launcher: str | None = flag(
+        "Launcher: local, or slurm: as jobs, several benchmarks or weights as an array (launcher.partition=...). "
+        "Default: local."
+    )
+    dry_run: bool = flag("Print the plan, with the origin of every setting, and stop.", default=False)
 
     @classmethod
     def of(
         cls, ctx: click.Context, split: Callable[[Sequence[str]], tuple[list[str], dict[str, Any]]] = split_words
     ) -> tuple["EvalOptions", list[str], dict[str, Any]]:
         """Return the options of a parsed command, the protocols that it names, and its key=value, read by `split`."""
-        # The shared flags are fields of dataclasses of their own: each is declared once for all commands.
-        values = dict(ctx.params)
-        names, settings = split(values.pop("words"))
-        values |= options.as_flags(ctx, settings)
-        weights = values.pop("weights")
-        values["weights"] = weights[0] if weights else None
-        shared: dict[str, Any] = {key: options.take(kind, values) for key, kind in SHARED.items()}
-        chosen = cls(weights=weights, **shared, **values)
+        names, settings = split(ctx.params["words"])
+        chosen = take(cls, ctx.params | options.as_flags(ctx, settings))
         return chosen, protocol_names(chosen, names), settings
 
     def numbers(self) -> tuple[str, ...]:
@@ -95,13 +113,10 @@ class EvalOptions:
 
     def run_settings(self) -> dict[str, Any]:
         """Return the given options as fields of `RunSettings`."""
-        floors = {"floors": False} if self.no_floors else {}
-        overlaps = {"overlaps": False} if self.no_overlaps else {}
-        estimate = {"estimate": False} if self.no_estimate else {}
         if self.on_the_fly and self.run.store is not None:
             raise UsageError("--store has no effect with --on-the-fly, which stores no features", "Leave one out.")
-        on_the_fly = {"on_the_fly": True} if self.on_the_fly else {}
-        return self.run.settings() | floors | overlaps | estimate | on_the_fly
+        off = {name: False for name in ("floors", "overlaps", "estimate") if getattr(self, f"no_{name}")}
+        return {**self.run.settings, **off, **({"on_the_fly": True} if self.on_the_fly else {})}
 
     def protocol_settings(self) -> dict[str, Any]:
         """Return the settings of protocols among the options that were given."""
@@ -141,7 +156,11 @@ ON_IMAGES = _NETWORK | {
 ON_FEATURES = (
     ON_IMAGES
     | {"no_overlaps", "on_the_fly"}
-    | {field.name for flags in SHARED.values() for field in dataclasses.fields(flags)}
+    | {
+        name
+        for flags in (options.NetworkFlags, options.DataFlags, options.PreprocessingFlags, options.RunFlags)
+        for name in names_of(flags)
+    }
 )
 """Options with an effect on a protocol on features."""
 EMBEDDINGS = _ALWAYS | {"presets", "features", "no_overlaps", "no_estimate", "launcher", "dry_run"}

@@ -24,13 +24,13 @@ from sslbench.evaluation.opening import kinds_of_places
 from sslbench.evaluation.request import (
     FeaturesRequest,
     Request,
-    RunSettings,
     Task,
     changed_fields,
     make_task,
     mark_changes,
     written,
 )
+from sslbench.evaluation.settings import RunSettings
 from sslbench.evaluation.suite import SuiteCell, run_cells
 from sslbench.features.external import FeaturePair, read_train_test, read_unlabelled
 from sslbench.features.presence import announced

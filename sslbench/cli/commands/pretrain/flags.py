@@ -7,50 +7,52 @@ from typing import Any
 
 import click
 
+from sslbench.cli.flags import flag, flags_of, same
+from sslbench.cli.options import DataFlags
 from sslbench.cli.tables import show_value
-from sslbench.config import describe
+from sslbench.config import SettingInfo, describe
 from sslbench.errors import UsageError
 from sslbench.library.recipes import leaves, read_recipe
-from sslbench.names import find_file, list_names
-from sslbench.train.method_settings import declared_config
+from sslbench.names import find_file, list_names, module_file
+from sslbench.pretraining.settings import PretrainSettings
 
 
 @dataclasses.dataclass(frozen=True)
 class PretrainFlags:
-    """Values of the flags of `sslbench pretrain`."""
+    """Flags of `sslbench pretrain`, and settings of the run that were given as flags."""
 
-    data: str | None = None
-    out: str | None = None
-    init: str | None = None
-    init_format: str | None = None
-    stem: str | None = None
-    eval_data: str | None = None
-    eval_test_data: str | None = None
-    image_column: str | None = None
-    label_column: str | None = None
-    limit: int | None = None
-    resume: bool = True
-    resume_from: str | None = None
-    tensorboard: bool = False
-    histograms: bool = False
-    wandb: str | None = None
-    profile: int | None = None
-    observer: tuple[str, ...] = ()
-    launcher: str | None = None
-    dry_run: bool = False
-    backbone: str | None = None
-    epochs: float | None = None
-    batch_size: int | None = None
-    device: str | None = None
-    precision: str | None = None
-    workers: int | None = None
-    seed: int | None = None
-
-    def settings(self) -> dict[str, Any]:
-        """Return the given flags that are keys of configs/pretrain.yaml."""
-        keys = ("backbone", "epochs", "batch_size", "device", "precision", "workers", "seed")
-        values = dataclasses.asdict(self)
-        return {key: values[key] for key in keys if values[key] is not None}
+    data: str | None = flag(
+        "Images: folder, table, manifest, torchvision:NAME, ... Labels are ignored.", "--data", "-d"
+    )
+    out: str | None = flag("Folder of the run. Default: runs/METHOD-BACKBONE.", "--out", "-o")
+    init: str | None = flag("Weights file to start from, in any format. Default: random initialisation.")
+    init_format: str | None = flag("Format of --init (sslbench list formats). Default: recognised.", "--format")
+    stem: str | None = flag(
+        "Rule that adapts the first convolution of --init to the number of channels: average, repeat, ..."
+    )
+    eval_data: str | None = flag(
+        "Labelled data for kNN and feature spectra every eval_every epochs (eval_linear=true: a linear head, too)."
+    )
+    eval_test_data: str | None = flag("Test split of --eval-data. Default: found there, or split off.")
+    image_column: str | None = same(DataFlags, "image_column")
+    label_column: str | None = same(DataFlags, "label_column")
+    limit: int | None = flag("Largest number of images, for a quick look.", within="[1, inf)")
+    resume: bool = flag(
+        "Continue the run in --out (default), or refuse a folder in use.", "--resume/--no-resume", default=True
+    )
+    resume_from: str | None = flag("Checkpoint to continue from. Default: the newest in --out.")
+    tensorboard: bool = flag("Write scalars for TensorBoard below --out.", default=False)
+    histograms: bool = flag("Write histograms of parameters and gradients each epoch (--tensorboard).", default=False)
+    wandb: str | None = flag("Weights & Biases project to log to (WANDB_MODE=offline works).", metavar="PROJECT")
+    observer: tuple[str, ...] = flag(
+        "Observer of your own, built without arguments; repeatable.", default=(), metavar="MODULE:CLASS"
+    )
+    profile: int | None = flag("Updates to profile; writes a table and a trace.", within="[1, inf)", metavar="N")
+    launcher: str | None = flag(
+        "Launcher: local, or slurm (launcher.partition=..., launcher.nodes=...). Default: local."
+    )
+    dry_run: bool = flag("Print the settings with their origins and stop.", default=False)
+    typed: dict[str, Any] = flags_of(PretrainSettings, backbone=("--backbone", "-b"))
 
     def check(self) -> None:
         """Refuse flags that depend on another one that is not given."""
@@ -77,13 +79,17 @@ def write_method(name: str, formatter: click.HelpFormatter) -> None:
     path = find_file("method", name)
     own = _values(name)
     module = str(own.get("method.name", ""))
-    config = declared_config(module)
-    if config is not None and (rows := describe(config)):
+    rows: list[SettingInfo] = []
+    if module_file("method", module) is not None:  # code of the user's own is not run for the help
+        from sslbench.train.method import find_method  # imports torch
+
+        rows = describe(find_method(module).config_type)
+    if rows:
         with formatter.section(f"Settings of {module} (method.KEY=VALUE), as {name} has them"):
             formatter.write_dl(
                 [
-                    (f"{row.name}={_text(own.get(f'method.{row.name}', row.default))}", f"{row.meaning} [{row.type}]")
-                    for row in rows
+                    (f"{r.name}={show_value(own.get(f'method.{r.name}', r.default))}", f"{r.meaning} [{r.type}]")
+                    for r in rows
                 ]
             )
     with formatter.section(f"The recipe {name} ({path})"):
@@ -100,8 +106,3 @@ def _values(name: str) -> dict[str, Any]:
         if isinstance(entry, str) and entry in list_names("method"):
             found |= _values(entry)
     return found | leaves(content)
-
-
-def _text(value: Any) -> str:
-    """Return a value as it is typed after KEY=."""
-    return show_value(tuple(value) if isinstance(value, list) else value)

@@ -8,6 +8,7 @@ from typing import Any
 from sslbench.cli import early, options, slurm
 from sslbench.cli.commands.pretrain.flags import PretrainFlags
 from sslbench.cli.echo import note
+from sslbench.cli.flags import names_of
 from sslbench.config import build
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
@@ -26,24 +27,27 @@ def run_written(content: Mapping[str, Any], where: str, *, dry_run: bool) -> Non
         raise UsageError(f"{where}: version should be {VERSION}, not {version}", f"Write: version: {VERSION}")
     if not isinstance(settings, dict):
         raise UsageError(f"{where}: settings should be a mapping of keys to values")
-    pretrain(method, settings, build(PretrainFlags, {**values, "dry_run": dry_run}, where), None)
+    typed = {name: values.pop(name) for name in names_of(PretrainSettings) if name in values}
+    pretrain(method, settings, build(PretrainFlags, {**values, "typed": typed, "dry_run": dry_run}, where), None)
 
 
 def pretrain(method: str, values: Mapping[str, Any], given: PretrainFlags, launcher: slurm.Slurm | None) -> int | None:
     """Train, print the plan, or submit the training as a job; return the exit code of a job that was waited for."""
     given.check()
     # As the user gave it: the job composes the recipe itself, and a later change of it is a visible one.
-    written = {"version": VERSION, "method": method, "settings": dict(values), **changed_fields(given)}
+    flags = changed_fields(given)
+    written = {"version": VERSION, "method": method, "settings": dict(values), **flags.pop("typed", {}), **flags}
     given = _with_inputs(given, method)
     early.refuse_mistyped([given.init], (given.data, given.eval_data, given.eval_test_data))
     early.refuse_wrong_network(given.init_format, given.stem)
-    composed = compose_pretraining(method, values, given.settings())
+    composed = compose_pretraining(method, values, given.typed)
     settings = build(PretrainSettings, composed.values, f"pretrain {method}")
     early.refuse_mistyped(backbone=settings.backbone, device=settings.device)
     request = _request(method, settings, composed.origins, given)
-    # The batch has to divide into the processes of the job, not of this command.
-    request.check(world=launcher.processes if launcher else this_process().world)
     _refuse_wrong_files(request, given)
+    # Behind names and files, since it imports torch. The batch has to divide into the processes of the job, not of
+    # this command.
+    request.check(world=launcher.processes if launcher else this_process().world)
     if launcher is None or given.dry_run:
         # It needs torch, whose import takes seconds: mistakes in the command are told before.
         from sslbench.cli.commands.pretrain import train
