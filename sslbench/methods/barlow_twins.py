@@ -86,6 +86,7 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("barlow_twins", views=2, several_images=True)
+    saved_head = "projector"
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)
@@ -102,7 +103,3 @@ class Method(method.Method[Config]):
         value = value + (world_size() - 1) * (value - value.detach())
         parts = {"invariance": invariance.detach(), "redundancy": redundancy.detach()}
         return Loss(value, za.detach(), parts)
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the projection head."""
-        return {"head": self.projector}

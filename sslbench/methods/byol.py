@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from sslbench.config import setting
 from sslbench.methods._parts.losses import in_float32
-from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
+from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update_copies
 from sslbench.methods._parts.networks import mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Needs, Setup, Step
@@ -46,6 +46,8 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("byol", views=2, several_images=True)
+    saved_head, saved_predictor = "projector", "predictor"
+    copies = "target_"
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)
@@ -66,16 +68,4 @@ class Method(method.Method[Config]):
 
     def after_update(self, step: Step) -> None:
         """Update the target network (equation 1)."""
-        momentum = cosine_momentum(self.config.momentum, self.config.final_momentum, step.where)
-        update(self.target_backbone, self.backbone, momentum)
-        update(self.target_projector, self.projector, momentum)
-
-    def exports(self) -> dict[str, nn.Module]:
-        """Return the online network, which the paper evaluates, and the target network."""
-        return {"student": self.backbone, "teacher": self.target_backbone}
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the projection head, and the prediction head of the student."""
-        if exported == "teacher":
-            return {"head": self.target_projector}
-        return {"head": self.projector, "predictor": self.predictor}
+        update_copies(self, cosine_momentum(self.config.momentum, self.config.final_momentum, step.where))

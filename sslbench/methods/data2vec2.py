@@ -22,7 +22,7 @@ from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32
 from sslbench.methods._parts.masks import image_generators, masked_rows, take, take_rows, view_by_view
-from sslbench.methods._parts.momentum import copy_of, update
+from sslbench.methods._parts.momentum import copy_of, update_copies
 from sslbench.methods._parts.vision_transformers import (
     embed,
     fix_positions,
@@ -136,6 +136,7 @@ class Method(method.Method[Config]):
     """data2vec 2.0 on views of one size, each a separate sample (the published augmentation makes one)."""
 
     config_type = Config
+    copies = "teacher_"
     block_methods = ("with_mlp_output",)
     backbone: VisionTransformer
 
@@ -219,13 +220,7 @@ class Method(method.Method[Config]):
         """Update the teacher."""
         config = self.config
         risen = min(step.where / config.momentum_rise, 1.0) if config.momentum_rise else 1.0
-        update(
-            self.teacher_backbone, self.backbone, config.momentum + (config.final_momentum - config.momentum) * risen
-        )
-
-    def exports(self) -> dict[str, nn.Module]:
-        """Return the student, which the authors finetune, and the teacher."""
-        return {"student": self.backbone, "teacher": self.teacher_backbone}
+        update_copies(self, config.momentum + (config.final_momentum - config.momentum) * risen)
 
 
 def with_mlp_output(block: Block, tokens: Tensor) -> tuple[Tensor, Tensor]:

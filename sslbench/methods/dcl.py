@@ -60,6 +60,7 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("dcl", pairs=True, negatives=True)
+    saved_head = "head"
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)
@@ -71,7 +72,3 @@ class Method(method.Method[Config]):
         embeddings = self.head(features).unflatten(0, (len(batch.views), -1))
         value = decoupled(embeddings, self.config.temperature, self.config.sigma)
         return Loss(value, functional.normalize(embeddings[0].detach().float(), dim=1))
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the projection head."""
-        return {"head": self.head}

@@ -72,6 +72,7 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("deepclusterv2", pairs=True)
+    saved_head = "head"
     first_pass = True
     memory: Tensor
     assignments: Tensor
@@ -135,10 +136,6 @@ class Method(method.Method[Config]):
             centroids, assignments = spherical_kmeans(rows, rows[first], self.config.iterations)
             self.get_buffer(f"centroids{i}").copy_(centroids)
             self.assignments[i] = assignments
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the projection head."""
-        return {"head": self.head}
 
 
 @in_float32

@@ -16,11 +16,10 @@ from torch.nn import functional
 
 from sslbench.backbones.resnet import ResNet
 from sslbench.config import setting
-from sslbench.distributed.collectives import gather
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32, info_nce, unit_length
-from sslbench.methods._parts.memory import enqueue_, need_whole_updates
-from sslbench.methods._parts.momentum import copy_of, update
+from sslbench.methods._parts.memory import need_whole_updates, random_rows, replace_oldest_
+from sslbench.methods._parts.momentum import copy_of, update_copies
 from sslbench.methods._parts.networks import feature_map, mlp, over_shuffled
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Needs, Setup, Step
@@ -76,6 +75,8 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("densecl", views=2)
+    saved_head = "head"
+    copies = "key_"
     backbone: ResNet
     queue: Tensor
     dense_queue: Tensor
@@ -97,8 +98,9 @@ class Method(method.Method[Config]):
         self.key_backbone = copy_of(self.backbone)
         self.key_head, self.key_dense_head = copy_of(self.head), copy_of(self.dense_head)
         for name in ("queue", "dense_queue"):
-            self.register_buffer(name, functional.normalize(torch.randn(config.queue, config.projector[-1]), dim=1))
-        self._new: list[tuple[Tensor, Tensor]] = []
+            self.register_buffer(name, random_rows(config.queue, config.projector[-1]))
+        self._new_keys: list[Tensor] = []
+        self._new_dense_keys: list[Tensor] = []
         if config.shuffle_bn and setup.world == 1:
             log.info("densecl: a single process, so images are not shuffled between processes before BatchNorm")
 
@@ -107,8 +109,12 @@ class Method(method.Method[Config]):
         config = self.config
         places = self._places(self.backbone, batch.views[0])
         query = unit_length(self.head(places.mean(1)))
-        key, dense_key, dense_keys, key_places = self._keys(batch.views[1])
-        self._new.append((key, dense_key))
+        shuffled = config.shuffle_bn and self.world > 1
+        with torch.no_grad():
+            keys = over_shuffled(self._keys, batch.views[1]) if shuffled else self._keys(batch.views[1])
+        key, dense_key, dense_keys, key_places = keys
+        self._new_keys.append(key)
+        self._new_dense_keys.append(dense_key)
         of_images = info_nce(query, key, self.queue, config.temperature)
         # Places correspond by the backbone's features, as published, not by those of the head.
         matches = in_float32(best_matches)(places, key_places)
@@ -117,14 +123,8 @@ class Method(method.Method[Config]):
         parts = {"image_loss": of_images.detach(), "dense_loss": of_places.detach()}
         return Loss(value, query.detach(), parts)
 
-    @torch.no_grad()
     def _keys(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return keys (B, d), mean dense keys (B, d), dense keys (B, S, d) and features of the places (B, S, D)."""
-        if self.world == 1 or not self.config.shuffle_bn:
-            return self._key_network(images)
-        return over_shuffled(self._key_network, images)
-
-    def _key_network(self, images: Tensor) -> tuple[Tensor, ...]:
         places = self._places(self.key_backbone, images)
         dense = self.key_dense_head(places)
         return unit_length(self.key_head(places.mean(1))), unit_length(dense.mean(1)), dense, places
@@ -139,24 +139,8 @@ class Method(method.Method[Config]):
         for head in (self.head, self.dense_head, self.key_head, self.key_dense_head):
             head.compile(**options)
 
-    @torch.no_grad()
     def after_update(self, step: Step) -> None:
         """Update the key network, and replace the oldest keys of both queues by those of this update."""
-        momentum = self.config.momentum
-        update(self.key_backbone, self.backbone, momentum)
-        update(self.key_head, self.head, momentum)
-        update(self.key_dense_head, self.dense_head, momentum)
-        keys, dense_keys = (gather(torch.cat(new)) for new in zip(*self._new, strict=True))
-        self._new.clear()
-        # The pointer follows from the step, so it is neither read back from the GPU nor part of a checkpoint.
-        pointer = step.index * len(keys) % len(self.queue)
-        enqueue_(self.queue, keys, pointer)
-        enqueue_(self.dense_queue, dense_keys, pointer)
-
-    def exports(self) -> dict[str, nn.Module]:
-        """Return the backbones of the query network and of the key network."""
-        return {"student": self.backbone, "teacher": self.key_backbone}
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the head of images of the query or the key network."""
-        return {"head": self.head if exported == "student" else self.key_head}
+        update_copies(self, self.config.momentum)
+        replace_oldest_(self.queue, self._new_keys, step)
+        replace_oldest_(self.dense_queue, self._new_dense_keys, step)

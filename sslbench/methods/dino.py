@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
-from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
+from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update_copies
 from sslbench.methods._parts.networks import encode
 from sslbench.methods._parts.self_distillation import (
     DinoHead,
@@ -60,6 +60,9 @@ class Method(method.Method[Config]):
     """DINO on any number of views, large ones first."""
 
     config_type = Config
+    saved_head = "head.mlp"  # without the prototypes
+    copies = "teacher_"
+    default_export = "teacher"  # better (section 5.2), and evaluated by the published code
     center: Tensor
 
     @classmethod
@@ -113,17 +116,7 @@ class Method(method.Method[Config]):
     def after_update(self, step: Step) -> None:
         """Update the centre by the logits of this update, and the teacher by the student."""
         self._logits.move(self.center, self.config.center_momentum)
-        momentum = cosine_momentum(self.config.momentum, self.config.final_momentum, step.where)
-        update(self.teacher_backbone, self.backbone, momentum)
-        update(self.teacher_head, self.head, momentum)
-
-    def exports(self) -> dict[str, nn.Module]:
-        """Return the teacher, which is better (section 5.2) and evaluated by the published code, and the student."""
-        return {"teacher": self.teacher_backbone, "student": self.backbone}
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the MLP of the projection head, without the prototypes."""
-        return {"head": self.teacher_head.mlp if exported == "teacher" else self.head.mlp}
+        update_copies(self, cosine_momentum(self.config.momentum, self.config.final_momentum, step.where))
 
 
 def teacher_temperature(config: Config, step: Step) -> float:

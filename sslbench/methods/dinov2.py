@@ -26,7 +26,7 @@ from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32, sinkhorn
 from sslbench.methods._parts.masks import block_masks, check_shares, masked_rows, random_numbers, take_rows
-from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
+from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update, update_copies
 from sslbench.methods._parts.networks import encode
 from sslbench.methods._parts.self_distillation import (
     DinoHead,
@@ -153,6 +153,9 @@ class Method(method.Method[Config]):
     """DINOv2 on a vision transformer and any number of views, large ones first."""
 
     config_type = Config
+    saved_head = "head.mlp"  # without the prototypes
+    copies = "teacher_"
+    default_export = "teacher"  # evaluated by the authors
     block_methods = ("drop_samples",)
     backbone: VisionTransformer
     center: Tensor
@@ -275,21 +278,9 @@ class Method(method.Method[Config]):
         if config.centering == "center":
             self._logits.move(self.center, config.center_momentum)
             self._patch_logits.move(self.patch_center, config.center_momentum)
-        momentum = cosine_momentum(config.momentum, config.final_momentum, step.where)
-        update(self.teacher_backbone, self.backbone, momentum)
-        update(self.teacher_head, self.head, momentum)
-        if config.patch_prototypes is not None:
-            update(self.teacher_patch_head, self.patch_head, momentum)
+        update_copies(self, cosine_momentum(config.momentum, config.final_momentum, step.where))
         if config.gram_teacher is not None and config.gram_interval and (step.index + 1) % config.gram_interval == 0:
             update(self.gram_backbone, self.teacher_backbone, 0.0)
-
-    def exports(self) -> dict[str, nn.Module]:
-        """Return the teacher, which the authors evaluate, and the student."""
-        return {"teacher": self.teacher_backbone, "student": self.backbone}
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the MLP of the head of class tokens, without the prototypes."""
-        return {"head": self.teacher_head.mlp if exported == "teacher" else self.head.mlp}
 
 
 def _head(dim: int, config: Config, bottleneck: int, prototypes: int) -> DinoHead:

@@ -27,7 +27,7 @@ from sslbench.methods._parts.masks import (
     take_rows,
     view_by_view,
 )
-from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
+from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update_copies
 from sslbench.methods._parts.networks import encode
 from sslbench.methods._parts.self_distillation import (
     DinoHead,
@@ -122,6 +122,9 @@ class Method(method.Method[Config]):
     """iBOT on a vision transformer and any number of views, large ones first."""
 
     config_type = Config
+    saved_head = "head.mlp"  # without the prototypes
+    copies = "teacher_"
+    default_export = "teacher"  # evaluated by the authors
     backbone: VisionTransformer
     center: Tensor
     patch_center: Tensor
@@ -230,19 +233,7 @@ class Method(method.Method[Config]):
         config = self.config
         self._logits.move(self.center, config.center_momentum)
         self._patch_logits.move(self.patch_center, config.center_momentum)
-        momentum = cosine_momentum(config.momentum, config.final_momentum, step.where)
-        update(self.teacher_backbone, self.backbone, momentum)
-        update(self.teacher_head, self.head, momentum)
-        if config.patch_prototypes is not None:
-            update(self.teacher_patch_layer, self.patch_layer, momentum)
-
-    def exports(self) -> dict[str, nn.Module]:
-        """Return the teacher, which the authors evaluate, and the student."""
-        return {"teacher": self.teacher_backbone, "student": self.backbone}
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the MLP of the projection head, without the prototypes."""
-        return {"head": self.teacher_head.mlp if exported == "teacher" else self.head.mlp}
+        update_copies(self, cosine_momentum(config.momentum, config.final_momentum, step.where))
 
 
 def teacher_temperatures(config: Config, step: Step) -> tuple[float, float]:

@@ -23,7 +23,7 @@ from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32
 from sslbench.methods._parts.masks import image_generators, random_numbers, take, update_generator
-from sslbench.methods._parts.momentum import copy_of, update
+from sslbench.methods._parts.momentum import copy_of, update_copies
 from sslbench.methods._parts.vision_transformers import (
     embed,
     fix_positions,
@@ -168,6 +168,8 @@ class Method(method.Method[Config]):
     """I-JEPA on views of one size, each a separate sample (the published augmentation makes one)."""
 
     config_type = Config
+    copies = "target_"
+    default_export = "teacher"  # evaluated by the authors
     backbone: VisionTransformer
 
     @classmethod
@@ -230,8 +232,4 @@ class Method(method.Method[Config]):
         """Update the target network."""
         config = self.config
         momentum = config.momentum + (config.final_momentum - config.momentum) * step.where
-        update(self.target_backbone, self.backbone, momentum)
-
-    def exports(self) -> dict[str, nn.Module]:
-        """Return the target network, which the authors evaluate, and the context network."""
-        return {"teacher": self.target_backbone, "student": self.backbone}
+        update_copies(self, momentum)

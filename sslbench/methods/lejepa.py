@@ -74,6 +74,7 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("lejepa", several_images=True)
+    saved_head = "projector"
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
@@ -103,7 +104,3 @@ class Method(method.Method[Config]):
         value = (1 - config.weight) * prediction + config.weight * normality
         parts = {"prediction": prediction.detach(), "sigreg": normality.detach()}
         return Loss(value, embeddings[0].detach(), parts)
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the projector."""
-        return {"head": self.projector}

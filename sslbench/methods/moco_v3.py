@@ -17,8 +17,8 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.distributed.collectives import gather, rank
 from sslbench.errors import UsageError
-from sslbench.methods._parts import momentum as momentum_copies
 from sslbench.methods._parts.losses import in_float32
+from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update_copies
 from sslbench.methods._parts.networks import mlp
 from sslbench.methods._parts.vision_transformers import fix_positions, initialise
 from sslbench.train import method
@@ -67,6 +67,8 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("moco_v3", views=2, negatives=True)
+    saved_head, saved_predictor = "projector", "predictor"
+    copies = "key_"
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
@@ -102,8 +104,8 @@ class Method(method.Method[Config]):
             bias=False,
             last_bias=False,
         )
-        self.key_backbone = momentum_copies.copy_of(backbone)
-        self.key_projector = momentum_copies.copy_of(self.projector)
+        self.key_backbone = copy_of(backbone)
+        self.key_projector = copy_of(self.projector)
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the sum of the losses of both directions (Algorithm 1)."""
@@ -116,19 +118,7 @@ class Method(method.Method[Config]):
 
     def after_update(self, step: Step) -> None:
         """Update the key network."""
-        momentum = momentum_copies.cosine_momentum(self.config.momentum, 1.0, step.where)
-        momentum_copies.update(self.key_backbone, self.backbone, momentum)
-        momentum_copies.update(self.key_projector, self.projector, momentum)
-
-    def exports(self) -> dict[str, nn.Module]:
-        """Return the backbones of the query network and of the key network."""
-        return {"student": self.backbone, "teacher": self.key_backbone}
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the projection head, and the prediction head of the student."""
-        if exported == "teacher":
-            return {"head": self.key_projector}
-        return {"head": self.projector, "predictor": self.predictor}
+        update_copies(self, cosine_momentum(self.config.momentum, 1.0, step.where))
 
 
 def _is_plain_vit(backbone: nn.Module) -> TypeGuard[VisionTransformer]:

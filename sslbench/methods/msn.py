@@ -23,7 +23,7 @@ from sslbench.distributed.collectives import mean_with_gradient
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32, sinkhorn
 from sslbench.methods._parts.masks import update_generator
-from sslbench.methods._parts.momentum import copy_of, update
+from sslbench.methods._parts.momentum import copy_of, update_copies
 from sslbench.methods._parts.networks import encode, mlp
 from sslbench.methods._parts.vision_transformers import embed, need_class_token, need_vision_transformer, run_blocks
 from sslbench.train import method
@@ -83,6 +83,9 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("msn", several_images=True)
+    saved_head = "projector"
+    copies = "target_"
+    default_export = "teacher"  # evaluated by the authors
     backbone: VisionTransformer
 
     @classmethod
@@ -159,13 +162,4 @@ class Method(method.Method[Config]):
         """Update the target network."""
         config = self.config
         momentum = config.momentum + (config.final_momentum - config.momentum) * step.where
-        update(self.target_backbone, self.backbone, momentum)
-        update(self.target_projector, self.projector, momentum)
-
-    def exports(self) -> dict[str, nn.Module]:
-        """Return the target network, which the authors evaluate, and the student."""
-        return {"teacher": self.target_backbone, "student": self.backbone}
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the projector."""
-        return {"head": self.target_projector if exported == "teacher" else self.projector}
+        update_copies(self, momentum)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sslbench.config import setting
-from sslbench.distributed.collectives import gather, gather_with_gradient, rank
+from sslbench.distributed.collectives import gather_with_gradient, rank
 from sslbench.methods._parts.losses import in_float32, unit_length
-from sslbench.methods._parts.memory import enqueue_, need_whole_updates
+from sslbench.methods._parts.memory import need_whole_updates, random_rows, replace_oldest_
 from sslbench.methods._parts.networks import mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Needs, Setup, Step
@@ -65,6 +65,7 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("nnclr", views=2, several_images=True)
+    saved_head, saved_predictor = "projector", "predictor"
     queue: Tensor
 
     @classmethod
@@ -77,7 +78,7 @@ class Method(method.Method[Config]):
         dim = config.projector[-1]
         self.projector = mlp([setup.feature_dim, *config.projector], norm=True, last_norm="affine")
         self.predictor = mlp([dim, *config.predictor, dim], norm=True)
-        self.register_buffer("queue", functional.normalize(torch.randn(config.queue, dim), dim=1))
+        self.register_buffer("queue", random_rows(config.queue, dim))
         self._new: list[Tensor] = []
 
     def loss(self, batch: Batch, step: Step) -> Loss:
@@ -93,13 +94,6 @@ class Method(method.Method[Config]):
         ) / 2
         return Loss(value, embeddings[0])
 
-    @torch.no_grad()
     def after_update(self, step: Step) -> None:
         """Replace the oldest embeddings of the queue by those of this update."""
-        new = gather(torch.cat(self._new))
-        self._new.clear()
-        enqueue_(self.queue, new, step.index * len(new) % len(self.queue))
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return projection and prediction head."""
-        return {"head": self.projector, "predictor": self.predictor}
+        replace_oldest_(self.queue, self._new, step)

@@ -8,8 +8,7 @@ section 3.3 is left out, as in VISSL.
 
 import dataclasses
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sslbench.config import setting
 from sslbench.methods._parts.losses import unit_length
@@ -40,30 +39,21 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("npid", views=1)
+    saved_head = "head"
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)
         self.head = mlp([setup.feature_dim, *config.projector])
         self.memory = MemoryBank(setup.samples, config.projector[-1])
-        self._new: list[tuple[Tensor, Tensor]] = []
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the contrast of the batch with the memory."""
         embeddings = unit_length(self.head(self.backbone(batch.views[0])))
         images = batch.indices.to(embeddings.device, non_blocking=True)
         generators = image_generators(self.seed, batch, step, embeddings.device)
-        negatives = self.memory.draw(self.config.negatives, generators)
-        logits = self.memory.logits(embeddings, images, negatives, self.config.temperature)
-        self._new.append((images, embeddings.detach()))
-        return Loss(self.memory.loss(logits, self.config.contrast), embeddings.detach().float())
+        self.memory.note(images, embeddings)
+        return Loss(self.memory.contrast(embeddings, images, generators, self.config), embeddings.detach().float())
 
-    @torch.no_grad()
     def after_update(self, step: Step) -> None:
         """Update the memory of this update's images."""
-        images, embeddings = (torch.cat(each) for each in zip(*self._new, strict=True))
-        self._new.clear()
-        self.memory.update_(images, embeddings, self.config.momentum)
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the projection head."""
-        return {"head": self.head}
+        self.memory.store_(self.config.momentum)

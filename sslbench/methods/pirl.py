@@ -8,7 +8,7 @@ embeddings).
 import dataclasses
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sslbench.config import setting
 from sslbench.methods._parts.losses import unit_length
@@ -40,6 +40,7 @@ class Method(method.Method[Config]):
     """Contrast of an image and of its shuffled patches with a memory of all images."""
 
     config_type = Config
+    saved_head = "head"
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
@@ -55,7 +56,6 @@ class Method(method.Method[Config]):
             self.patch_head.append(nn.ReLU())  # the published MLP head ends in one, the linear head does not
         self.joint_head = nn.Linear(PIECES * dim, dim)
         self.memory = MemoryBank(setup.samples, dim)
-        self._new: list[tuple[Tensor, Tensor]] = []
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the weighted contrasts of patches and image with the memory."""
@@ -68,8 +68,10 @@ class Method(method.Method[Config]):
         together = unit_length(self.joint_head(patches))
         images = batch.indices.to(image.device, non_blocking=True)
         # The memory changes after the update: all forward passes of one compare with the same bank.
-        self._new.append((images, image.detach()))
-        from_patches, from_image = (self._contrast(x, images, generators) for x in (together, image))
+        self.memory.note(images, image)
+        from_patches, from_image = (
+            self.memory.contrast(embeddings, images, generators, self.config) for embeddings in (together, image)
+        )
         weight = self.config.patches_weight
         return Loss(
             weight * from_patches + (1 - weight) * from_image,
@@ -77,19 +79,6 @@ class Method(method.Method[Config]):
             {"patches": from_patches.detach(), "image": from_image.detach()},
         )
 
-    def _contrast(self, embeddings: Tensor, images: Tensor, generators: list[torch.Generator]) -> Tensor:
-        """Return the loss of embeddings (B, d) with the memory of their images and of random others."""
-        negatives = self.memory.draw(self.config.negatives, generators)
-        logits = self.memory.logits(embeddings, images, negatives, self.config.temperature)
-        return self.memory.loss(logits, self.config.contrast)
-
-    @torch.no_grad()
     def after_update(self, step: Step) -> None:
         """Update the memory by the undivided images of this update."""
-        images, embeddings = (torch.cat(each) for each in zip(*self._new, strict=True))
-        self._new.clear()
-        self.memory.update_(images, embeddings, self.config.momentum)
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the head of undivided images."""
-        return {"head": self.head}
+        self.memory.store_(self.config.momentum)

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sslbench.config import setting
-from sslbench.distributed.collectives import gather
 from sslbench.methods._parts.losses import in_float32, unit_length
-from sslbench.methods._parts.memory import enqueue_, need_whole_updates
-from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
+from sslbench.methods._parts.memory import need_whole_updates, random_rows, replace_oldest_
+from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update_copies
 from sslbench.methods._parts.networks import mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Needs, Setup, Step
@@ -60,6 +59,8 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("ressl", views=2)
+    saved_head = "projector"
+    copies = "teacher_"
     queue: Tensor
 
     @classmethod
@@ -72,7 +73,7 @@ class Method(method.Method[Config]):
         self.projector = mlp([setup.feature_dim, *config.projector])
         self.teacher_backbone = copy_of(backbone)
         self.teacher_projector = copy_of(self.projector)
-        self.register_buffer("queue", functional.normalize(torch.randn(config.queue, config.projector[-1]), dim=1))
+        self.register_buffer("queue", random_rows(config.queue, config.projector[-1]))
         self._new: list[Tensor] = []
 
     def loss(self, batch: Batch, step: Step) -> Loss:
@@ -91,20 +92,7 @@ class Method(method.Method[Config]):
         )
         return Loss(value, query.detach())
 
-    @torch.no_grad()
     def after_update(self, step: Step) -> None:
         """Update the teacher, and replace the oldest keys of the queue."""
-        momentum = cosine_momentum(self.config.momentum, self.config.final_momentum, step.where)
-        update(self.teacher_backbone, self.backbone, momentum)
-        update(self.teacher_projector, self.projector, momentum)
-        keys = gather(torch.cat(self._new))
-        self._new.clear()
-        enqueue_(self.queue, keys, step.index * len(keys) % len(self.queue))
-
-    def exports(self) -> dict[str, nn.Module]:
-        """Return student and teacher."""
-        return {"student": self.backbone, "teacher": self.teacher_backbone}
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the projection head of the student or the teacher."""
-        return {"head": self.projector if exported == "student" else self.teacher_projector}
+        update_copies(self, cosine_momentum(self.config.momentum, self.config.final_momentum, step.where))
+        replace_oldest_(self.queue, self._new, step)

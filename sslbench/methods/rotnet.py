@@ -42,6 +42,7 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("rotnet", views=1)
+    saved_head = "head"
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)
@@ -57,7 +58,3 @@ class Method(method.Method[Config]):
             features[: len(batch.views[0])].detach().float(),
             {"accuracy": top1(logits, labels)},
         )
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the classifier of the angles."""
-        return {"head": self.head}

@@ -46,6 +46,7 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("simsiam", views=2, several_images=True)
+    saved_head, saved_predictor = "projector", "predictor"
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)
@@ -61,7 +62,3 @@ class Method(method.Method[Config]):
         p = [self.predictor(embedding) for embedding in z]
         value = (negative_cosine(p[0], z[1].detach()) + negative_cosine(p[1], z[0].detach())) / 2
         return Loss(value, z[0].detach())
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the projection and the prediction head."""
-        return {"head": self.projector, "predictor": self.predictor}

@@ -69,6 +69,7 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("supcon", pairs=True, negatives=True)
+    saved_head = "head"
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
@@ -91,7 +92,3 @@ class Method(method.Method[Config]):
         embeddings = self.head(features).unflatten(0, (len(batch.views), -1))
         value = supervised_contrastive(embeddings, batch.labels, self.config.temperature, self.config.summation)
         return Loss(self.config.scale * value, functional.normalize(embeddings[0].detach().float(), dim=1))
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the projection head."""
-        return {"head": self.head}

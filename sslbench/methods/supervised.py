@@ -31,6 +31,7 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("supervised", views=1)
+    saved_head = "head"
     has_classifier = True
 
     @classmethod
@@ -70,7 +71,3 @@ class Method(method.Method[Config]):
             raise UsageError("supervised training received a batch without labels")
         value = cross_entropy(logits, labels, self.config.label_smoothing)
         return Loss(value, embeddings, {} if labels.is_floating_point() else {"top1": top1(logits, labels)})
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the classifier."""
-        return {"head": self.head}

@@ -13,7 +13,7 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.distributed.collectives import sum_
 from sslbench.methods._parts.losses import in_float32
-from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update
+from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update_copies
 from sslbench.methods._parts.networks import mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Needs, Setup, Step
@@ -62,6 +62,8 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("tico", views=2, several_images=True)
+    saved_head = "projector"
+    copies = "target_"
     covariance: Tensor
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
@@ -83,14 +85,4 @@ class Method(method.Method[Config]):
 
     def after_update(self, step: Step) -> None:
         """Update the momentum network."""
-        momentum = cosine_momentum(self.config.momentum, self.config.final_momentum, step.where)
-        update(self.target_backbone, self.backbone, momentum)
-        update(self.target_projector, self.projector, momentum)
-
-    def exports(self) -> dict[str, nn.Module]:
-        """Return the trained network and the momentum network."""
-        return {"student": self.backbone, "teacher": self.target_backbone}
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the projection head of the student or the teacher."""
-        return {"head": self.projector if exported == "student" else self.target_projector}
+        update_copies(self, cosine_momentum(self.config.momentum, self.config.final_momentum, step.where))

@@ -56,6 +56,7 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("vicreg", views=2, several_images=True)
+    saved_head = "projector"
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)
@@ -69,7 +70,3 @@ class Method(method.Method[Config]):
         value = config.invariance * invariance + config.variance * variance + config.covariance * covariance
         parts = {"invariance": invariance, "variance": variance, "covariance": covariance}
         return Loss(value, za.detach(), {name: term.detach() for name, term in parts.items()})
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the projection head."""
-        return {"head": self.projector}

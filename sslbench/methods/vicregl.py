@@ -139,6 +139,7 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("vicregl", several_images=True)
+    saved_head = "projector"
     backbone: ResNet
 
     @classmethod
@@ -204,7 +205,3 @@ class Method(method.Method[Config]):
         self._maps = torch.compile(self._maps, **options)  # type: ignore[method-assign]
         for head in (self.projector, self.place_projector):
             head.compile(**options)
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the projection head of whole views."""
-        return {"head": self.projector}

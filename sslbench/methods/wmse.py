@@ -72,6 +72,7 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("wmse", pairs=True)
+    saved_head = "head"
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
@@ -99,7 +100,3 @@ class Method(method.Method[Config]):
             )
             terms.append(whitening_loss(embeddings, order, self.config.epsilon))
         return Loss(torch.stack(terms).mean(), embeddings[0].detach())
-
-    def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the projection head."""
-        return {"head": self.head}

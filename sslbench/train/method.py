@@ -264,6 +264,11 @@ class Method(Learner, Generic[ConfigT]):
             instance to fill a memory; the steps of these passes have the indices -per_epoch to -1.
         block_methods: names of the methods of blocks that `loss` calls in place of their forward pass. With
             strategy=fsdp a block's parameters are whole only while the block itself or one of these runs.
+        saved_head: name of the module that is 'head' of `heads`, such as 'projector' or 'head.mlp'; '': none.
+        saved_predictor: name of the module that is 'predictor'; '': none.
+        copies: prefix of the names of momentum copies: with 'target_', target_backbone is the copy of backbone and
+            exported as 'teacher', with the copies of its heads; '': there are none.
+        default_export: network that is exported unless a setting names another one.
         space: input of the backbone; with 'lightness' views are RGB, the method itself gives the backbone L of CIE Lab
             minus 50, and so do evaluations of the weights.
         backbone: network that is pretrained.
@@ -275,6 +280,10 @@ class Method(Learner, Generic[ConfigT]):
     needs: ClassVar[Needs | None] = None
     has_classifier: ClassVar[bool] = False
     first_pass: ClassVar[bool] = False
+    saved_head: ClassVar[str] = ""
+    saved_predictor: ClassVar[str] = ""
+    copies: ClassVar[str] = ""
+    default_export: ClassVar[Literal["student", "teacher"]] = "student"
     space: ClassVar[Literal["RGB", "lightness"]] = "RGB"
     backbone: nn.Module
 
@@ -308,14 +317,17 @@ class Method(Learner, Generic[ConfigT]):
 
     def exports(self) -> dict[str, nn.Module]:
         """Return the backbones that can be exported, by name; the first is the default."""
-        return {"student": self.backbone}
+        backbones = {"student": self.backbone}
+        if self.copies:
+            backbones["teacher"] = self.get_submodule(f"{self.copies}backbone")
+        return {self.default_export: backbones[self.default_export], **backbones}
 
     def averaged(self) -> nn.Module:
         """Return the network whose moving average is kept, if one is: by default the backbone."""
         return self.backbone
 
     def heads(self, exported: str) -> dict[str, nn.Module]:
-        """Return the heads on an exported backbone, which are saved with it; none by default.
+        """Return the heads on an exported backbone, which are saved with it.
 
         Args:
             exported: name of the backbone in `exports`.
@@ -324,7 +336,14 @@ class Method(Learner, Generic[ConfigT]):
             'head' (projection head or classifier) and 'predictor', which takes its output; each an nn.Sequential of
             linear layers, norms and activations, or a single linear layer.
         """
-        return {}
+        prefix = self.copies if exported == "teacher" else ""
+        names = {"head": self.saved_head, "predictor": self.saved_predictor}
+        networks = dict(self.named_children())  # not every head has a copy
+        return {
+            head: self.get_submodule(prefix + name)
+            for head, name in names.items()
+            if name and (prefix + name).partition(".")[0] in networks
+        }
 
 
 def find_method(name: str) -> type[Method[Any]]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,26 @@ from torch.nn import functional
 from sslbench.distributed.collectives import gather
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32
+from sslbench.train.method import Step
 
 Contrast = Literal["nce", "info_nce"]
+
+
+class ContrastSettings(Protocol):
+    """Settings of a contrast with a memory bank."""
+
+    @property
+    def negatives(self) -> int:
+        """Number of random images that each image is contrasted with."""
+
+    @property
+    def temperature(self) -> float:
+        """Temperature of the similarities."""
+
+    @property
+    def contrast(self) -> Contrast:
+        """Loss."""
+
 
 _EPSILON = torch.finfo(torch.float32).eps  # added to every denominator in the published code
 
@@ -71,6 +89,7 @@ class MemoryBank(nn.Module):
         super().__init__()
         self.register_buffer("vectors", functional.normalize(torch.rand(images, dim) * 2 - 1, dim=1))
         self.register_buffer("log_z", torch.tensor(math.inf))
+        self._new: list[tuple[Tensor, Tensor]] = []
 
     def draw(self, negatives: int, generators: Sequence[torch.Generator]) -> Tensor:
         """Return the numbers of random images for each of B images, uniform with replacement: int64 (B, negatives)."""
@@ -101,6 +120,23 @@ class MemoryBank(nn.Module):
         if self.log_z.isinf():
             self.log_z.copy_(log_normalisation(logits, len(self.vectors)))
         return noise_contrastive(logits, self.log_z, len(self.vectors))
+
+    def contrast(
+        self, embeddings: Tensor, images: Tensor, generators: Sequence[torch.Generator], settings: ContrastSettings
+    ) -> Tensor:
+        """Return the loss of embeddings (B, d) with the memory of their images and of random others; see `logits`."""
+        negatives = self.draw(settings.negatives, generators)
+        return self.loss(self.logits(embeddings, images, negatives, settings.temperature), settings.contrast)
+
+    def note(self, images: Tensor, embeddings: Tensor) -> None:
+        """Keep the embeddings of a forward pass until `store_`: all passes of an update see the same memory."""
+        self._new.append((images, embeddings.detach()))
+
+    def store_(self, momentum: float) -> None:
+        """Move the memory by the embeddings noted since the last update, see `update_`."""
+        images, embeddings = (torch.cat(column) for column in zip(*self._new, strict=True))
+        self._new.clear()
+        self.update_(images, embeddings, momentum)
 
     @torch.no_grad()
     def update_(self, images: Tensor, embeddings: Tensor, momentum: float) -> None:
@@ -146,6 +182,23 @@ def enqueue_(queue: Tensor, new: Tensor, pointer: int) -> int:
     """
     queue[pointer : pointer + len(new)] = new
     return (pointer + len(new)) % len(queue)
+
+
+def random_rows(n: int, dim: int) -> Tensor:
+    """Return random rows of length 1, (n, dim), with which a queue starts."""
+    return functional.normalize(torch.randn(n, dim), dim=1)
+
+
+@torch.no_grad()
+def replace_oldest_(queue: Tensor, new: list[Tensor], step: Step) -> None:
+    """Replace the oldest rows of a queue by those of an update, of all its passes and processes; empty the list.
+
+    `queue`: (K, d); `new`: (B, d) of each pass, where K is a multiple of the rows of an update.
+    """
+    rows = gather(torch.cat(new))
+    new.clear()
+    # The pointer follows from the step, so it is neither read back from the GPU nor part of a checkpoint.
+    enqueue_(queue, rows, step.index * len(rows) % len(queue))
 
 
 def shift_in(queue: Tensor, new: Tensor) -> Tensor:

@@ -2,11 +2,13 @@
 
 import copy as copying
 import math
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from timm.layers.drop import DropPath
 from torch import Tensor, nn
+
+from sslbench.train.method import Method
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -33,6 +35,13 @@ def update(copy: nn.Module, module: nn.Module, momentum: float) -> None:
     current: list[Tensor] = list(module.parameters())
     if averaged:
         torch._foreach_lerp_(averaged, current, 1 - momentum)
+
+
+def update_copies(method: Method[Any], momentum: float) -> None:
+    """Update all momentum copies of a method, see `Method.copies`."""
+    for name, copy in method.named_children():
+        if name.startswith(method.copies):
+            update(copy, method.get_submodule(name.removeprefix(method.copies)), momentum)
 
 
 def cosine_momentum(start: float, end: float, progress: float) -> float:
