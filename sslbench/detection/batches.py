@@ -74,7 +74,7 @@ def training_batches(
     # Crowds are left out; difficult objects are trained on, as Detectron2 does.
     plan = _Plan(source, recipe, seed, share, start, stop)
     images = _TrainingImages(source, recipe, seed)
-    yield from run(images, workers, sampler=plan, start_method=source.reading.start_method)
+    return run(images, workers, sampler=plan, start_method=source.reading.start_method)
 
 
 def test_images(
@@ -82,7 +82,7 @@ def test_images(
 ) -> Iterator[TestViews]:
     """Iterate over the test images, each in the sizes of the recipe, and their original heights and widths."""
     images = _TestImages(source, recipe, positions)
-    yield from run(images, workers, start_method=source.reading.start_method)
+    return run(images, workers, start_method=source.reading.start_method)
 
 
 def repeat_factors(source: ObjectSource, rows: IntArray, threshold: float) -> FloatArray:
@@ -208,7 +208,14 @@ class _TrainingImages(Dataset[Batch | SslbenchError]):
         )
         shorter = int(rng.choice(recipe.min_sizes_train))
         last = resized(height, width, shorter=shorter, longest=recipe.max_size_train)
-        return resize(image, last), _scaled(target, (height, width), last)
+        y, x = last[0] / height, last[1] / width
+        masks = target.masks
+        if masks is not None and len(masks):
+            masks = functional.interpolate(masks[None].float(), size=last, mode="nearest-exact")[0] > 0
+        elif masks is not None:  # torch does not interpolate none
+            masks = masks.new_zeros((0, *last))
+        points = None if target.keypoints is None else target.keypoints * torch.tensor([x, y, 1.0])
+        return resize(image, last), Target(target.boxes * torch.tensor([x, y, x, y]), target.classes, masks, points)
 
     @functools.cached_property
     def _mirrored(self) -> tuple[int, ...]:
@@ -227,7 +234,11 @@ class _TrainingImages(Dataset[Batch | SslbenchError]):
         masks = None
         if self.recipe.masks:
             lengths = self.source.masks_of(index)
-            bitmaps = [_bitmap(lengths[i], new) for i in keep.tolist()]
+            bitmaps = []
+            for i in keep.tolist():
+                bitmap = Image.fromarray(rle.decode(lengths[i]).astype(np.uint8))
+                small = np.array(bitmap.resize(new[::-1], Image.Resampling.NEAREST))
+                bitmaps.append(torch.from_numpy(small.astype(np.bool_)))
             masks = torch.stack(bitmaps) if bitmaps else torch.zeros((0, *new), dtype=torch.bool)
         points = None
         if self.recipe.keypoints and objects.keypoints is not None:
@@ -310,32 +321,14 @@ def cut_at(
     return image, Target(boxes.float(), target.classes[kept], masks[kept], None if points is None else points[kept])
 
 
-def _scaled(target: Target, old: tuple[int, int], new: tuple[int, int]) -> Target:
-    """Return the objects of an image of one height and width in the pixels of another."""
-    y, x = new[0] / old[0], new[1] / old[1]
-    masks = None
-    if target.masks is not None:
-        number = len(target.masks)
-        masks = target.masks.new_zeros((number, *new))
-        if number:  # torch interpolates nothing else
-            masks = functional.interpolate(target.masks[None].float(), size=new, mode="nearest-exact")[0] > 0
-    points = None if target.keypoints is None else target.keypoints * torch.tensor([x, y, 1.0])
-    return Target(target.boxes * torch.tensor([x, y, x, y]), target.classes, masks, points)
-
-
-def _bitmap(lengths: rle.Rle, size: tuple[int, int]) -> Tensor:
-    bitmap = Image.fromarray(rle.decode(lengths).astype(np.uint8))
-    return torch.from_numpy(np.array(bitmap.resize(size[::-1], Image.Resampling.NEAREST)).astype(np.bool_))
-
-
 def _without_outside(target: Target, size: torch.Size) -> Target:
     """Mark keypoints outside of an image of this height and width as not labelled, with zeros, as Detectron2 does."""
     if target.keypoints is None:
         return target
     places = target.keypoints[:, :, :2]
     inside = ((places >= 0) & (places <= torch.tensor([size[1], size[0]]))).all(dim=2)
-    kept = inside & (target.keypoints[:, :, 2] > 0)
-    return dataclasses.replace(target, keypoints=target.keypoints * kept[:, :, None])
+    labels = inside & (target.keypoints[:, :, 2] > 0)
+    return dataclasses.replace(target, keypoints=target.keypoints * labels[:, :, None])
 
 
 def _flipped(target: Target, width: int, mirrored: Sequence[int] = ()) -> Target:

@@ -40,7 +40,13 @@ def check_weights(recipe: DetectionRecipe, backbone: Backbone, weights: str) -> 
     format = backbone.format
     if format is None:  # untrained weights work with any order
         return
-    order = _channel_order(weights) if format in _DETECTRON2 else None
+    order = None
+    if format in _DETECTRON2:
+        content = files.read(Path(weights)).content
+        mean = content.get("model", content).get("pixel_mean")
+        if isinstance(mean, Tensor) and mean.numel() == 3:
+            first, _, last = mean.flatten().tolist()  # the means of ImageNet fall from red to blue
+            order = None if first == last else "RGB" if first > last else "BGR"
     if recipe.channel_order == "BGR" and format not in _EITHER:
         flips = any("flip_channels" in rule.operations for rule in load_table(format).rules)
         converted = ", whose first convolution is converted from BGR on loading" if flips else ""
@@ -59,16 +65,6 @@ def check_weights(recipe: DetectionRecipe, backbone: Backbone, weights: str) -> 
             "strides in the 3x3 convolutions",
             "Give stride_in_1x1=false.",
         )
-
-
-def _channel_order(weights: str) -> str | None:
-    """Return the channel order of a Detectron2 file from its means: those of ImageNet fall from red to blue."""
-    content = files.read(Path(weights)).content
-    mean = content.get("model", content).get("pixel_mean")
-    if not isinstance(mean, Tensor) or mean.numel() != 3:
-        return None
-    first, _, last = mean.flatten().tolist()
-    return None if first == last else "RGB" if first > last else "BGR"
 
 
 def check_parts(recipe: DetectionRecipe, train_part: Source, test_part: Source) -> None:

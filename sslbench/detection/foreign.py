@@ -52,7 +52,12 @@ def read_foreign(path: Path, test: ObjectSource) -> Foreign:
     classes, _, about = _places(path, rows, "category_id", _of_classes(test), f"the categories of {test.name}")
     keypoints = _keypoints(path, rows, test)
     around = keypoints is not None and not any("bbox" in row for row in rows)
-    boxes, scores = _around(keypoints) if around and keypoints is not None else _boxes(path, rows), _scores(path, rows)
+    if around and keypoints is not None:  # as pycocotools' loadRes does
+        low, high = keypoints[:, :, :2].min(axis=1), keypoints[:, :, :2].max(axis=1)
+        boxes = np.concatenate([low, high - low], axis=1)
+    else:
+        boxes = _boxes(path, rows)
+    scores = _scores(path, rows)
     sizes = test.target.sizes[images]
     if len(boxes) and boxes.max() <= 1.5 and (sizes.max(initial=0) > 8 or not sizes.any()):
         raise ResultError(
@@ -234,17 +239,14 @@ def _cause(key: str, value: Any, readings: Sequence[_Reading]) -> str:
         return did_you_mean(value, [str(name) for name in {**ids, **names} if isinstance(name, str)])
     if key == "image_id":
         numbers = [number for number in ids if isinstance(number, int)]
-        return f"The manifest's image ids are {_span(numbers)}; file names are understood too. Is --data the same set?"
+        span = f"{min(numbers)} to {max(numbers)}" if numbers else "missing"
+        return f"The manifest's image ids are {span}; file names are understood too. Is --data the same set?"
     of_place = {place: number for number, place in ids.items()}
     every = [f"{of_place[place]} {name}" for name, place in names.items()]
     return (
         f"The manifest's categories are {', '.join([*every[:5], *(['...'] if len(every) > 5 else [])])}: category_id "
         "is their id, not their position. Names of classes are understood too."
     )
-
-
-def _span(numbers: Sequence[int]) -> str:
-    return f"{min(numbers)} to {max(numbers)}" if numbers else "missing"
 
 
 def _boxes(path: Path, rows: Sequence[Mapping[str, Any]]) -> FloatArray:
@@ -370,12 +372,6 @@ def _keypoints(path: Path, rows: Sequence[Mapping[str, Any]], test: ObjectSource
             "COCO's result format holds pixels: multiply x by the image's width, y by its height.",
         )
     return found
-
-
-def _around(keypoints: FloatArray) -> FloatArray:
-    """Return the boxes x, y, width, height around keypoints (n, K, 3), as pycocotools' loadRes does."""
-    low, high = keypoints[:, :, :2].min(axis=1), keypoints[:, :, :2].max(axis=1)
-    return np.concatenate([low, high - low], axis=1)
 
 
 def _masks(path: Path, rows: Sequence[Mapping[str, Any]], sizes: IntArray) -> tuple[rle.Rle, ...] | None:

@@ -109,7 +109,9 @@ def draw_pair(
     hidden = f", {len(found) - len(shown)} below {least_score:g} not shown" if len(found) > len(shown) else ""
     texts = (f"{title}: {len(there)} objects", f"found: {len(shown)}{hidden}")
     for text, panel, x in zip(texts, (left, right), (0, left.width + _GAP // 2), strict=True):
-        draw.text((x, 3), _fitting(draw, text, panel.width, font), fill=_INK, font=font)
+        while len(text) > 4 and draw.textlength(text, font=font) > panel.width:
+            text = text[:-4] + "..."
+        draw.text((x, 3), text, fill=_INK, font=font)
         sheet.paste(panel, (x, _HEADING))
     return sheet
 
@@ -139,7 +141,13 @@ def _panel(
     for points, label in zip(() if keypoints is None else keypoints, labels, strict=False):
         _pose(draw, points, scale, edges, colour(int(label)))
     for box, label, text in zip(corners, labels, texts, strict=True):  # after the boxes, so that no line crosses them
-        _label(draw, box, text, colour(int(label)), panel.size, font)
+        fill, wide, high = colour(int(label)), draw.textlength(text, font=font) + 4, _FONT + 3
+        x = min(max(0.0, float(box[0])), max(0.0, panel.width - wide))
+        above = float(box[1]) - high
+        y = above if above >= 0 else min(float(box[1]) + 2, panel.height - high)
+        draw.rectangle((x, y, x + wide, y + high), fill=fill)
+        luminance = 0.3 * fill[0] + 0.59 * fill[1] + 0.11 * fill[2]
+        draw.text((x + 2, y), text, fill=(0, 0, 0) if luminance > 110 else (255, 255, 255), font=font)
     return panel
 
 
@@ -178,31 +186,6 @@ def _pose(
             draw.ellipse(at, fill=colour(number), outline=_INK)
         elif seen > 0:
             draw.ellipse(at, outline=colour(number), width=2)
-
-
-def _label(
-    draw: ImageDraw.ImageDraw,
-    box: npt.NDArray[np.float64],
-    text: str,
-    fill: tuple[int, int, int],
-    size: tuple[int, int],
-    font: ImageFont.ImageFont | ImageFont.FreeTypeFont,
-) -> None:
-    width, height = draw.textlength(text, font=font) + 4, _FONT + 3
-    x = min(max(0.0, float(box[0])), max(0.0, size[0] - width))
-    above = float(box[1]) - height
-    y = above if above >= 0 else min(float(box[1]) + 2, size[1] - height)
-    draw.rectangle((x, y, x + width, y + height), fill=fill)
-    luminance = 0.3 * fill[0] + 0.59 * fill[1] + 0.11 * fill[2]
-    draw.text((x + 2, y), text, fill=(0, 0, 0) if luminance > 110 else (255, 255, 255), font=font)
-
-
-def _fitting(
-    draw: ImageDraw.ImageDraw, text: str, width: int, font: ImageFont.ImageFont | ImageFont.FreeTypeFont
-) -> str:
-    while len(text) > 4 and draw.textlength(text, font=font) > width:
-        text = text[:-4] + "..."
-    return text
 
 
 def _grid(pairs: Sequence[Image.Image], columns: int) -> Image.Image:

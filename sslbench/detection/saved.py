@@ -103,9 +103,13 @@ def _divided(state: Mapping[str, Tensor], recipe: DetectionRecipe) -> tuple[dict
     """Split a state into the backbone under canonical names, for RGB images, and the rest."""
     # A backbone with moved strides or windows is another network than that of its name, and stays in the rest.
     backbone, others = dict[str, Tensor](), dict[str, Tensor]()
+    vit, whole = recipe.architecture in ON_TRANSFORMERS, changed_network(recipe)
     for name, tensor in state.items():
-        own = None if changed_network(recipe) else _canonical(name, recipe)
-        if own is None:
+        if vit:
+            own = name.removeprefix(_VIT) if name.startswith(_VIT) else None
+        else:
+            own = canonical_name(name, pyramid=recipe.architecture != "c4")
+        if own is None or whole:
             others[name] = tensor
         else:
             # Only the first layer sees channels of the image.
@@ -127,12 +131,6 @@ def _joined(content: Mapping[str, Any], recipe: DetectionRecipe) -> dict[str, Te
             tensor.flip(1) if flipped else tensor
         )
     return state
-
-
-def _canonical(name: str, recipe: DetectionRecipe) -> str | None:
-    if recipe.architecture in ON_TRANSFORMERS:
-        return name.removeprefix(_VIT) if name.startswith(_VIT) else None
-    return canonical_name(name, pyramid=recipe.architecture != "c4")
 
 
 def read_detector(path: Path, device: str | torch.device = "cpu") -> tuple[Detector, DetectorDescription]:

@@ -123,13 +123,12 @@ def losses_of(
     number = int(np.random.SeedSequence(source).generate_state(1)[0])
     generator = torch.Generator().manual_seed(number)
     images = [image.to(device, non_blocking=True) for image in batch[0]]
+    targets = []
+    for target in batch[1]:
+        masks, points = (None if part is None else part.to(device) for part in (target.masks, target.keypoints))
+        targets.append(Target(target.boxes.to(device), target.classes.to(device), masks, points))
     with seeded(number, device):  # stochastic depth takes torch's own random numbers
-        return cast(dict[str, Tensor], model(images, [_moved(target, device) for target in batch[1]], generator))
-
-
-def _moved(target: Target, device: torch.device) -> Target:
-    masks, keypoints = (None if part is None else part.to(device) for part in (target.masks, target.keypoints))
-    return Target(target.boxes.to(device), target.classes.to(device), masks, keypoints)
+        return cast(dict[str, Tensor], model(images, targets, generator))
 
 
 _KEEP = 2  # checkpoints
@@ -233,10 +232,20 @@ def train(detector: Detector, source: ObjectSource, run: TrainingRun) -> Trained
         began = time.perf_counter()
         if start < recipe.iterations:
             training.started()
+            plan = TrainingPlan(  # its updates are the iterations
+                steps=recipe.iterations,
+                per_epoch=recipe.iterations,
+                rates=RateSchedules(lambda where: rate(recipe, round(where * recipe.iterations)), recipe.lr),
+                accumulate=recipe.accumulate,
+                clip_norm=recipe.clip_gradients or None,
+                precision=recipe.precision,
+                log_every=training.meter.every,
+                save_every=run.save_every,
+            )
             # Always closed: workers that outlive the loop would block the end of the process.
             stream = contextlib.closing(batches(start=start, stop=recipe.iterations))  # type: ignore[type-var]
             with stop_signals() as signal_number, stream as images:
-                loop.train(state, _plan(recipe, run, training.meter), images, training, signal_number)
+                loop.train(state, plan, images, training, signal_number)
             broadcast_buffers(detector)
             for observer in training.observers:
                 observer.finished()
@@ -244,20 +253,6 @@ def train(detector: Detector, source: ObjectSource, run: TrainingRun) -> Trained
             further = batches(start=recipe.iterations, stop=recipe.iterations + recipe.precise_bn)
             precise_statistics(detector, further, seed=run.seed)
         return Trained(time.perf_counter() - began, recipe.iterations - start, resumed)
-
-
-def _plan(recipe: DetectionRecipe, run: TrainingRun, meter: IterationMeter) -> TrainingPlan:
-    """Return the plan of a training; its updates are the iterations."""
-    return TrainingPlan(
-        steps=recipe.iterations,
-        per_epoch=recipe.iterations,
-        rates=RateSchedules(lambda where: rate(recipe, round(where * recipe.iterations)), recipe.lr),
-        accumulate=recipe.accumulate,
-        clip_norm=recipe.clip_gradients or None,
-        precision=recipe.precision,
-        log_every=meter.every,
-        save_every=run.save_every,
-    )
 
 
 Pass = tuple[list[Tensor], list[Target], Tensor, int]
@@ -418,7 +413,19 @@ def make_optimizer(detector: Detector, recipe: DetectionRecipe) -> torch.optim.O
     # positions do not decay (ViTDet: Li et al. 2022, arXiv 2203.16527, appendix A.2, with the exceptions of its
     # configuration in Detectron2); neither do class and register tokens, which ViTDet has not. `backbone_rate` and
     # `offset_rate` are further factors of the rate.
-    above = _layers_above(detector, recipe.layer_decay) if recipe.layer_decay != 1 else {}
+    above: dict[str, int] = {}  # number of layers above a parameter (get_vit_lr_decay_rate)
+    if recipe.layer_decay != 1:
+        names = [name for name, _ in detector.named_parameters()]
+        if not any(name.startswith(f"{_VIT}blocks.") for name in names):
+            raise UsageError(
+                f"layer_decay={recipe.layer_decay} needs a vision transformer: this backbone has no blocks",
+                "Give layer_decay=1.",
+            )
+        layers = numbered_layers(
+            [f"backbone.{name.removeprefix(_VIT)}" if name.startswith(_VIT) else f"head.{name}" for name in names]
+        )
+        last = max(layers.values())
+        above = {name: last - layer for name, layer in zip(names, layers.values(), strict=True)}
     in_norm = norm_parameters(detector, largest_dim=None)
     trunk = "backbone." if recipe.architecture == "c4" else ("backbone.bottom_up.", _VIT)
 
@@ -434,16 +441,3 @@ def make_optimizer(detector: Detector, recipe: DetectionRecipe) -> torch.optim.O
     trained = [(name, parameter) for name, parameter in detector.named_parameters() if parameter.requires_grad]
     settings = OptimizerSettings(name=recipe.optimizer, lr=recipe.lr, lr_scaling="none", momentum=recipe.momentum)
     return make_grouped_optimizer(grouped(trained, rates_of), settings, fused=False)  # rounds as Detectron2 does
-
-
-def _layers_above(detector: Detector, layer_decay: float) -> dict[str, int]:
-    """Return the number of layers above each parameter of a vision transformer (get_vit_lr_decay_rate)."""
-    names = [name for name, _ in detector.named_parameters()]
-    if not any(name.startswith(f"{_VIT}blocks.") for name in names):
-        raise UsageError(
-            f"layer_decay={layer_decay} needs a vision transformer: this backbone has no blocks", "Give layer_decay=1."
-        )
-    in_network = [f"backbone.{name.removeprefix(_VIT)}" if name.startswith(_VIT) else f"head.{name}" for name in names]
-    layers = numbered_layers(in_network)
-    last = max(layers.values())
-    return {name: last - layer for name, layer in zip(names, layers.values(), strict=True)}

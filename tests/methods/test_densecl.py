@@ -63,7 +63,7 @@ def test_the_mean_place_is_what_the_backbone_returns():
 def test_the_queues_get_the_keys_of_images_and_the_mean_keys_of_places():
     method, setup, batch = make()
     with torch.no_grad():
-        key, dense_key, dense, places = method._key_network(batch.views[1])
+        key, dense_key, dense, places = method._keys(batch.views[1])
     torch.testing.assert_close(dense_key, torch.nn.functional.normalize(dense.mean(1), dim=1))
     assert places.shape[1] == dense.shape[1] == 4
     method(batch, step_of(1, setup))

@@ -87,7 +87,7 @@ def test_accumulated_passes_fill_the_queue_together():
     assert torch.equal(method.queue[8:], before[8:])
 
 
-def test_the_key_network_follows_slowly():
+def test_the_keys_follows_slowly():
     setup = setup_for(network())
     method = moco.Method(network(), moco.Config(momentum=0.9, **SMALL), setup).train()
     before = {name: p.clone() for name, p in method.key_backbone.named_parameters()}
@@ -128,7 +128,7 @@ def _keys_of_two(rank, shuffle):
     batch = batch_of(setup, seed=rank)
     seen = []
     method.key_backbone.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].clone()))
-    plain = method.eval()._key_network(batch.views[1])
+    plain = method.eval()._keys(batch.views[1])
     unmixed = method._keys(batch.views[1])
     method.train()(Batch(batch.views, None, batch.indices), step_of(0, setup))
     method.after_update(step_of(0, setup))

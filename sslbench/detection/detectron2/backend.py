@@ -59,7 +59,11 @@ def check_load(model: Any, canonical: dict[str, Tensor]) -> str:
         wanted = {_PYRAMID + key: t for key, t in load_table("detectron2").from_canonical(canonical).items()}
     else:
         wanted = load_table("detectron2_c4").from_canonical(canonical)
-    wrong = [name for name, tensor in wanted.items() if not _same(state.get(name), tensor)]
+    wrong = [
+        name
+        for name, tensor in wanted.items()
+        if (loaded := state.get(name)) is None or not torch.equal(loaded.detach().cpu(), tensor.cpu())
+    ]
     if wrong:
         listed = ", ".join(f"'{name}'" for name in sorted(wrong)[:3]) + (" ..." if len(wrong) > 3 else "")
         raise WeightsError(
@@ -67,10 +71,6 @@ def check_load(model: Any, canonical: dict[str, Tensor]) -> str:
             "Its network differs from the backbone: check the d2. keys, or use --backend torchvision.",
         )
     return f"Detectron2 loaded {len(wanted)} of {len(wanted)} backbone tensors, compared bit for bit"
-
-
-def _same(found: Tensor | None, wanted: Tensor) -> bool:
-    return found is not None and found.shape == wanted.shape and torch.equal(found.detach().cpu(), wanted.cpu())
 
 
 log = logging.getLogger("sslbench")

@@ -266,14 +266,26 @@ def configured(
 
     `skeleton`: keypoints of the data, with sigmas; None without, or if they are not known yet.
     """
-    options = _for_device(detectron2_options(backbone, recipe, n_classes, skeleton), device, processes)
+    options = detectron2_options(backbone, recipe, n_classes, skeleton)
+    if device.type == "cpu" and "SyncBN" in options.values():
+        # SyncBN needs GPUs; Detectron2's naive variant works everywhere.
+        other = "BN" if processes == 1 else "naiveSyncBN"
+        why = "the same for a single process" if processes == 1 else "Detectron2's own, also over all processes"
+        log.info(f"norm=sync needs GPUs; on the CPU Detectron2's {other} is used, {why}")
+        options = {key: other if value == "SyncBN" else value for key, value in options.items()}
     cfg = load("config").get_cfg()
     _merge(cfg, options, "the recipe")
     cfg.MODEL.DEVICE = str(device)
     # Detectron2 loads no file here: the backbone's tensors are put in, and compared.
     cfg.MODEL.WEIGHTS = ""
     cfg.DATALOADER.NUM_WORKERS = 0
-    _check_keys(cfg, given)
+    keys = set(_keys(cfg))
+    for key in given:
+        taken = next((ours for ours in _OURS if key == ours or key.startswith(f"{ours}.")), None)
+        if taken is not None:
+            raise UsageError(f"d2.{key} cannot be given here", f"{_OURS[taken][0].upper()}{_OURS[taken][1:]}.")
+        if key not in keys:
+            raise UsageError(f"Detectron2 has no key '{key}' (d2.{key})", did_you_mean(key, keys))
     before = {key: _value(cfg, key) for key in given}
     _merge(cfg, given, "d2.")
     if cfg.SOLVER.AMP.ENABLED and device.type == "cpu":
@@ -295,26 +307,6 @@ def changed(cfg: Any, values: Mapping[str, Any]) -> Any:
         setattr(functools.reduce(getattr, path, copy), name, value)
     copy.freeze()
     return copy
-
-
-def _for_device(options: dict[str, Any], device: torch.device, processes: int) -> dict[str, Any]:
-    """Return the norm for norm=sync: SyncBN needs GPUs; Detectron2's naive variant works everywhere."""
-    if device.type != "cpu" or "SyncBN" not in options.values():
-        return options
-    other = "BN" if processes == 1 else "naiveSyncBN"
-    why = "the same for a single process" if processes == 1 else "Detectron2's own, also over all processes"
-    log.info(f"norm=sync needs GPUs; on the CPU Detectron2's {other} is used, {why}")
-    return {key: other if value == "SyncBN" else value for key, value in options.items()}
-
-
-def _check_keys(cfg: Any, given: Mapping[str, Any]) -> None:
-    known = set(_keys(cfg))
-    for key in given:
-        taken = next((own for own in _OURS if key == own or key.startswith(f"{own}.")), None)
-        if taken is not None:
-            raise UsageError(f"d2.{key} cannot be given here", f"{_OURS[taken][0].upper()}{_OURS[taken][1:]}.")
-        if key not in known:
-            raise UsageError(f"Detectron2 has no key '{key}' (d2.{key})", did_you_mean(key, known))
 
 
 def _keys(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from sslbench.data.objects import ObjectSource
 from sslbench.data.splits import Parts
@@ -45,8 +44,12 @@ def registered(data: Parts[ObjectSource], cfg: Any, folder: Path, mirrored: Sequ
     for name, part in parts:
         catalog.DatasetCatalog.register(name, part)
     catalog.MetadataCatalog.get(TRAIN).set(thing_classes=list(data.train.target.classes))
-    if points:
-        catalog.MetadataCatalog.get(TRAIN).set(**_skeleton(data.train, cfg, mirrored))
+    skeleton = data.train.target.skeleton
+    if points and skeleton is not None:
+        names = skeleton.names
+        partners = range(len(names)) if cfg.INPUT.RANDOM_FLIP == "none" else skeleton.mirrored(mirrored)
+        pairs = [(names[a], names[b]) for a, b in enumerate(partners) if a < b]
+        catalog.MetadataCatalog.get(TRAIN).set(keypoint_names=list(names), keypoint_flip_map=pairs)
     catalog.MetadataCatalog.get(TEST).set(
         thing_classes=list(data.test.target.classes),
         thing_dataset_id_to_contiguous_id={number: i for i, number in enumerate(data.test.target.class_numbers)},
@@ -58,16 +61,6 @@ def registered(data: Parts[ObjectSource], cfg: Any, folder: Path, mirrored: Sequ
         for name, _ in parts:
             catalog.DatasetCatalog.remove(name)
             catalog.MetadataCatalog.remove(name)
-
-
-def _skeleton(source: ObjectSource, cfg: Any, mirrored: Sequence[str]) -> dict[str, Any]:
-    """Return Detectron2's names of keypoints, and pairs that change places in a mirrored image."""
-    if source.target.skeleton is None:
-        return {}
-    names = source.target.skeleton.names
-    partners = range(len(names)) if cfg.INPUT.RANDOM_FLIP == "none" else source.target.skeleton.mirrored(mirrored)
-    pairs = [(names[a], names[b]) for a, b in enumerate(partners) if a < b]
-    return {"keypoint_names": list(names), "keypoint_flip_map": pairs}
 
 
 def _mask_form(source: ObjectSource, cfg: Any) -> str | None:
@@ -130,9 +123,6 @@ class Mapper:
             picture = read(self.source, entry["position"])
         except SslbenchError as error:
             return {**entry, "failed": error}
-        return self._seen(entry, picture)
-
-    def _seen(self, entry: dict[str, Any], picture: Tensor) -> dict[str, Any]:
         pixels = picture.permute(1, 2, 0).numpy()
         height, width = pixels.shape[:2]
         seen = load("data.transforms").AugInput(np.ascontiguousarray(pixels[:, :, ::-1] if self.bgr else pixels))
@@ -236,7 +226,13 @@ def detect(
         scores = evaluation.inference_on_dataset(model, loader, evaluators)
     parts = [part for own in gather_objects(collected.parts) for part in own]
     found = joined(sorted(parts, key=lambda part: int(part.images[0]) if len(part) else -1))
-    return found, _variants(scores)
+    variants: Variants = {
+        f"Detectron2's COCOEvaluator, {_KINDS.get(kind, kind)}": {
+            name: None if math.isnan(value) else float(value) for name, value in values.items()
+        }
+        for kind, values in scores.items()
+    }
+    return found, variants
 
 
 def _make_collector(n: int, progress: Progress | None) -> Any:
@@ -272,12 +268,3 @@ def _as_arrays(instances: Any, position: int) -> Detections:
         if instances.has("pred_keypoints")
         else None,
     )
-
-
-def _variants(scores: dict[str, dict[str, float]]) -> Variants:
-    return {
-        f"Detectron2's COCOEvaluator, {_KINDS.get(kind, kind)}": {
-            name: None if math.isnan(value) else float(value) for name, value in values.items()
-        }
-        for kind, values in scores.items()
-    }

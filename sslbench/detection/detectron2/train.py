@@ -41,8 +41,13 @@ def train(
     # The user's d2.KEY=value take precedence.
     recipe = dataclasses.replace(recipe, iterations=cfg.SOLVER.MAX_ITER, batch_size=cfg.SOLVER.IMS_PER_BATCH)
     with exclusive(run.folder):
-        content = _checkpoint(run.folder)
+        checkpoint = newest_whole(run.folder)
+        path, content = (None, None) if checkpoint is None else checkpoint
         start = 0 if content is None else int(content["step"])
+        if path is not None and content is not None:
+            if content.get("backend") != BACKEND:
+                raise UsageError(f"{path} was not written by the detectron2 backend", "Remove it to start again.")
+            continue_from(run.folder, path, start)
         began = time.perf_counter()
         if content is not None:
             model.load_state_dict(content["model"])
@@ -123,14 +128,3 @@ def _not_finite(recipe: DetectionRecipe, folder: Path) -> Iterator[None]:
         raise NotFiniteError(
             f"Detectron2 stopped: {str(error).splitlines()[0]}{where}", after_divergence(recipe)
         ) from error
-
-
-def _checkpoint(folder: Path) -> dict[str, Any] | None:
-    found = newest_whole(folder)
-    if found is None:
-        return None
-    path, content = found
-    if content.get("backend") != BACKEND:
-        raise UsageError(f"{path} was not written by the detectron2 backend", "Remove it to start again.")
-    continue_from(folder, path, int(content["step"]))
-    return content

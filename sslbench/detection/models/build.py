@@ -52,7 +52,16 @@ def build_detector(
 
 
 def _build(backbone: Backbone, recipe: DetectionRecipe, classes: int, keypoints: int) -> Detector:
-    statistics = _statistics(backbone, recipe)
+    given = backbone.preprocessing
+    # The weights give mean and std in the order RGB, whatever the network's channel order.
+    step = -1 if recipe.channel_order == "BGR" else 1
+    statistics = given.mean[::step], given.std[::step]
+    if recipe.pixel_mean:
+        statistics = recipe.pixel_mean, recipe.pixel_std
+        if len(recipe.pixel_mean) != given.channels:
+            raise UsageError(
+                f"pixel_mean has {len(recipe.pixel_mean)} values, and {backbone.name} takes {given.channels} channels"
+            )
     if recipe.architecture in ONE_STAGE:
         return OneStageDetector(recipe, classes, backbone=pyramids.pyramid(backbone, recipe), statistics=statistics)
     if recipe.architecture in DETR:
@@ -76,17 +85,3 @@ def _build(backbone: Backbone, recipe: DetectionRecipe, classes: int, keypoints:
         statistics=statistics,
         divisor=divisor,
     )
-
-
-def _statistics(backbone: Backbone, recipe: DetectionRecipe) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of the channels: the recipe's, otherwise those of the weights."""
-    given = backbone.preprocessing
-    if not recipe.pixel_mean:
-        # The weights give mean and std in the order RGB, whatever the network's channel order.
-        step = -1 if recipe.channel_order == "BGR" else 1
-        return given.mean[::step], given.std[::step]
-    if len(recipe.pixel_mean) != given.channels:
-        raise UsageError(
-            f"pixel_mean has {len(recipe.pixel_mean)} values, and {backbone.name} takes {given.channels} channels"
-        )
-    return recipe.pixel_mean, recipe.pixel_std

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchvision.ops import box_convert, clip_boxes_to_image
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.detection.models.boxes import Generator, InstancePredictions, Maps, Size, Sizes, Target, Targets
+from sslbench.detection.models.boxes import Generator, InstancePredictions, Maps, Sizes, Targets
 from sslbench.detection.models.detector import Detector, Statistics
 from sslbench.detection.models.pyramids import Trunk, channels, prepared, simple_pyramid
 from sslbench.detection.recipe import DetectionRecipe
@@ -78,12 +78,22 @@ class DeformableDetr(Detector):
         """Return the losses of all layers of the decoder, and of any proposals; nothing is drawn."""
         # All are computed in fp32: half precision would round the places of boxes. Losses of outputs that are not
         # finite are NaN.
-        wanted = [_shares(target, size) for target, size in zip(targets, sizes, strict=True)]
+        wanted = []
+        for target, (height, width) in zip(targets, sizes, strict=True):
+            shares = target.boxes / target.boxes.new_tensor((width, height, width, height))
+            wanted.append({"class_labels": target.classes, "boxes": box_convert(shares, "xyxy", "cxcywh")})
         with torch.autocast(features[0].device.type, enabled=False):
             outputs = self._outputs(features, sizes, wanted)
         losses = dict(cast(dict[str, Tensor], outputs.loss_dict))
         if self.recipe.two_stage:
-            losses |= self._proposal_losses(outputs, wanted)
+            # Of the encoder's proposals, in which every object is of one class (appendix A.4): transformers has no such
+            # loss.
+            config = copy.deepcopy(self.network.config)
+            config.auxiliary_loss = False
+            one_class = [{**target, "class_labels": torch.zeros_like(target["class_labels"])} for target in wanted]
+            logits, boxes = outputs.enc_outputs_class, outputs.enc_outputs_coord_logits.sigmoid()
+            of_proposals = self.network.loss_function(logits, one_class, logits.device, boxes, config)[1]
+            losses |= {f"{name}_proposals": loss for name, loss in of_proposals.items()}
         return {
             name: weight * torch.stack([v for key, v in losses.items() if key.startswith(theirs)]).sum()
             for name, (theirs, weight) in _LOSSES.items()
@@ -92,16 +102,6 @@ class DeformableDetr(Detector):
     def denominator(self, sizes: Sizes, targets: Targets) -> int:
         """Return the number of objects."""
         return sum(len(target.classes) for target in targets)
-
-    def _proposal_losses(self, outputs: Any, wanted: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Return the losses of the encoder's proposals, in which every object is of one class (appendix A.4)."""
-        # transformers has the proposals but no loss of them.
-        config = copy.deepcopy(self.network.config)
-        config.auxiliary_loss = False
-        one_class = [{**target, "class_labels": torch.zeros_like(target["class_labels"])} for target in wanted]
-        logits, boxes = outputs.enc_outputs_class, outputs.enc_outputs_coord_logits.sigmoid()
-        losses = self.network.loss_function(logits, one_class, logits.device, boxes, config)[1]
-        return {f"{name}_proposals": loss for name, loss in losses.items()}
 
     def detections(self, features: Maps, sizes: Sizes) -> list[InstancePredictions]:
         """Return the best pairs of query and class in each image; without suppression, which DETR has not."""
@@ -119,8 +119,11 @@ class DeformableDetr(Detector):
     def _outputs(self, features: Maps, sizes: Sizes, wanted: list[dict[str, Tensor]] | None) -> Any:
         """Return transformers' outputs, with losses where `wanted` has the objects of each image."""
         self._given.maps = [one.float() for one in features]
-        if self.recipe.two_stage:  # every place is a proposal, and a small image has few
-            self.network.model.config.two_stage_num_proposals = min(self.recipe.queries, _places(features))
+        if self.recipe.two_stage:  # every place of the four maps is a proposal, and a small image has few
+            sides = [(one.shape[-2], one.shape[-1]) for one in features]
+            sides.append((-(-sides[-1][0] // 2), -(-sides[-1][1] // 2)))
+            places = sum(rows * columns for rows, columns in sides)
+            self.network.model.config.two_stage_num_proposals = min(self.recipe.queries, places)
         height, width = self.padded(sizes)
         inside = torch.zeros(len(sizes), height, width, dtype=torch.long, device=features[0].device)
         for mask, (h, w) in zip(inside, sizes, strict=True):
@@ -131,19 +134,6 @@ class DeformableDetr(Detector):
             return self.network(pixels, pixel_mask=inside, labels=wanted)
         finally:
             self._given.maps = ()
-
-
-def _places(features: Maps) -> int:
-    """Return the number of places of the transformer's four maps."""
-    sides = [(one.shape[-2], one.shape[-1]) for one in features]
-    sides.append((-(-sides[-1][0] // 2), -(-sides[-1][1] // 2)))
-    return sum(height * width for height, width in sides)
-
-
-def _shares(target: Target, size: Size) -> dict[str, Tensor]:
-    """Return the objects of an image as transformers takes them: centres and sides as shares of the image."""
-    boxes = target.boxes / target.boxes.new_tensor((size[1], size[0], size[1], size[0]))
-    return {"class_labels": target.classes, "boxes": box_convert(boxes, "xyxy", "cxcywh")}
 
 
 def deformable_detr(

@@ -19,7 +19,6 @@ from sslbench.detection.models.boxes import (
     Generator,
     InstancePredictions,
     Maps,
-    Size,
     Sizes,
     Target,
     Targets,
@@ -112,21 +111,17 @@ class BoxPredictor(nn.Module):
         boxes = b.decode(deltas, torch.cat(list(regions)), self.recipe.box_weights)
         counts = [len(r) for r in regions]
         probabilities = functional.softmax(scores.float(), dim=1)
-        return [
-            self._of_one(one, probability, size)
-            for one, probability, size in zip(
-                torch.split(boxes, counts), torch.split(probabilities, counts), sizes, strict=True
-            )
-        ]
-
-    def _of_one(self, boxes: Tensor, scores: Tensor, size: Size) -> InstancePredictions:
-        finite = torch.isfinite(boxes).all(dim=1) & torch.isfinite(scores).all(dim=1)
-        boxes, scores = boxes[finite].reshape(-1, self.classes, 4), scores[finite, :-1]
-        rows, classes = torch.where(scores > self.recipe.score_threshold)
-        boxes = clip_boxes_to_image(boxes[rows, classes], size)
-        values = scores[rows, classes]
-        keep = batched_nms(boxes, values, classes, self.recipe.nms)[: self.recipe.detections]
-        return InstancePredictions(boxes[keep], values[keep], classes[keep])
+        found = []
+        for own, scores, size in zip(
+            torch.split(boxes, counts), torch.split(probabilities, counts), sizes, strict=True
+        ):
+            finite = torch.isfinite(own).all(dim=1) & torch.isfinite(scores).all(dim=1)
+            own, scores = own[finite].reshape(-1, self.classes, 4), scores[finite, :-1]
+            rows, classes = torch.where(scores > self.recipe.score_threshold)
+            own, scores = clip_boxes_to_image(own[rows, classes], size), scores[rows, classes]
+            keep = batched_nms(own, scores, classes, self.recipe.nms)[: self.recipe.detections]
+            found.append(InstancePredictions(own[keep], scores[keep], classes[keep]))
+        return found
 
 
 def draw_regions(

@@ -124,21 +124,20 @@ def assigned_boxes(boxes: Tensor, cells: Sequence[Tensor]) -> Tensor:
 
     `cells`: squares of the stride's side around the places, (n_level, 4) for each level.
     """
-    limits = itertools.pairwise(_LIMITS)
-    return torch.cat([_assigned(boxes, level, *low_high) for level, low_high in zip(cells, limits, strict=True)])
-
-
-def _assigned(boxes: Tensor, cells: Tensor, low: float, high: float) -> Tensor:
     if len(boxes) == 0:
-        return torch.full((len(cells),), -1, dtype=torch.int64, device=cells.device)
-    places, side = (cells[:, None, :2] + cells[:, None, 2:]) / 2, cells[:, None, 2] - cells[:, None, 0]
-    distances = torch.cat((places - boxes[None, :, :2], boxes[None, :, 2:] - places), dim=2)
-    from_centre = (places - (boxes[None, :, :2] + boxes[None, :, 2:]) / 2).abs().amax(dim=2)
-    furthest = distances.amax(dim=2)
-    positive = (distances.amin(dim=2) > 0) & (from_centre < _RADIUS * side) & (furthest >= low) & (furthest <= high)
+        return torch.cat([torch.full((len(level),), -1, dtype=torch.int64, device=level.device) for level in cells])
     areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-    smallest, found = torch.where(positive, areas, torch.inf).min(dim=1)
-    return torch.where(torch.isinf(smallest), -1, found)
+    assigned = []
+    for level, (low, high) in zip(cells, itertools.pairwise(_LIMITS), strict=True):
+        places, side = (level[:, None, :2] + level[:, None, 2:]) / 2, level[:, None, 2] - level[:, None, 0]
+        distances = torch.cat((places - boxes[None, :, :2], boxes[None, :, 2:] - places), dim=2)
+        from_centre = (places - (boxes[None, :, :2] + boxes[None, :, 2:]) / 2).abs().amax(dim=2)
+        furthest = distances.amax(dim=2)
+        inside = (distances.amin(dim=2) > 0) & (from_centre < _RADIUS * side)
+        positive = inside & (furthest >= low) & (furthest <= high)
+        smallest, box = torch.where(positive, areas, torch.inf).min(dim=1)
+        assigned.append(torch.where(torch.isinf(smallest), -1, box))
+    return torch.cat(assigned)
 
 
 def _network(recipe: DetectionRecipe, classes: int) -> RetinaNet | FCOS:

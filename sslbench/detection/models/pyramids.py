@@ -154,7 +154,13 @@ def prepared(backbone: Backbone, recipe: DetectionRecipe) -> ResNet:
     if recipe.norm == "frozen":
         freeze_norms(network)
     if recipe.stride_in_1x1 and not network.spec.stride_in_1x1:
-        _move_strides(network)
+        # The stride of each stage moves from its first 3x3 to its first 1x1 convolution; the shapes do not show it.
+        if network.spec.block != "bottleneck":
+            raise UsageError(f"stride_in_1x1: the blocks of {network.spec.name} have no 1x1 convolution")
+        for name in STAGES[1:]:
+            first = network.get_submodule(f"{name}.0")
+            for conv, stride in (("conv1", (2, 2)), ("conv2", (1, 1))):
+                first.get_submodule(conv).stride = stride  # type: ignore[assignment]
     # The fifth stage of c4 is no part of its backbone but of its head, as in Detectron2 and in Goyal et al. 2019, where
     # detection on a frozen backbone trains it.
     stages = STAGES[:3] if recipe.architecture == "c4" else STAGES
@@ -168,16 +174,6 @@ def prepared(backbone: Backbone, recipe: DetectionRecipe) -> ResNet:
 def channels(spec: ResNetSpec, stage: int) -> int:
     """Return the output channels of a stage (0 to 3)."""
     return spec.width * (1 << stage) * (4 if spec.block == "bottleneck" else 1)
-
-
-def _move_strides(network: ResNet) -> None:
-    """Move the stride of each stage from its first 3x3 to its first 1x1 convolution; the shapes do not show it."""
-    if network.spec.block != "bottleneck":
-        raise UsageError(f"stride_in_1x1: the blocks of {network.spec.name} have no 1x1 convolution")
-    for name in STAGES[1:]:
-        first = network.get_submodule(f"{name}.0")
-        for conv, stride in (("conv1", (2, 2)), ("conv2", (1, 1))):
-            first.get_submodule(conv).stride = stride  # type: ignore[assignment]
 
 
 STRIDES = (4, 8, 16, 32, 64)

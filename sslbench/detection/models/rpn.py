@@ -9,7 +9,7 @@ from torch.nn import functional
 from torchvision.ops import batched_nms, clip_boxes_to_image
 
 from sslbench.detection.models import boxes as b
-from sslbench.detection.models.boxes import Generator, Maps, Size, Sizes, Targets
+from sslbench.detection.models.boxes import Generator, Maps, Sizes, Targets
 from sslbench.detection.models.pyramids import Conv
 from sslbench.detection.recipe import DetectionRecipe, after_divergence
 from sslbench.train.loop import NotFiniteError
@@ -116,19 +116,15 @@ class RegionProposalNetwork(nn.Module):
             top_logits.append(scores)
             levels.append(torch.full_like(rows[0], level))
         every, every_logits, every_level = torch.cat(top_boxes, 1), torch.cat(top_logits, 1), torch.cat(levels)
-        return [
-            self._suppressed(one, score, every_level, size)[:after]
-            for one, score, size in zip(every, every_logits, sizes, strict=True)
-        ]
-
-    def _suppressed(self, boxes: Tensor, logits: Tensor, levels: Tensor, size: Size) -> Tensor:
-        finite = torch.isfinite(boxes).all(dim=1) & torch.isfinite(logits)
-        if self.training and not finite.all():
-            raise NotFiniteError(
-                "the region proposals are NaN or infinite: the training diverged", after_divergence(self.recipe)
-            )
-        boxes = clip_boxes_to_image(boxes, size)
-        keep = torch.where(finite & (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1]))[0]
-        boxes, logits, levels = boxes[keep], logits[keep], levels[keep]
-        kept: Tensor = boxes[batched_nms(boxes, logits, levels, self.recipe.rpn_nms)]
-        return kept
+        proposals = []
+        for own, scores, size in zip(every, every_logits, sizes, strict=True):
+            finite = torch.isfinite(own).all(dim=1) & torch.isfinite(scores)
+            if self.training and not finite.all():
+                raise NotFiniteError(
+                    "the region proposals are NaN or infinite: the training diverged", after_divergence(recipe)
+                )
+            clipped = clip_boxes_to_image(own, size)
+            keep = torch.where(finite & (clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1]))[0]
+            kept = batched_nms(clipped[keep], scores[keep], every_level[keep], recipe.rpn_nms)
+            proposals.append(clipped[keep][kept][:after])
+        return proposals
