@@ -50,22 +50,19 @@ def correlation_terms(za: Tensor, zb: Tensor, *, normalisation: Normalisation = 
     """
     # All processes get the same values. The gradient of this process's rows counts these values once, so its mean over
     # processes, as DistributedDataParallel takes it, is too small by the number of processes.
-    a, b = _standardise(torch.stack([za, zb]), together=normalisation == "vissl")
+    # Mean 0 and biased variance 1, over the rows of each view or of both together.
+    z, together = torch.stack([za, zb]), normalisation == "vissl"
+    axes = (0, 1) if together else (1,)
+    count = z.shape[1] * world_size() * (2 if together else 1)
+    centred = z - _over_processes(z.sum(axes, keepdim=True)) / count
+    variance = _over_processes(centred.square().sum(axes, keepdim=True)) / count
+    a, b = centred * (variance + 1e-5).rsqrt()
     correlation = sum_with_gradient(a.T @ b) / (len(a) * world_size())  # equation 2
     d = len(correlation)
     invariance = (correlation.diagonal() - 1).square().sum()
     # All but the last entry as rows of d + 1: the diagonal is the first column.
     redundancy = correlation.flatten()[:-1].view(d - 1, d + 1)[:, 1:].square().sum()
     return invariance, redundancy
-
-
-def _standardise(z: Tensor, *, together: bool, epsilon: float = 1e-5) -> Tensor:
-    """Standardise (2, B, d) to mean 0 and biased variance 1, over the rows of each view or of both together."""
-    axes = (0, 1) if together else (1,)
-    count = z.shape[1] * world_size() * (2 if together else 1)
-    centred = z - _over_processes(z.sum(axes, keepdim=True)) / count
-    variance = _over_processes(centred.square().sum(axes, keepdim=True)) / count
-    return centred * (variance + epsilon).rsqrt()
 
 
 def _over_processes(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ authors' layers weight its gradient alone.
 
 import dataclasses
 import functools
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -149,6 +149,7 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("colorization", views=1)
+    compiled_methods = ("_maps",)
     first_pass = True
     space: ClassVar[Literal["RGB", "lightness"]] = "lightness"
     backbone: ResNet | AlexNet
@@ -227,8 +228,3 @@ class Method(method.Method[Config]):
         if not counts.sum():
             raise DataError("colorization: all images are grey", "Use another method, or images with colours.")
         self.weights.copy_(rebalancing_weights(counts, self.config.uniform, self.config.sigma))
-
-    def compile_networks(self, **options: Any) -> None:
-        """Compile the backbone, whose forward pass the loss bypasses, and the head."""
-        self._maps = torch.compile(self._maps, **options)  # type: ignore[method-assign]
-        self.map_head.compile(**options)

@@ -21,13 +21,14 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32
-from sslbench.methods._parts.masks import image_generators, masked_rows, take, take_rows, view_by_view
+from sslbench.methods._parts.masks import image_generators, masked_rows, take_rows, view_by_view
 from sslbench.methods._parts.momentum import copy_of, update_copies
 from sslbench.methods._parts.vision_transformers import (
     embed,
     fix_positions,
     give_blocks,
     grid_of,
+    keep_patches,
     need_class_token,
     need_own_size,
     need_vision_transformer,
@@ -136,6 +137,7 @@ class Method(method.Method[Config]):
     """data2vec 2.0 on views of one size, each a separate sample (the published augmentation makes one)."""
 
     config_type = Config
+    compiled_methods = ("_outputs", "_visible_tokens")
     copies = "teacher_"
     block_methods = ("with_mlp_output",)
     backbone: VisionTransformer
@@ -178,21 +180,18 @@ class Method(method.Method[Config]):
         visible = visible.to(images.device, non_blocking=True)
         tokens = self._visible_tokens(images, visible)
         prefix = self.backbone.num_prefix_tokens
-        hidden = self._noise(generators, tokens) * config.noise
+        # Normal numbers for all patches of each mask, drawn on the device of the tokens.
+        shape = (views, config.masks, targets.shape[1], tokens.shape[2])
+        seeds = [int(torch.randint(2**62, (), generator=generator)) for generator in generators]
+        on_device = [torch.Generator(tokens.device).manual_seed(seed) for seed in seeds]
+        noise = [torch.randn(shape, generator=g, device=tokens.device, dtype=tokens.dtype) for g in on_device]
+        hidden = view_by_view(noise).flatten(0, 1) * config.noise
         filled = hidden.scatter(1, visible[..., None].expand(-1, -1, tokens.shape[2]), tokens[:, prefix:])
         repeated = targets.repeat_interleave(config.masks, dim=0)
         of_patches = regression_loss(take_rows(self.decoder(filled), hidden_rows), take_rows(repeated, hidden_rows))
         of_classes = regression_loss(tokens[:, 0], repeated.mean(1))
         parts = {"patch_loss": of_patches.detach(), "class_loss": of_classes.detach()}
         return Loss(of_patches + config.class_weight * of_classes, tokens[:: config.masks, 0].detach().float(), parts)
-
-    def _noise(self, generators: list[torch.Generator], tokens: Tensor) -> Tensor:
-        """Return normal numbers for all patches of each mask (B * masks, N, D), drawn on the device of `tokens`."""
-        masks, device = self.config.masks, tokens.device
-        shape = (len(tokens) // len(generators) // masks, masks, self.grid[0] * self.grid[1], tokens.shape[2])
-        there = [torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=g))) for g in generators]
-        drawn = [torch.randn(shape, generator=each, device=device, dtype=tokens.dtype) for each in there]
-        return view_by_view(drawn).flatten(0, 1)
 
     def _outputs(self, images: Tensor) -> Tensor:
         """Return the outputs of the teacher's last feed-forward networks for all patches: (L, B, N, D)."""
@@ -207,14 +206,7 @@ class Method(method.Method[Config]):
     def _visible_tokens(self, images: Tensor, visible: Tensor) -> Tensor:
         """Return the student's tokens (B * masks, prefix + n, D) of visible patches (B * masks, n)."""
         tokens = embed(self.backbone, images).repeat_interleave(self.config.masks, dim=0)
-        prefix = self.backbone.num_prefix_tokens
-        return run_blocks(self.backbone, torch.cat([tokens[:, :prefix], take(tokens[:, prefix:], visible)], dim=1))
-
-    def compile_networks(self, **options: Any) -> None:
-        """Compile the networks, whose forward passes the loss bypasses, and the decoder."""
-        self._outputs = torch.compile(self._outputs, **options)  # type: ignore[method-assign]
-        self._visible_tokens = torch.compile(self._visible_tokens, **options)  # type: ignore[method-assign]
-        self.decoder.compile(**options)
+        return run_blocks(self.backbone, keep_patches(self.backbone, tokens, visible))
 
     def after_update(self, step: Step) -> None:
         """Update the teacher."""

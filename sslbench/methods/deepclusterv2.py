@@ -124,12 +124,9 @@ class Method(method.Method[Config]):
         images, embeddings = (gather(torch.cat(each)) for each in zip(*self._new, strict=True))
         self._new.clear()
         self.memory[:, images] = embeddings.transpose(0, 1).to(self.memory.dtype)
-        if (step.index + 1) % step.per_epoch == 0:
-            self._cluster()
-
-    @torch.no_grad()
-    def _cluster(self) -> None:
-        """Cluster the memory of the views by turns, each time from random embeddings as centroids."""
+        if (step.index + 1) % step.per_epoch:
+            return
+        # The memories of the views are clustered by turns, each time from random embeddings as centroids.
         for i, count in enumerate(self.config.clusters):
             rows = self.memory[i % len(self.memory)]
             first = broadcast_(torch.randperm(len(rows))[:count].to(rows.device))

@@ -8,7 +8,6 @@ BatchNorm of the key network; the authors' code requires several processes.
 
 import dataclasses
 import logging
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +74,7 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("densecl", views=2)
+    compiled_methods = ("_places",)
     saved_head = "head"
     copies = "key_"
     backbone: ResNet
@@ -132,12 +132,6 @@ class Method(method.Method[Config]):
     def _places(self, resnet: ResNet, images: Tensor) -> Tensor:
         """Return the last feature map as rows: (B, C, H, W) -> (B, S, D)."""
         return feature_map(resnet, images).flatten(2).mT
-
-    def compile_networks(self, **options: Any) -> None:
-        """Compile the networks, whose forward passes the loss bypasses, and the heads."""
-        self._places = torch.compile(self._places, **options)  # type: ignore[method-assign]
-        for head in (self.head, self.dense_head, self.key_head, self.key_dense_head):
-            head.compile(**options)
 
     def after_update(self, step: Step) -> None:
         """Update the key network, and replace the oldest keys of both queues by those of this update."""

@@ -13,7 +13,7 @@ replaced any number of times.
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from timm.layers.drop import DropPath
@@ -153,6 +153,7 @@ class Method(method.Method[Config]):
     """DINOv2 on a vision transformer and any number of views, large ones first."""
 
     config_type = Config
+    compiled_methods = ("_tokens",)
     saved_head = "head.mlp"  # without the prototypes
     copies = "teacher_"
     default_export = "teacher"  # evaluated by the authors
@@ -258,12 +259,6 @@ class Method(method.Method[Config]):
     ) -> Tensor:
         """Return the normalised tokens (B, prefix + patches, D)."""
         return run_blocks(vit, embed(vit, images, mask, self.mask_token), drop_path=drop_path)
-
-    def compile_networks(self, **options: Any) -> None:
-        """Compile the networks in the parts in which the loss calls them."""
-        self._tokens = torch.compile(self._tokens, **options)  # type: ignore[method-assign]
-        for head in {self.head, self.teacher_head, *self._patch_heads()}:
-            head.compile(**options)
 
     def before_update(self, step: Step) -> None:
         """Drop the gradients of the last layers while they are frozen."""

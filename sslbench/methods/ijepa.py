@@ -11,7 +11,6 @@ import dataclasses
 import math
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from timm.layers.norm import LayerNorm
@@ -28,6 +27,7 @@ from sslbench.methods._parts.vision_transformers import (
     embed,
     fix_positions,
     grid_of,
+    keep_patches,
     need_own_size,
     need_vision_transformer,
     run_blocks,
@@ -168,6 +168,7 @@ class Method(method.Method[Config]):
     """I-JEPA on views of one size, each a separate sample (the published augmentation makes one)."""
 
     config_type = Config
+    compiled_methods = ("_tokens",)
     copies = "target_"
     default_export = "teacher"  # evaluated by the authors
     backbone: VisionTransformer
@@ -218,15 +219,7 @@ class Method(method.Method[Config]):
     def _tokens(self, vit: VisionTransformer, images: Tensor, patches: Tensor | None = None) -> Tensor:
         """Return the normalised tokens of some patches (B, prefix + n, D), by default of all."""
         tokens = embed(vit, images)
-        if patches is not None:
-            prefix = vit.num_prefix_tokens
-            tokens = torch.cat([tokens[:, :prefix], take(tokens[:, prefix:], patches)], dim=1)
-        return run_blocks(vit, tokens)
-
-    def compile_networks(self, **options: Any) -> None:
-        """Compile the networks, whose forward passes the loss bypasses, and the predictor."""
-        self._tokens = torch.compile(self._tokens, **options)  # type: ignore[method-assign]
-        self.predictor.compile(**options)
+        return run_blocks(vit, tokens if patches is None else keep_patches(vit, tokens, patches))
 
     def after_update(self, step: Step) -> None:
         """Update the target network."""

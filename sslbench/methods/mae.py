@@ -6,7 +6,7 @@ uniform distribution; loaded weights (--init) are kept, including position embed
 
 import dataclasses
 import logging
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from timm.layers.norm import LayerNorm
@@ -21,6 +21,7 @@ from sslbench.methods._parts.vision_transformers import (
     embed,
     fix_positions,
     initialise,
+    keep_patches,
     need_own_size,
     need_vision_transformer,
     run_blocks,
@@ -117,18 +118,32 @@ class Method(method.Method[Config]):
     """MAE on views of one size, each a separate sample (the published augmentation makes one)."""
 
     config_type = Config
+    compiled_methods = ("_encode",)
     backbone: VisionTransformer
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require a plain vision transformer of timm for views of this size."""
-        vit = _vision_transformer(backbone, setup)
+        vit = need_vision_transformer(backbone, setup, method="mae")
+        need_own_size(vit, setup, method="mae")
         patches = vit.patch_embed.num_patches
-        _check(config, patches, _visible(config, patches), vit.embed_dim)
+        visible = _visible(config, patches)
+        if not 0 < visible < patches:
+            raise UsageError(
+                f"mae: with method.masked={config.masked}, {visible} of {patches} patches are visible",
+                "Choose another method.masked, or smaller patches (--backbone NAME,patch_size=...).",
+            )
+        if config.decoder_dim % config.decoder_heads:
+            raise UsageError(
+                f"mae: decoder_dim={config.decoder_dim} is no multiple of decoder_heads={config.decoder_heads}"
+            )
+        for name, width in (("method.decoder_dim", config.decoder_dim), ("the backbone's width", vit.embed_dim)):
+            if width % 4:
+                raise UsageError(f"mae: {name} is {width}, no multiple of 4, which positions of sines and cosines need")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        vit = _vision_transformer(backbone, setup)
-        super().__init__(vit, config, setup)
+        super().__init__(backbone, config, setup)
+        vit = self.backbone
         grid: tuple[int, int] = vit.patch_embed.grid_size
         self.patch_size: tuple[int, int] = vit.patch_embed.patch_size
         self.visible = _visible(config, grid[0] * grid[1])
@@ -155,42 +170,11 @@ class Method(method.Method[Config]):
         value = reconstruction_loss(predicted, patches, normalize=self.config.normalize_targets)
         return Loss(value, tokens[:, self.backbone.num_prefix_tokens :].mean(1).detach())
 
-    def compile_networks(self, **options: Any) -> None:
-        """Compile the encoder of visible patches, which bypasses the backbone's forward pass, and the decoder."""
-        self._encode = torch.compile(self._encode, **options)  # type: ignore[method-assign]
-        self.decoder.compile(**options)
-
     def _encode(self, images: Tensor, visible: Tensor) -> Tensor:
         """Return the tokens (B, prefix + visible, D) of images (B, C, H, W), computed for visible patches only."""
-        tokens = embed(self.backbone, images)
-        prefix = self.backbone.num_prefix_tokens
-        seen = torch.cat([tokens[:, :prefix], take(tokens[:, prefix:], visible)], dim=1)
-        return run_blocks(self.backbone, seen)
-
-
-def _vision_transformer(backbone: nn.Module, setup: Setup) -> VisionTransformer:
-    """Return the backbone if it can skip masked patches and takes views of this size; raise UsageError otherwise."""
-    vit = need_vision_transformer(backbone, setup, method="mae")
-    need_own_size(vit, setup, method="mae")
-    return vit
+        return run_blocks(self.backbone, keep_patches(self.backbone, embed(self.backbone, images), visible))
 
 
 def _visible(config: Config, patches: int) -> int:
     """Return the number of patches that the encoder sees."""
     return int(patches * (1 - config.masked))
-
-
-def _check(config: Config, patches: int, visible: int, dim: int) -> None:
-    """Refuse settings that do not fit the number of patches or the widths."""
-    if not 0 < visible < patches:
-        raise UsageError(
-            f"mae: with method.masked={config.masked}, {visible} of {patches} patches are visible",
-            "Choose another method.masked, or smaller patches (--backbone NAME,patch_size=...).",
-        )
-    if config.decoder_dim % config.decoder_heads:
-        raise UsageError(
-            f"mae: decoder_dim={config.decoder_dim} is no multiple of decoder_heads={config.decoder_heads}"
-        )
-    for name, width in (("method.decoder_dim", config.decoder_dim), ("the backbone's width", dim)):
-        if width % 4:
-            raise UsageError(f"mae: {name} is {width}, no multiple of 4, which positions of sines and cosines need")

@@ -11,7 +11,6 @@ the gradient of the prototypes is the mean, as for all parameters; in the code i
 
 import dataclasses
 import math
-from typing import Any
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -25,7 +24,13 @@ from sslbench.methods._parts.losses import in_float32, sinkhorn
 from sslbench.methods._parts.masks import update_generator
 from sslbench.methods._parts.momentum import copy_of, update_copies
 from sslbench.methods._parts.networks import encode, mlp
-from sslbench.methods._parts.vision_transformers import embed, need_class_token, need_vision_transformer, run_blocks
+from sslbench.methods._parts.vision_transformers import (
+    embed,
+    grid_of,
+    need_class_token,
+    need_vision_transformer,
+    run_blocks,
+)
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
@@ -83,6 +88,7 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("msn", several_images=True)
+    compiled_methods = ("_classes",)
     saved_head = "projector"
     copies = "target_"
     default_export = "teacher"  # evaluated by the authors
@@ -132,17 +138,13 @@ class Method(method.Method[Config]):
 
     def _projections(self, views: Tensor, step: Step) -> Tensor:
         """Return the student's projections of views of one size; all large views of an update lose the same patches."""
-        masked = views.shape[-1] == self.large and self.config.masked > 0
-        classes = self._classes(self.backbone, views, self._kept(views, step) if masked else None)
-        projected: Tensor = self.projector(classes)
+        kept = None
+        if views.shape[-1] == self.large and self.config.masked > 0:
+            rows, columns = grid_of(self.backbone, self.large)
+            order = torch.randperm(rows * columns, generator=update_generator(self.seed, step))
+            kept = order[: max(int(len(order) * (1 - self.config.masked)), 1)].to(views.device, non_blocking=True)
+        projected: Tensor = self.projector(self._classes(self.backbone, views, kept))
         return projected
-
-    def _kept(self, views: Tensor, step: Step) -> Tensor:
-        """Return the indices of the patches that views keep."""
-        height, width = self.backbone.patch_embed.patch_size
-        patches = (views.shape[-2] // height) * (views.shape[-1] // width)
-        order = torch.randperm(patches, generator=update_generator(self.seed, step))
-        return order[: max(int(patches * (1 - self.config.masked)), 1)].to(views.device, non_blocking=True)
 
     def _classes(self, vit: VisionTransformer, images: Tensor, patches: Tensor | None = None) -> Tensor:
         """Return the class tokens (B, D) of images of which some patches are seen, by default all."""
@@ -151,12 +153,6 @@ class Method(method.Method[Config]):
             prefix = vit.num_prefix_tokens
             tokens = torch.cat([tokens[:, :prefix], tokens[:, prefix:][:, patches]], dim=1)
         return run_blocks(vit, tokens)[:, 0]
-
-    def compile_networks(self, **options: Any) -> None:
-        """Compile the networks, whose forward passes the loss bypasses, and the projectors."""
-        self._classes = torch.compile(self._classes, **options)  # type: ignore[method-assign]
-        self.projector.compile(**options)
-        self.target_projector.compile(**options)
 
     def after_update(self, step: Step) -> None:
         """Update the target network."""

@@ -8,7 +8,6 @@ BEiT), no Swin transformers.
 
 import dataclasses
 import math
-from typing import Any
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -58,6 +57,7 @@ class Method(method.Method[Config]):
     """SimMIM on views of one size, each a separate sample (the published augmentation makes one)."""
 
     config_type = Config
+    compiled_methods = ("_tokens",)
     backbone: VisionTransformer
 
     @classmethod
@@ -108,8 +108,3 @@ class Method(method.Method[Config]):
     def _tokens(self, images: Tensor, mask: Tensor) -> Tensor:
         """Return the normalised tokens (B, prefix + patches, D)."""
         return run_blocks(self.backbone, embed(self.backbone, images, mask, self.mask_token))
-
-    def compile_networks(self, **options: Any) -> None:
-        """Compile the network, whose forward pass the loss bypasses, and the decoder."""
-        self._tokens = torch.compile(self._tokens, **options)  # type: ignore[method-assign]
-        self.decoder.compile(**options)

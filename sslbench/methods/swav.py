@@ -105,7 +105,18 @@ class Method(method.Method[Config]):
 
         Say what a training of few updates never reaches.
         """
-        _require_assignable(config, setup)
+        wrong = [v for v in config.assign_views if not 0 <= v < len(setup.sizes)]
+        if wrong or not config.assign_views:
+            raise UsageError(
+                f"swav: assign_views is {list(config.assign_views)}, but the views are 0 to {len(setup.sizes) - 1}"
+            )
+        # Each process keeps a part of the queue, and an update may not overwrite its own scores.
+        per_process = setup.images_per_update // setup.world
+        if config.queue and (config.queue % setup.world or config.queue // setup.world < per_process):
+            raise UsageError(
+                f"swav: queue={config.queue} does not fit {setup.world} processes of {per_process} images per update",
+                f"Set method.queue to a multiple of {setup.world}, {setup.images_per_update} or more, or to 0.",
+            )
         if config.frozen_updates >= setup.steps:
             log.warning(
                 f"swav: the prototypes are never trained: they are frozen for method.frozen_updates="
@@ -141,10 +152,13 @@ class Method(method.Method[Config]):
         per_view = embeddings.detach().chunk(len(batch.views))
         assigned, assigned_scores = self._assigned(batch, per_view, views)
         queued = self._queued_scores(assigned, step)
-        terms = []
+        hard, terms = step.index < self.config.hard_updates, []
         for head, scores in enumerate(views):
-            codes = self._codes(assigned_scores[head], queued[head] if queued else None, step)
-            terms.append(swapped_prediction(scores, codes, self.config.assign_views, self.config.temperature))
+            own = assigned_scores[head]
+            past = list(queued[head]) if queued else [None] * len(own)
+            codes = [assign(now, earlier, self.config, hard=hard) for now, earlier in zip(own, past, strict=True)]
+            assign_views, temperature = self.config.assign_views, self.config.temperature
+            terms.append(swapped_prediction(scores, torch.stack(codes), assign_views, temperature))
         if self.config.queue:
             self._new.append(assigned)
         return Loss(torch.stack(terms).mean(), per_view[0])
@@ -167,13 +181,6 @@ class Method(method.Method[Config]):
         embeddings = unit_length(self.teacher.head(features))
         scores = self._scores(self.teacher.prototypes, embeddings)
         return _by_view(embeddings, len(chosen)), [_by_view(each, len(chosen)) for each in scores]
-
-    def _codes(self, scores: Tensor, queued: Tensor | None, step: Step) -> Tensor:
-        """Return the assignments (A, B, K) of the assigned views, given their scores (A, B, K)."""
-        hard = step.index < self.config.hard_updates
-        past = [None] * len(scores) if queued is None else list(queued)
-        pairs = zip(scores, past, strict=True)
-        return torch.stack([assign(own, earlier, self.config, hard=hard) for own, earlier in pairs])
 
     @in_float32
     def _scores(self, prototypes: Prototypes, embeddings: Tensor) -> tuple[Tensor, ...]:
@@ -234,19 +241,3 @@ class Method(method.Method[Config]):
 def _by_view(rows: Tensor, views: int) -> Tensor:
     """Return rows (V * B, d), one view after the other, as (V, B, d)."""
     return rows.view(views, -1, rows.shape[1])
-
-
-def _require_assignable(config: Config, setup: Setup) -> None:
-    """Refuse views to assign that do not exist, and queues that the processes cannot fill evenly."""
-    wrong = [v for v in config.assign_views if not 0 <= v < len(setup.sizes)]
-    if wrong or not config.assign_views:
-        raise UsageError(
-            f"swav: assign_views is {list(config.assign_views)}, but the views are 0 to {len(setup.sizes) - 1}"
-        )
-    # Each process keeps a part of the queue, and an update may not overwrite its own scores.
-    per_process = setup.images_per_update // setup.world
-    if config.queue and (config.queue % setup.world or config.queue // setup.world < per_process):
-        raise UsageError(
-            f"swav: queue={config.queue} does not fit {setup.world} processes of {per_process} images per update",
-            f"Set method.queue to a multiple of {setup.world}, {setup.images_per_update} or more, or to 0.",
-        )

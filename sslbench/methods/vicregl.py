@@ -8,7 +8,6 @@ as in --no-flip-grid 0 (their default leaves them as they were). There is no cla
 """
 
 import dataclasses
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -139,6 +138,7 @@ class Method(method.Method[Config]):
 
     config_type = Config
     needs = Needs("vicregl", several_images=True)
+    compiled_methods = ("_maps",)
     saved_head = "projector"
     backbone: ResNet
 
@@ -199,9 +199,3 @@ class Method(method.Method[Config]):
 
     def _maps(self, resnet: ResNet, images: Tensor) -> Tensor:
         return feature_map(resnet, images)
-
-    def compile_networks(self, **options: Any) -> None:
-        """Compile the networks, whose forward passes the loss bypasses, and the heads."""
-        self._maps = torch.compile(self._maps, **options)  # type: ignore[method-assign]
-        for head in (self.projector, self.place_projector):
-            head.compile(**options)

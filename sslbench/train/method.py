@@ -269,6 +269,8 @@ class Method(Learner, Generic[ConfigT]):
         copies: prefix of the names of momentum copies: with 'target_', target_backbone is the copy of backbone and
             exported as 'teacher', with the copies of its heads; '': there are none.
         default_export: network that is exported unless a setting names another one.
+        compiled_methods: names of the methods in which `loss` calls parts of the backbone and its copies in place of
+            their forward pass: with compile=true these are compiled.
         space: input of the backbone; with 'lightness' views are RGB, the method itself gives the backbone L of CIE Lab
             minus 50, and so do evaluations of the weights.
         backbone: network that is pretrained.
@@ -283,6 +285,7 @@ class Method(Learner, Generic[ConfigT]):
     saved_head: ClassVar[str] = ""
     saved_predictor: ClassVar[str] = ""
     copies: ClassVar[str] = ""
+    compiled_methods: ClassVar[tuple[str, ...]] = ()
     default_export: ClassVar[Literal["student", "teacher"]] = "student"
     space: ClassVar[Literal["RGB", "lightness"]] = "RGB"
     backbone: nn.Module
@@ -305,15 +308,16 @@ class Method(Learner, Generic[ConfigT]):
         """
 
     def compile_networks(self, **options: Any) -> None:
-        """Compile every network that `loss` calls: by default all submodules of the method.
-
-        Override this if the loss bypasses the forward pass of a submodule.
+        """Compile every network that `loss` calls: by default all submodules of the method and `compiled_methods`.
 
         Args:
             options: arguments of `torch.compile`.
         """
-        for network in self.children():
-            network.compile(**options)
+        for name in self.compiled_methods:
+            setattr(self, name, torch.compile(getattr(self, name), **options))
+        for name, network in self.named_children():
+            if not (self.compiled_methods and name.endswith("backbone")):
+                network.compile(**options)
 
     def exports(self) -> dict[str, nn.Module]:
         """Return the backbones that can be exported, by name; the first is the default."""

@@ -110,13 +110,14 @@ class MemoryBank(nn.Module):
             return (embeddings @ self.vectors.T).gather(1, chosen) / temperature
         return torch.einsum("bd,bkd->bk", embeddings, self.vectors[chosen]) / temperature
 
+    @in_float32
     def loss(self, logits: Tensor, contrast: Contrast) -> Tensor:
         """Return the mean loss of a batch; the first one with 'nce' estimates the normalisation.
 
         `logits`: (B, 1 + K), see `logits`.
         """
         if contrast == "info_nce":
-            return _info_nce(logits)
+            return (logits.logsumexp(dim=1) - logits[:, 0]).mean()
         if self.log_z.isinf():
             self.log_z.copy_(log_normalisation(logits, len(self.vectors)))
         return noise_contrastive(logits, self.log_z, len(self.vectors))
@@ -162,11 +163,6 @@ def sums_of(rows: Tensor, place: Tensor, n: int) -> Tensor:
     # round.
     sums = rows.new_zeros((n, rows.shape[1]))
     return sums.index_put_((place,), rows, accumulate=True) if rows.is_cuda else sums.index_add_(0, place, rows)
-
-
-@in_float32
-def _info_nce(logits: Tensor) -> Tensor:
-    return (logits.logsumexp(dim=1) - logits[:, 0]).mean()
 
 
 def enqueue_(queue: Tensor, new: Tensor, pointer: int) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sslbench.errors import UsageError
+from sslbench.methods._parts.masks import take
 from sslbench.train.method import Setup
 
 
@@ -67,6 +68,12 @@ def embed(vit: VisionTransformer, images: Tensor, mask: Tensor | None = None, to
         patches = torch.where(mask.view(*patches.shape[:-1], 1), token.to(patches.dtype), patches)
     tokens: Tensor = vit._pos_embed(patches)
     return tokens
+
+
+def keep_patches(vit: VisionTransformer, tokens: Tensor, patches: Tensor) -> Tensor:
+    """Return prefix and some patches of each image: (B, prefix + N, D), (B, n) -> (B, prefix + n, D)."""
+    prefix = vit.num_prefix_tokens
+    return torch.cat([tokens[:, :prefix], take(tokens[:, prefix:], patches)], dim=1)
 
 
 def run_blocks(vit: VisionTransformer, tokens: Tensor, *, drop_path: float = 0.0) -> Tensor:
