@@ -45,7 +45,7 @@ from sslbench.targets.multilabel import MultiLabel
 from sslbench.train import schedules
 from sslbench.train.loop import RateSchedules, TrainingPlan
 from sslbench.train.method import Method, Setup, find_method
-from sslbench.train.optimizers.optimizer import PartSettings, code_of, scaled_lr
+from sslbench.train.optimizers.optimizer import code_of, scaled_lr
 from sslbench.train.parameter_groups import parameter_groups
 
 T = TypeVar("T")
@@ -166,7 +166,14 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
     )
     if settings.eval_linear:
         _check_online_head(request, setup, space)
-    backbone, method = _shared(settings, lambda: _with_method(built, build, settings, setup))
+
+    def with_method() -> tuple[Backbone, Method[Any]]:
+        # A backbone without values, which a process may have, is built first.
+        without_values = any(parameter.is_meta for parameter in built.backbone.module.parameters())
+        backbone = (build() if without_values else built).backbone
+        return backbone, make_method(backbone.module, settings.method, setup, seed=settings.seed)
+
+    backbone, method = _shared(settings, with_method)
     parameter_groups(method, settings.optimizer, parts=settings.groups)  # refuses names before anything is written
     if settings.activation_checkpointing:
         checkpoint_activations(backbone)
@@ -219,15 +226,6 @@ def _build(request: PretrainRequest, precision: Precision, device: torch.device)
     accept_sizes(backbone.module, sizes, name=backbone.name, channels=channels)
     check_precision(precision, device, backbone.module, min(sizes), channels=channels)
     return _BuiltBackbone(backbone, feature_dim(backbone.module, max(sizes), channels), init_sha256)
-
-
-def _with_method(
-    built: _BuiltBackbone, build: Callable[[], _BuiltBackbone], settings: PretrainSettings, setup: Setup
-) -> tuple[Backbone, Method[Any]]:
-    """Return backbone and method; a backbone without values, which a process may have, is built first."""
-    without_values = any(parameter.is_meta for parameter in built.backbone.module.parameters())
-    backbone = (build() if without_values else built).backbone
-    return backbone, make_method(backbone.module, settings.method, setup, seed=settings.seed)
 
 
 def _state_memory(data: TrainingData, workers: int) -> None:
@@ -300,11 +298,20 @@ def _plan(settings: PretrainSettings, precision: Precision, per_epoch: int) -> T
     steps = max(1, round(settings.epochs * per_epoch))
     # Of the updates that are done: schedules end with the last of them.
     epochs = steps / per_epoch
+    parts = {}  # the rates of entries of `groups`: the run's, where they have none of their own
+    for name, part in (settings.groups or {}).items():
+        where = f"groups.{name}.schedule"
+        values = {**dataclasses.asdict(settings.schedule), **(part.schedule or {})}
+        lr = settings.optimizer.lr if part.lr is None else part.lr
+        base = scaled_lr(dataclasses.replace(settings.optimizer, lr=lr), settings.batch_size)
+        rates = _rates(build(ScheduleSettings, values, where), base, epochs, where)
+        decay = rates.weight_decay if part.weight_decay is None else schedules.constant(part.weight_decay)
+        parts[name] = dataclasses.replace(rates, weight_decay=decay)
     return TrainingPlan(
         steps=steps,
         per_epoch=per_epoch,
         rates=_rates(settings.schedule, scaled_lr(settings.optimizer, settings.batch_size), epochs, "schedule"),
-        parts={name: _part_rates(settings, name, part, epochs) for name, part in (settings.groups or {}).items()},
+        parts=parts,
         normalisation=Preprocessing(mean=settings.augment.mean, std=settings.augment.std, origin="augment"),
         accumulate=settings.accumulate,
         clip_norm=settings.clip_norm,
@@ -349,15 +356,3 @@ def _rates(schedule: ScheduleSettings, base: float, epochs: float, where: str) -
         for name, spec in (("weight_decay", schedule.weight_decay), ("momentum", schedule.momentum))
     )
     return RateSchedules(schedules.scaled(factor, base), base, weight_decay, momentum)
-
-
-def _part_rates(settings: PretrainSettings, name: str, part: PartSettings, epochs: float) -> RateSchedules:
-    """Return the rates of an entry of `groups`: the run's, where it has none of its own."""
-    where = f"groups.{name}.schedule"
-    values = {**dataclasses.asdict(settings.schedule), **(part.schedule or {})}
-    lr = settings.optimizer.lr if part.lr is None else part.lr
-    base = scaled_lr(dataclasses.replace(settings.optimizer, lr=lr), settings.batch_size)
-    rates = _rates(build(ScheduleSettings, values, where), base, epochs, where)
-    if part.weight_decay is None:
-        return rates
-    return dataclasses.replace(rates, weight_decay=schedules.constant(part.weight_decay))

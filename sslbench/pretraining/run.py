@@ -121,7 +121,13 @@ def pretrain(
             settings = prepared.request.settings
             fast = arithmetic(prepared.device, tf32=settings.tf32, benchmark=settings.cudnn_benchmark)
             with fast:
-                return _PretrainingRun(prepared, command, observers, evaluator).go()
+                run = _PretrainingRun(prepared, command, observers, evaluator)
+                refuse_different(run.identity)
+                check_resume(request)
+                on_all(lambda: check_writable(request.out))
+                # Two runs in one folder would remove each other's checkpoints.
+                with exclusive(run.checkpoints):
+                    return run.train()
     except RuntimeError as error:
         if "DataLoader worker (pid" not in str(error):
             raise
@@ -149,16 +155,8 @@ class _PretrainingRun(RunOnViews):
         self.last: LogRecord | None = None
         self.evaluations: list[dict[str, float | int]] = []
 
-    def go(self) -> PretrainingOutcome:
-        out = self.request.out
-        refuse_different(self.identity)
-        check_resume(self.request)
-        on_all(lambda: check_writable(out))
-        # Two runs in one folder would remove each other's checkpoints.
-        with exclusive(self.checkpoints):
-            return self._train()
-
-    def _train(self) -> PretrainingOutcome:
+    def train(self) -> PretrainingOutcome:
+        """Continue or start, train and export."""
         prepared, out = self.prepared, self.request.out
         found = checkpoint_to_resume(self.request, self.identity)
         if rank() == 0:
@@ -166,7 +164,10 @@ class _PretrainingRun(RunOnViews):
             checkpoints.remove_leftovers(out)
             write_config(self.request, self.command, prepared.changes)
         self.state = make_state(prepared.method, self.settings, prepared.device, prepared.plan.precision)
-        self.state.online_head = self._online_head()
+        if self.settings.eval_linear:  # a linear head beside the network that is exported
+            setup, view = prepared.setup, self.settings.augment.first_whole_view
+            width, classes = setup.feature_dim, setup.class_names
+            self.state.online_head = OnlineHead(self._exported()[1], width, classes, prepared.device, view)
         if is_sharded(self.state.method) and AVAILABLE:
             self.writer = BackgroundWriter()
         elif is_sharded(self.state.method):
@@ -183,7 +184,10 @@ class _PretrainingRun(RunOnViews):
             observer.started(info)
         if found is None:
             self._evaluate_at(0)
-            self._first_pass()
+            if prepared.method.first_pass:
+                log.info("one pass over the data before the first update")
+                with contextlib.closing(prepared.data.batches(0, prepared.plan.per_epoch)) as stream:
+                    run_first_pass(self.state, prepared.plan, stream, self)
         # Always closed: workers that outlive the loop would delay the end of the process.
         batches = contextlib.closing(prepared.data.batches(start, prepared.plan.steps))
         with stop_signals() as signal_number, batches as stream:
@@ -200,22 +204,6 @@ class _PretrainingRun(RunOnViews):
         resumed = start if found is not None else None
         return PretrainingOutcome(weights, prepared.plan.steps, resumed, self.last, tuple(self.evaluations))
 
-    def _online_head(self) -> OnlineHead | None:
-        """Return the linear head to train beside the network that is exported, if one is requested."""
-        if not self.settings.eval_linear:
-            return None
-        setup, view = self.prepared.setup, self.settings.augment.first_whole_view
-        return OnlineHead(self._exported()[1], setup.feature_dim, setup.class_names, self.prepared.device, view)
-
-    def _first_pass(self) -> None:
-        """Run the pass before the first update, if the method needs one."""
-        if not self.prepared.method.first_pass:
-            return
-        prepared = self.prepared
-        log.info("one pass over the data before the first update")
-        with contextlib.closing(prepared.data.batches(0, prepared.plan.per_epoch)) as stream:
-            run_first_pass(self.state, prepared.plan, stream, self)
-
     def log(self, line: LogRecord) -> None:
         """Give a log record to the observers."""
         self.last = line
@@ -224,20 +212,13 @@ class _PretrainingRun(RunOnViews):
 
     def save(self) -> None:
         """Write a checkpoint that is a weights file too."""
-        if self.writer is not None:
-            self._save_shards(self.writer)
+        if self.writer is None:
+            content = to_checkpoint(self.state)
+            if rank() == 0:
+                content |= {**self._exportable(content["method"]), "settings": self.identity}
+                checkpoints.write(self.checkpoints, self.state.step, content, keep=self.settings.keep)
             return
-        content = to_checkpoint(self.state)
-        if rank() == 0:
-            checkpoints.write(
-                self.checkpoints,
-                self.state.step,
-                {**content, **self._exportable(content["method"]), "settings": self.identity},
-                keep=self.settings.keep,
-            )
-
-    def _save_shards(self, writer: BackgroundWriter) -> None:
-        """Copy the state, and write it in the background: each process its shards."""
+        # The state is copied, and written in the background: each process its shards.
         self._wait_for_shards()
         tensors, content = to_shards(self.state)
         names = {name: f"method.{name}" for name in self.state.method.state_dict()}
@@ -245,7 +226,7 @@ class _PretrainingRun(RunOnViews):
         parts = {key: exportable.pop(key) for key in ("state_dict", "heads") if key in exportable}
         content |= {**exportable, "parts": parts, "settings": self.identity, "step": self.state.step}
         keep = self.settings.keep
-        writer.write(
+        self.writer.write(
             checkpoints.unfinished(self.checkpoints, self.state.step),
             tensors,
             lambda part, files: checkpoints.finish_sharded(part, files, content, keep=keep),
@@ -317,18 +298,15 @@ class _PretrainingRun(RunOnViews):
         average = module_state(self.state.average, everywhere=False) if self.state.average is not None else None
         heads, kinds = self._heads(name, module_state)
         if rank() == 0:
-            self._save_weights(target, tensors, self._metadata(name, kinds), heads)
+            backbone, metadata = self.prepared.backbone.name, self._metadata(name, kinds)
+            save(target, tensors, backbone=backbone, metadata=metadata, heads=heads, overwrite=True)
             if average is not None:
                 metadata = self._metadata(f"average of {self.settings.ema}", {})
-                self._save_weights(target.with_name("weights_ema.torch"), average, metadata, {})
+                of_average = target.with_name("weights_ema.torch")
+                save(of_average, average, backbone=backbone, metadata=metadata, heads={}, overwrite=True)
         # The outcome of every process names this file.
         barrier()
         return target
-
-    def _save_weights(
-        self, path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any], heads: dict[str, Tensor]
-    ) -> None:
-        save(path, tensors, backbone=self.prepared.backbone.name, metadata=metadata, heads=heads, overwrite=True)
 
     def _metadata(self, network: str, heads: Mapping[str, str]) -> dict[str, Any]:
         metadata: dict[str, Any] = {

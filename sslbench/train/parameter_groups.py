@@ -59,14 +59,18 @@ def parameter_groups(
     trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     if not trainable:
         raise UsageError("no parameter is trainable: all of them are frozen")
+    names = [name for name, _ in module.named_parameters()]
+    words = {word for name in names for word in name.split(".") if not word.isdigit()}
     for key in ("no_decay", "constant_lr"):
-        _check_names(key, getattr(settings, key), [name for name, _ in module.named_parameters()])
+        for entry in getattr(settings, key):
+            if not any(_matches(entry, name) for name in names):  # a recipe's names need not exist in every backbone
+                log.warning("optimizer.%s: no parameter is called '%s'. %s", key, entry, did_you_mean(entry, words))
     parts = parts or {}
     part_of = _parts_of([name for name, _ in trainable], parts)
     if settings.layer_decay is None:
         layers = {}
     elif layers is None:
-        layers = numbered_layers([name for name, _ in module.named_parameters()])
+        layers = numbered_layers(names)
     last = max(layers.values(), default=0)
 
     def rates_of(name: str, parameter: nn.Parameter) -> GroupRates:
@@ -191,14 +195,6 @@ def _is_decayed(name: str, parameter: nn.Parameter, in_norm: bool, settings: Opt
 def _matches(entry: str, name: str) -> bool:
     """Return whether an entry is a run of names in a dotted name."""
     return f".{entry}." in f".{name}."
-
-
-def _check_names(key: str, entries: tuple[str, ...], names: list[str]) -> None:
-    """Warn about entries that name no parameter: a recipe's names need not exist in every backbone."""
-    parts = {part for name in names for part in name.split(".") if not part.isdigit()}
-    for entry in entries:
-        if not any(_matches(entry, name) for name in names):
-            log.warning("optimizer.%s: no parameter is called '%s'. %s", key, entry, did_you_mean(entry, parts))
 
 
 def numbered_layers(names: list[str]) -> dict[str, int]:

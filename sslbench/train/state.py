@@ -88,7 +88,10 @@ def new_state(  # noqa: PLR0913  how a run computes, each from another setting
     The global generators are seeded here, with a separate stream on every process.
     """
     sharded = strategy == "fsdp" and world_size() > 1
-    overflows = device.type == "cpu" and _overflows(method)
+    # oneDNN writes the gradient of some convolutions past its memory (its issue 6035): they have kernels of 1 x 1,
+    # strides, and fewer channels than a register of AVX-512 holds numbers; large images end the process.
+    convolutions = [part for part in method.modules() if isinstance(part, nn.Conv2d)] if device.type == "cpu" else []
+    overflows = any(c.in_channels < 16 and max(c.kernel_size) == 1 < max(c.stride) for c in convolutions)
     if not sharded:  # FSDP moves one block after the other, and supports contiguous parameters only
         method = method.to(device)
         method = method.to(memory_format=torch.channels_last) if channels_last and not overflows else method
@@ -103,17 +106,6 @@ def new_state(  # noqa: PLR0913  how a run computes, each from another setting
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     seed_process(seed, rank())
     return State(method, model, own_optimizer, scaler, average, rows_of_channels=overflows)
-
-
-def _overflows(method: nn.Module) -> bool:
-    """Return whether a network has convolutions whose gradient oneDNN writes past its memory (its issue 6035)."""
-    # They have kernels of 1 x 1, strides, and fewer channels than a register holds; large images end the process.
-    narrow = (part for part in method.modules() if isinstance(part, nn.Conv2d) and part.in_channels < _REGISTER)
-    return any(max(part.kernel_size) == 1 < max(part.stride) for part in narrow)
-
-
-_REGISTER = 16
-"""Numbers of fp32 in a register of AVX-512."""
 
 
 def moving_average(network: nn.Module) -> nn.Module:

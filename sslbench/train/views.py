@@ -34,9 +34,18 @@ class RunOnViews(Run[RawBatch]):
         self.plan, self.ids, self.out = plan, ids, out
 
     def passes(self, raw: RawBatch) -> Iterator[Batch]:
-        """Yield the parts of a batch, each moved to the device when its turn comes."""
+        """Yield the parts of a batch, each moved to the device and normalised when its turn comes."""
+        device = self.state.device
         for part in _parts(raw, self.plan.accumulate):
-            yield _on_device(part, self.state, self.plan)
+            moved = [view.to(device, non_blocking=True) for view in part.views]
+            if part.colours is not None:
+                changes = zip(moved, part.colours.unbind(1), self.plan.colours, strict=True)
+                moved = [change_colours(*change) for change in changes]
+            views = tuple(normalise(view, self.plan.normalisation) for view in moved)
+            views = tuple(view.contiguous() for view in views) if self.state.rows_of_channels else views
+            labels = None if part.labels is None else part.labels.to(device, non_blocking=True)
+            boxes = None if part.boxes is None else part.boxes.to(device, non_blocking=True)
+            yield Batch(views, labels, part.indices, part.origins, boxes)
 
     def diverged(self, raw: RawBatch, step: Step, loss: Loss, own: float, mean: float) -> None:
         """Stop; processes with a loss of their own that is not finite save their batch first."""
@@ -78,20 +87,6 @@ def _parts(raw: RawBatch, parts: int) -> list[RawBatch]:
         )
         for own, label, part, names, box, colour in zip(views, labels, rows, origins, boxes, colours, strict=True)
     ]
-
-
-def _on_device(raw: RawBatch, state: State, plan: TrainingPlan) -> Batch:
-    """Return normalised views on the device of the state."""
-    device = state.device
-    moved = [view.to(device, non_blocking=True) for view in raw.views]
-    if raw.colours is not None:
-        values = raw.colours.unbind(1)
-        moved = [change_colours(*each) for each in zip(moved, values, plan.colours, strict=True)]
-    views = tuple(normalise(view, plan.normalisation) for view in moved)
-    views = tuple(view.contiguous() for view in views) if state.rows_of_channels else views
-    labels = None if raw.labels is None else raw.labels.to(device, non_blocking=True)
-    boxes = None if raw.boxes is None else raw.boxes.to(device, non_blocking=True)
-    return Batch(views, labels, raw.indices, raw.origins, boxes)
 
 
 def make_mix(mixup: float, cutmix: float, classes: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:

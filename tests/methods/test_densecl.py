@@ -91,7 +91,7 @@ def run_method(rank, images):
     method, setup, _ = make(images_per_update=4, batch_size=len(mine[0]), world=world)
     method.eval()
     value = method(Batch(tuple(mine), None, torch.arange(len(mine[0]))), step_of(0, setup)).value
-    everyone = gather(method._new[0][0])
+    everyone = gather(method._new_keys[0])
     method.after_update(step_of(0, setup))
     return [everyone.numpy(), gather(value[None]).mean().numpy(), method.queue.numpy(), method.dense_queue.numpy()]
 

@@ -128,8 +128,9 @@ def _keys_of_two(rank, shuffle):
     batch = batch_of(setup, seed=rank)
     seen = []
     method.key_backbone.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].clone()))
-    plain = method.eval()._keys(batch.views[1])
-    unmixed = method._keys(batch.views[1])
+    (plain,) = method.eval()._keys(batch.views[1])
+    method(Batch(batch.views, None, batch.indices), step_of(0, setup))
+    unmixed = method._new_keys.pop()
     method.train()(Batch(batch.views, None, batch.indices), step_of(0, setup))
     method.after_update(step_of(0, setup))
     return plain.numpy(), unmixed.numpy(), method.queue.numpy(), [x.numpy() for x in seen], batch.views[1].numpy()

@@ -66,7 +66,7 @@ def test_accumulated_passes_update_the_memory_together():
     setup = setup_for(network(), sizes=SIZES, images=4, images_per_update=8)
     method = pirl.Method(network(), pirl.Config(**SMALL), setup).train()
     train(method, batch_of(setup), setup, 2, passes=2)
-    assert method._new == []
+    assert method.memory._new == []
 
 
 def test_the_mlp_heads_are_vissls():

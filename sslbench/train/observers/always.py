@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sslbench.data.checks.sheets import contact_sheet
 from sslbench.errors import UsageError
@@ -37,19 +37,18 @@ class Views(Observer):
         if self.hook is not None:
             self.hook.remove()
         batch: Batch = inputs[0]
-        contact_sheet([self._pixels(view[:ROWS]) for view in batch.views], self.path, rows=ROWS)
-
-    def _pixels(self, view: Tensor) -> Tensor:
-        """Convert normalised views to uint8 pixels (n, 3, h, w)."""
-        # For other numbers of channels than three, the first channel is shown as grey, or the first three as red, green
-        # and blue, with two standard deviations below and above the mean as black and white.
-        view = view.detach().float().cpu()
-        if view.shape[1] == 3:
-            pixels = (view * self.std + self.mean) * 255
-        else:
-            shown = view[:, :3] if view.shape[1] > 3 else view[:, :1].expand(-1, 3, -1, -1)
-            pixels = (shown / 4 + 0.5) * 255
-        return pixels.round().clamp(0, 255).to(torch.uint8)
+        sheets = []
+        for view in batch.views:
+            values = view[:ROWS].detach().float().cpu()
+            if values.shape[1] == 3:
+                pixels = (values * self.std + self.mean) * 255
+            else:
+                # The first channel as grey, or the first three as red, green and blue, with two standard deviations
+                # below and above the mean as black and white.
+                shown = values[:, :3] if values.shape[1] > 3 else values[:, :1].expand(-1, 3, -1, -1)
+                pixels = (shown / 4 + 0.5) * 255
+            sheets.append(pixels.round().clamp(0, 255).to(torch.uint8))
+        contact_sheet(sheets, self.path, rows=ROWS)
 
 
 class Origins(Observer):

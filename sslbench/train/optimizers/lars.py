@@ -89,7 +89,13 @@ class LARS(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        parts = [part for group in self.param_groups for part in _parts(group)]
+        parts = []
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            excluded = [group["exclude_1d"] and p.dim() <= 1 for p in params]
+            for scaled in (True, False):
+                alike = [p for p, out in zip(params, excluded, strict=True) if out is not scaled]
+                parts += [_Part(group, alike, scaled)] if alike else []
         for batch in _batches(parts):
             adapted = [part for part in batch if part.adapted]
             if adapted:
@@ -139,16 +145,6 @@ class _Part:
         return list(torch._foreach_add(self.gradients, self.params, alpha=self.weight_decay))
 
 
-def _parts(group: dict[str, Any]) -> Iterator[_Part]:
-    """Yield the parameters of a group that have a gradient, with and without layer-wise scales."""
-    params = [p for p in group["params"] if p.grad is not None]
-    excluded = [group["exclude_1d"] and p.dim() <= 1 for p in params]
-    for adapted in (True, False):
-        part = [p for p, out in zip(params, excluded, strict=True) if out is not adapted]
-        if part:
-            yield _Part(group, part, adapted)
-
-
 def _batches(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
     """Yield parts to process together: all of them on an accelerator, as many as fit into the cache on a CPU."""
     together = []
@@ -176,22 +172,16 @@ def _find_scales(parts: Sequence[_Part]) -> None:
     for part in parts:
         end = begin + len(part.params)
         of_params, of_divisors = norms[begin:end], norms[len(lengths) + begin : len(lengths) + end]
-        part.scales = list(_scales(part, of_params, of_divisors).unbind())
-        begin = end
-
-
-def _scales(part: _Part, of_params: Tensor, of_divisors: Tensor) -> Tensor:
-    """Return one scale per tensor, (n,)."""
-    group = part.group
-    divisor = of_divisors if part.joint else of_divisors + part.weight_decay * of_params + group["eps"]
-    scale = group["trust_coefficient"] * of_params / divisor
-    if group["clip"]:
-        scale = (scale / group["lr"]).clamp(max=1) if group["lr"] > 0 else torch.ones_like(scale)
-    scale = torch.where((of_params == 0) | (of_divisors == 0), 1.0, scale)
-    if not part.joint:
-        # d is the weight decay alone where |g| is 0, and the gradient itself where |p| is 0.
-        scale = torch.where(of_divisors == 0, 0.0, scale)
-    return scale
+        begin, group = end, part.group
+        divisor = of_divisors if part.joint else of_divisors + part.weight_decay * of_params + group["eps"]
+        scale = group["trust_coefficient"] * of_params / divisor
+        if group["clip"]:
+            scale = (scale / group["lr"]).clamp(max=1) if group["lr"] > 0 else torch.ones_like(scale)
+        scale = torch.where((of_params == 0) | (of_divisors == 0), 1.0, scale)
+        if not part.joint:
+            # d is the weight decay alone where |g| is 0, and the gradient itself where |p| is 0.
+            scale = torch.where(of_divisors == 0, 0.0, scale)
+        part.scales = list(scale.unbind())
 
 
 OPTIMIZER = OptimizerKind(

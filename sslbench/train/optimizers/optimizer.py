@@ -228,20 +228,13 @@ def make_optimizer(
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(f"{settings.name} gives a {type(optimizer).__name__}, not a torch.optim.Optimizer")
         optimizer.register_load_state_dict_post_hook(_match_strides)
-        if fused and options.get("momentum"):
-            _start_momentum(optimizer)
+        # Momentum buffers of 0 are the same as none, but torch's fused SGD fails if some tensors have one and others,
+        # frozen until now, have none.
+        for group in optimizer.param_groups if fused and options.get("momentum") else ():
+            for parameter in group["params"]:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     set_rates(optimizer, lr=settings.lr, weight_decay=settings.weight_decay)
     return optimizer
-
-
-def _start_momentum(optimizer: "torch.optim.Optimizer") -> None:
-    """Initialise all momentum buffers to 0, which is equivalent to missing buffers."""
-    # torch's fused SGD fails if some tensors have a buffer and others, frozen until now, have none.
-    import torch
-
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _match_strides(optimizer: "torch.optim.Optimizer") -> None:
