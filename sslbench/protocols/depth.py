@@ -24,7 +24,8 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.dense import DenseProtocol
 from sslbench.protocols._parts.dense.task import DenseRow, SurfaceSettings, coloured, enlarged, read_pixel_values
 from sslbench.protocols.protocol import Protocol
-from sslbench.solvers.dense import Normalisation, Spacing
+from sslbench.solvers.dense import Normalisation, Spacing, depth_bins, depth_from_bins
+from sslbench.solvers.dense.losses import gradient_loss, sig_loss
 from sslbench.targets import pixel_values
 
 if TYPE_CHECKING:
@@ -256,15 +257,11 @@ class Depth(DenseProtocol[Settings]):
 
     def activated(self, channels: "Tensor") -> "Tensor":
         """Return the expectations of the bins."""
-        from sslbench.solvers.dense.heads import depth_bins, depth_from_bins
-
         bins = depth_bins(self.settings.bins, *self.limits.bins, spacing=self.settings.spacing)
         return depth_from_bins(channels, bins=bins, normalisation=self.settings.shares)
 
     def loss(self, outputs: "Tensor", targets: "Tensor", update: int) -> "Tensor":
         """Return SigLoss, and the gradient loss with its weight, of the known pixels."""
-        from sslbench.solvers.dense.losses import gradient_loss, sig_loss
-
         valid, weight = ~targets.isnan(), self.settings.gradient
         # A number with a finite logarithm, for the loss; `valid` leaves these pixels out.
         target = targets.nan_to_num(nan=1.0)

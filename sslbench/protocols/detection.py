@@ -58,11 +58,11 @@ def rows(
     """Return the name of the only result; the detector is built once, to find what does not fit."""
     import torch
 
-    from sslbench.detection.backends import try_backend
-    from sslbench.detection.train import check_processes
+    from sslbench.detection import backends
+    from sslbench.detection import train as training
 
-    check_processes(settings.recipe, this_process().world)
-    try_backend(settings, backbone, torch.device("cpu"))
+    training.check_processes(settings.recipe, this_process().world)
+    backends.try_backend(settings, backbone, torch.device("cpu"))
     return (settings.architecture,)
 
 

@@ -25,6 +25,7 @@ from sslbench.metrics.dense.contours import TOLERANCE, contour_counts
 from sslbench.protocols._parts.dense import DenseProtocol, HeadSettings
 from sslbench.protocols._parts.dense.task import Cells, enlarged, grey
 from sslbench.protocols.protocol import Protocol
+from sslbench.solvers.dense.losses import balanced_cross_entropy
 from sslbench.targets.pixel_values import Boundaries
 
 if TYPE_CHECKING:
@@ -95,8 +96,6 @@ class Edges(DenseProtocol[Settings]):
 
     def loss(self, outputs: "Tensor", targets: "Tensor", update: int) -> "Tensor":
         """Return the cross-entropy in which boundaries and other pixels have equal weight."""
-        from sslbench.solvers.dense.losses import balanced_cross_entropy
-
         return balanced_cross_entropy(outputs, targets[:, :1])
 
     def row(self, output: "Tensor", target: "PixelTarget") -> FloatArray:

@@ -21,6 +21,7 @@ from sslbench.metrics.dense.normals import angular_errors, normals_row
 from sslbench.protocols._parts.dense import DenseProtocol
 from sslbench.protocols._parts.dense.task import DenseRow, SurfaceSettings, enlarged
 from sslbench.protocols.protocol import Protocol
+from sslbench.solvers.dense.losses import angular_loss
 from sslbench.targets import pixel_values
 
 if TYPE_CHECKING:
@@ -70,8 +71,6 @@ class Normals(DenseProtocol[Settings]):
 
     def loss(self, outputs: "Tensor", targets: "Tensor", update: int) -> "Tensor":
         """Return the angular loss of the known pixels."""
-        from sslbench.solvers.dense.losses import angular_loss
-
         valid = ~targets.isnan().any(dim=1, keepdim=True)
         concentration = outputs[:, 3:] if self.settings.uncertainty else None
         return angular_loss(outputs[:, :3], targets.nan_to_num(), valid, concentration)

@@ -31,6 +31,7 @@ from sslbench.protocols._parts.dense.classes import as_label, check_classes, cla
 from sslbench.protocols._parts.dense.task import Cells, DenseRow
 from sslbench.protocols.protocol import Protocol
 from sslbench.solvers.dense import Average
+from sslbench.solvers.dense.losses import pixel_cross_entropy
 from sslbench.solvers.upsampling import upsampled_classes
 from sslbench.targets.label_maps import IGNORED, LabelMaps
 from sslbench.targets.target import Target
@@ -109,12 +110,7 @@ class Segmentation(DenseProtocol[Settings]):
         return self.settings.most_of_one_class
 
     def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "PixelTarget":
-        """Return the classes of the pixels, and with `things` the numbers of their instances, float32 (1 or 2, H, W).
-
-        Raises:
-            UnreadableImage: there is no complete map.
-            DataError: it is of another size than the image, or has a value that is no class.
-        """
+        """Return the classes of the pixels and, with `things`, numbers of their instances, float32 (1 or 2, H, W)."""
         classes = read_classes(source, index, size)
         if self.things is None:
             return classes
@@ -139,8 +135,6 @@ class Segmentation(DenseProtocol[Settings]):
 
     def loss(self, outputs: "Tensor", targets: "Tensor", update: int) -> "Tensor":
         """Return the cross-entropy of the pixels that count."""
-        from sslbench.solvers.dense.losses import pixel_cross_entropy
-
         labels = targets[:, 0].nan_to_num(nan=IGNORED).long()
         return pixel_cross_entropy(outputs, labels, ignore=IGNORED, average=self.settings.loss_average)
 

@@ -314,7 +314,7 @@ class Tracking(LayerRun[Settings]):
         """Yield the maps (D, h, w) of each frame; a few frames are encoded together."""
         import torch
 
-        from sslbench.protocols._parts.dense_images import maps_and_pixels, network_input, pictures
+        from sslbench.protocols._parts.images import maps_and_pixels, network_input, pictures
 
         fitted: Fitted | None = None
         batch: list[torch.Tensor] = []

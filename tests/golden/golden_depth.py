@@ -14,6 +14,7 @@ from sslbench.metrics.dense import depth, normals
 from sslbench.metrics.dense.pooling import means
 from sslbench.protocols import depth as depth_protocol
 from sslbench.protocols import normals as normals_protocol
+from sslbench.solvers import dense
 from sslbench.solvers.dense import heads, losses
 
 _NAMES = {"a1": "d1", "a2": "d2", "a3": "d3", "rms": "depth_rmse", "rmse": "depth_rmse", "log_10": "log10"}
@@ -37,7 +38,7 @@ def _pairs(case: Case, size: tuple[int, int] | None = None) -> list[tuple[np.nda
     found = []
     for low, truth in zip(numbered(given, "pred_low", "pred"), numbered(given, name), strict=True):
         target = truth.astype(np.float32) / np.float32(scale)
-        found.append((heads.resized(torch.from_numpy(low)[None, None], size or target.shape)[0, 0].numpy(), target))
+        found.append((dense.resized(torch.from_numpy(low)[None, None], size or target.shape)[0, 0].numpy(), target))
     return found
 
 
@@ -315,10 +316,10 @@ def _bins(args: dict[str, Any], code: str, number: int) -> Tensor:
     """Return the bins of a configuration; DINOv2 and probe3d take the limits of SID as powers of 10."""
     low, high = args["min_depth"], args["max_depth"] or (80.0 if code == "dinov3" else 10.0)
     if args["bins_strategy"] in ("UD", "linear"):
-        return heads.depth_bins(number, low, high)
+        return dense.depth_bins(number, low, high)
     if code in ("dinov2", "probe3d"):
         return torch.logspace(low, high, number)
-    return heads.depth_bins(number, low, high, spacing="logarithmic")
+    return dense.depth_bins(number, low, high, spacing="logarithmic")
 
 
 _BINS: dict[str, Any] = {"min_depth": 1e-3, "max_depth": None, "bins_strategy": "UD", "norm_strategy": "linear"}
@@ -331,7 +332,7 @@ def bins(case: Case) -> None:
             ours = torch.relu(logits) + args["min_depth"]
         else:
             found = _bins(args, code, logits.shape[1])
-            ours = heads.depth_from_bins(logits, found, normalisation=args["norm_strategy"])
+            ours = dense.depth_from_bins(logits, found, normalisation=args["norm_strategy"])
         np.testing.assert_allclose(ours, value, rtol=1e-5, err_msg=code)
 
 
@@ -342,7 +343,7 @@ def depth_head(case: Case) -> None:
     with torch.no_grad():
         found = head_of(given).eval()(layers(given, args, upsample=args["upsample"], joined=True))
         if args["classify"] or (code == "dinov3" and found.shape[1] > 1):
-            found = heads.depth_from_bins(found, _bins(args, code, found.shape[1]), normalisation=args["norm_strategy"])
+            found = dense.depth_from_bins(found, _bins(args, code, found.shape[1]), normalisation=args["norm_strategy"])
         else:
             found = torch.sigmoid(found) * (high or 0.0) if args["scale_up"] else torch.relu(found) + low
     clipped = found.clamp(low, high)
@@ -443,7 +444,7 @@ def padding(case: Case) -> None:
             np.testing.assert_array_equal(padded, value)
         else:
             height, width = (-(-length // multiple) * multiple for length in x.shape[-2:])
-            found = heads.resized(x.reshape(-1, *x.shape[-3:]), (height, width))
+            found = dense.resized(x.reshape(-1, *x.shape[-3:]), (height, width))
             np.testing.assert_allclose(found.reshape(value.shape), value, rtol=1e-5, atol=1e-6, err_msg=key)
 
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from sslbench.metrics.dense import panoptic, segmentation
 from sslbench.metrics.dense.pooling import mean_over_classes
-from sslbench.solvers.dense.heads import LinearHead, resized, sliding_logits
+from sslbench.solvers.dense import resized
+from sslbench.solvers.dense.heads import LinearHead, sliding_logits
 from sslbench.solvers.dense.losses import pixel_cross_entropy
 from sslbench.train import schedules
 

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sslbench.solvers import dense
 from sslbench.solvers.dense import heads, losses
 
 
@@ -46,7 +47,7 @@ def test_padding_can_be_cut_off():
     padded, (rows, columns) = heads.centre_padded(image, 4)
     assert padded.shape[-2:] == (12, 12) and torch.equal(padded[..., rows, columns], image)
     assert padded.count_nonzero() == image.count_nonzero() and rows == slice(1, 10) and columns == slice(0, 11)
-    assert heads.resized(image, (9, 11)) is image
+    assert dense.resized(image, (9, 11)) is image
 
 
 def test_heads():
@@ -62,7 +63,7 @@ def test_heads():
 
 @pytest.mark.parametrize("spacing", ["uniform", "logarithmic"])
 def test_bins_reach_from_the_lower_to_the_upper_limit(spacing):
-    bins = heads.depth_bins(64, 0.5, 8.0, spacing=spacing)
+    bins = dense.depth_bins(64, 0.5, 8.0, spacing=spacing)
     steps = bins.log().diff() if spacing == "logarithmic" else bins.diff()
     assert bins[[0, -1]].tolist() == pytest.approx([0.5, 8.0]) and steps.max().item() == pytest.approx(
         steps.min().item(), rel=1e-3
@@ -70,7 +71,7 @@ def test_bins_reach_from_the_lower_to_the_upper_limit(spacing):
     for how in ("linear", "softmax", "sigmoid"):
         sure = torch.full((1, 64, 1, 1), -1e4)
         sure[:, 40] = 1e4
-        depth = heads.depth_from_bins(sure, bins, normalisation=how).item()
+        depth = dense.depth_from_bins(sure, bins, normalisation=how).item()
         assert depth == pytest.approx(bins[40].item(), rel=0.02), how
 
 

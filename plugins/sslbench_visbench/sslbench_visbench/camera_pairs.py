@@ -71,10 +71,6 @@ def open(spec: str, options: PoseOptions) -> dict[str, Source]:
 
     Their values are the pose of the second camera relative to the first: x2 = R x1 + t for a point in the coordinates
     of both cameras.
-
-    Raises:
-        UsageError: a table lacks a column, or an option is out of range or has no effect.
-        DataError: it is damaged, a file does not exist, or a number is none.
     """
     if spec.startswith(PREFIX):
         return {split: made_rotations(part) for split, part in open_data(spec.removeprefix(PREFIX)).items()}
@@ -98,14 +94,8 @@ def pairs_source(
 ) -> Source:
     """Return the source of N pairs, in order of their ids; pairs of one scene stay together.
 
-    Args:
-        name: location as the user wrote it, with the split.
-        ids: N unique ids.
-        images: M images.
-        places: (N, 2), see `CameraPairs`.
-        poses: (N, 4) or (N, 7), quaternions and perhaps translations.
-        scenes: of the pairs.
-        sized: see `CameraPairs`.
+    `name`: location as the user wrote it, with the split; `ids`: N unique ids; `places`: (N, 2), of M images; `poses`:
+    (N, 4) or (N, 7), quaternions and perhaps translations; `sized`: see `CameraPairs.exact`.
     """
     order = np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
     names = (*ROTATION, *TRANSLATION)[: poses.shape[1]]

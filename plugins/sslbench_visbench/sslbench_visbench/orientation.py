@@ -22,6 +22,7 @@ from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.protocols._parts.dense.task import DenseRow, enlarged
 from sslbench.protocols.protocol import Protocol
+from sslbench.solvers.dense.losses import cosines
 from sslbench_visbench.metrics import orientation_row
 from sslbench_visbench.signals import SignalSettings, SignalTask, orientation_of
 from sslbench_visbench.targets import Orientations
@@ -61,19 +62,11 @@ class Orientation(SignalTask[Settings]):
     outputs = 2
 
     def read(self, source: Source, index: int, size: tuple[int, int] | None = None) -> "PixelTarget":
-        """Return the orientations of an image at its own size, float32 (2, H, W); see `orientation_of`.
-
-        Raises:
-            UnreadableImage: the image cannot be read.
-        """
+        """Return the orientations of an image at its own size, float32 (2, H, W); see `orientation_of`."""
         return orientation_of(self.image(source, index), self.settings.sigma)
 
     def check_totals(self, part: str, sums: FloatArray) -> None:
-        """Refuse a part without any orientation.
-
-        Raises:
-            DataError: every image has one colour.
-        """
+        """Refuse a part without any orientation."""
         if not sums.any():
             raise DataError(f"orientation: every {part} image is of one colour, so there is no orientation to predict")
 
@@ -90,8 +83,6 @@ class Orientation(SignalTask[Settings]):
         1.5708
         """
         import torch
-
-        from sslbench.solvers.dense.losses import cosines
 
         targets = targets.nan_to_num()
         weights = torch.hypot(targets[:, 0], targets[:, 1])

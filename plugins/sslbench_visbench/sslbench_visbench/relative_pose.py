@@ -41,12 +41,7 @@ class Settings(ProtocolSettings):
 
 
 def check(settings: Settings, train: Target) -> None:
-    """Refuse settings and labels that cannot work, before any feature is computed.
-
-    Raises:
-        UsageError: settings that are not possible.
-        DataError: labels that are no poses, or one pair.
-    """
+    """Refuse settings and labels that cannot work, before any feature is computed."""
     if not isinstance(train, CameraPairs):
         raise DataError(
             f"relative-pose needs pairs of images with poses, and these samples have {train.title}",
@@ -59,17 +54,8 @@ def check(settings: Settings, train: Target) -> None:
 def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
     """Train on the pairs of train, score those of test.
 
-    Args:
-        train: (N, 2 * D), features of the first and the second image.
-        test: test part.
-        settings: see `Settings`.
-        seed: of the weights, the order of pairs and the intervals.
-        device: of the network.
-
-    Raises:
-        DataError: features that are not finite, labels that are no poses, or not alike in train and test, or a training
-            that diverges.
-        UsageError: settings that are not possible.
+    `train`: (N, 2 * D), features of the first and the second image; `seed`: of the weights, the order of pairs and the
+    intervals.
     """
     from sslbench_visbench.pose_network import PoseTraining, fit_poses
 

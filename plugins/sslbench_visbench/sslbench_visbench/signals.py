@@ -143,11 +143,7 @@ class SignalTask(DenseProtocol[S]):
         return cls(settings, preprocessing)
 
     def image(self, source: Source, index: int) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
-        """Return an image (H, W, C) at its own size, from 0 to 255.
-
-        Raises:
-            UnreadableImage: the image cannot be read.
-        """
+        """Return an image (H, W, C) at its own size, from 0 to 255."""
         from sslbench.data.decode.handlers import Reading
         from sslbench.data.loading import loader
         from sslbench.data.loading.batch import training_decoder

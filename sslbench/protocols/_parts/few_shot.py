@@ -356,17 +356,10 @@ class LearningCurve:
         )
 
 
-def check_k(protocol: str, asked: tuple[int, ...]) -> None:
-    """Refuse values of k that are not possible, whatever the data."""
-    if min(asked, default=1) < 1 or len(set(asked)) < len(asked):
-        raise UsageError(f"{protocol}: k should be one or several different numbers of at least 1, not {list(asked)}")
-
-
 def usable_k(
     protocol: str, asked: tuple[int, ...], default: tuple[int, ...], most: int, why: str
 ) -> tuple[list[int], list[str]]:
     """Return the values of k that train has enough samples for, ascending, and a note on defaults left out."""
-    check_k(protocol, asked)
     fitting, dropped = [k for k in sorted(asked) if k <= most], [k for k in sorted(asked) if k > most]
     if not dropped:
         return fitting, []

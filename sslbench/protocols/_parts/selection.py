@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
-from sslbench.data.groups import group_folds
-from sslbench.errors import DataError
+from sslbench.data.groups import group_folds, source_groups
+from sslbench.data.source import Source
+from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.classification import top_k_correct
 from sslbench.targets.classes import Classes
@@ -70,6 +71,18 @@ def holdout_rows(
         return None
     fit, held_out = holdout(labels, fraction, seed, groups=groups, rank=rank)
     return (fit, held_out) if len(fit) and len(held_out) else None
+
+
+def held_out_rows(
+    source: Source, fraction: float, seed: int, *, selected: str, remedy: str
+) -> tuple[IntArray, IntArray]:
+    """Return the rows of `holdout_rows`; refuse a train part of which none can be held out."""
+    groups = source_groups(source)
+    rows = holdout_rows(source.target, fraction, seed, groups)
+    if rows is None:
+        reason = no_holdout(groups)
+        raise UsageError(f"{source.name}: {reason[0].lower()}{reason[1:]} for the selection of {selected}", remedy)
+    return rows
 
 
 def no_holdout(groups: IntArray | None) -> str:

@@ -92,12 +92,11 @@ class Correspondence(LayerRun[Settings]):
 
     def score(self) -> dict[str, Outcome]:
         """Match the pairs of the test part."""
-        from sslbench.protocols.correspondence.homographies import match_homographies
-        from sslbench.protocols.correspondence.points import match_points
+        from sslbench.protocols.correspondence import homographies, points
 
         if isinstance(pairs := self.test.target, Points):
-            return match_points(self, pairs)
-        return match_homographies(self, Homographies.of(pairs))
+            return points.match_points(self, pairs)
+        return homographies.match_homographies(self, Homographies.of(pairs))
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:

@@ -15,7 +15,7 @@ from sslbench.data.source import Source
 from sslbench.metrics.dense.correspondence import PIXELS, MatchErrors, apply_homography, match_measure
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import with_intervals
-from sslbench.protocols._parts.dense_images import fitted_maps
+from sslbench.protocols._parts.images import fitted_maps
 from sslbench.protocols._parts.untrained import Fitted, MapRun, pixel_floors
 from sslbench.results import Outcome
 from sslbench.solvers.correspondence import ratio_matches

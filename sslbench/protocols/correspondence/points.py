@@ -22,7 +22,7 @@ from sslbench.metrics.dense.correspondence import (
     swaps,
 )
 from sslbench.metrics.intervals import Values
-from sslbench.protocols._parts.dense_images import fitted_maps
+from sslbench.protocols._parts.images import fitted_maps
 from sslbench.protocols._parts.untrained import Fitted, MapRun, pixel_floors
 from sslbench.results import Outcome
 from sslbench.solvers.correspondence import nearest_cells, sample, similarity_maps, soft_argmax

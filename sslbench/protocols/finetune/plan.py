@@ -22,7 +22,7 @@ from sslbench.features.array import ExtractSettings
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts import few_shot
-from sslbench.protocols._parts.selection import holdout_rows, no_holdout, percent
+from sslbench.protocols._parts.selection import held_out_rows, percent
 from sslbench.protocols.finetune.settings import Settings, candidates
 
 # Largest number of checkpoints of a training, without those of interruptions.
@@ -133,14 +133,8 @@ def split(source: Source, settings: Settings, seed: int) -> tuple[Source, Source
     tried = candidates(settings)
     if len(tried) == 1:
         return None
-    groups = source_groups(source)
-    rows = holdout_rows(source.target, settings.holdout, seed, groups)
-    if rows is None:
-        reason = no_holdout(groups)
-        raise UsageError(
-            f"{source.name}: {reason[0].lower()}{reason[1:]} for the selection of rates",
-            f"Give one learning rate and one weight decay, such as lr={tried[0].lr:g}.",
-        )
+    remedy = f"Give one learning rate and one weight decay, such as lr={tried[0].lr:g}."
+    rows = held_out_rows(source, settings.holdout, seed, selected="rates", remedy=remedy)
     return source.select(rows[0]), source.select(rows[1])
 
 

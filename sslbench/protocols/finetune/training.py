@@ -193,8 +193,8 @@ def finetune(  # noqa: PLR0913  network, data, settings and how it runs
         run.train(backbone, engine)
         for observer in observers:
             observer.finished()
-    trained = _trained(state, backbone, network, targets, prepared.epochs)
-    return dataclasses.replace(trained, notes=(plan.average_note,) if plan.average_note else ())
+    notes = (plan.average_note,) if plan.average_note else ()
+    return _trained(state, backbone, network, targets, prepared.epochs, notes)
 
 
 def _depths(backbone: Backbone, network: FinetunedNetwork, settings: Settings) -> dict[str, int] | None:
@@ -265,7 +265,14 @@ class _Training(RunOnViews):
         save(self.state, self.folder)
 
 
-def _trained(state: State, backbone: Backbone, network: FinetunedNetwork, targets: Targets, epochs: float) -> Finetuned:
+def _trained(
+    state: State,
+    backbone: Backbone,
+    network: FinetunedNetwork,
+    targets: Targets,
+    epochs: float,
+    notes: tuple[str, ...],
+) -> Finetuned:
     """Return the trained network on the CPU, or its moving average if there is one."""
     if world_size() > 1:
         broadcast_buffers(state.method)  # statistics of BatchNorm differ between processes
@@ -279,4 +286,4 @@ def _trained(state: State, backbone: Backbone, network: FinetunedNetwork, target
         head.head.weight.mul_(targets.scale[:, None])
         head.head.bias.mul_(targets.scale).add_(targets.shift)
     trained = dataclasses.replace(backbone, module=module.eval().requires_grad_(False))
-    return Finetuned(trained, head.eval().requires_grad_(False), epochs)
+    return Finetuned(trained, head.eval().requires_grad_(False), epochs, notes)

@@ -29,7 +29,7 @@ from sslbench.metrics.summary import summarise
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.images import evaluation_side, random_sample, unreadable_images
-from sslbench.protocols._parts.selection import edge_notes, holdout_rows, is_better, no_holdout, percent
+from sslbench.protocols._parts.selection import edge_notes, held_out_rows, is_better, percent
 from sslbench.protocols.linear_online.heads import Bank, Head, Heads, Norm
 from sslbench.protocols.linear_online.settings import Settings, optimizer_settings
 from sslbench.protocols.linear_online.training import Input, InputEncoder, Training, block_inputs, layer_inputs, train
@@ -234,14 +234,9 @@ def split(train: Source, plans: Sequence[BankPlan], settings: Settings, seed: in
     several_heads = len(settings.lr) * len(settings.weight_decay) > 1 or len({plan.row for plan in plans}) < len(plans)
     if settings.select_on == "test" or not several_heads:
         return train, None
-    groups = source_groups(train)
-    parts = holdout_rows(train.target, settings.holdout, seed, groups)
-    if parts is None:
-        raise UsageError(
-            f"{train.name}: {no_holdout(groups)[0].lower()}{no_holdout(groups)[1:]} for the selection of a head",
-            f"Give one learning rate, such as lr={settings.lr[len(settings.lr) // 2]:g}.",
-        )
-    return train.select(parts[0]), train.select(parts[1])
+    remedy = f"Give one learning rate, such as lr={settings.lr[len(settings.lr) // 2]:g}."
+    rows = held_out_rows(train, settings.holdout, seed, selected="a head", remedy=remedy)
+    return train.select(rows[0]), train.select(rows[1])
 
 
 def make_batches(

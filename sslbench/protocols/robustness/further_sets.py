@@ -121,15 +121,8 @@ def open_corrupted(location: str, name: str, severity: int, test: Source) -> Sou
 def open_unknown(location: str, train: Source, known_list: str) -> Source:
     """Return images of unknown classes: none is right for them; label 0 for classes that are known, -1 for the others.
 
-    Args:
-        location: as for --data.
-        train: train part, with the classes of the classifier.
-        known_list: name of a list in benchmarks/classes; '': all classes of train. Folders may have the names of its
-            classes: those of ImageNet-O are named after the class that a network took its images for.
-
-    Raises:
-        DataError: another class is one of train's by name, or train lacks a class of the list.
-        UsageError: there is no such list.
+    `known_list`: name of a list in benchmarks/classes; '': all classes of train. Folders may have the names of its
+    classes: those of ImageNet-O are named after the class that a network took its images for.
     """
     classes, listed = np.array(train.target.classes), train.target.classes
     if known_list:

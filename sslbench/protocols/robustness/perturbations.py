@@ -84,11 +84,6 @@ def perturbation_metrics(
     Beside them stands the number of videos of each metric.
 
     The intervals are over videos: those of one name are versions of one image and are kept together in the means.
-
-    Args:
-        sets: features of all sets; those of frames are used.
-        classifier: that is scored.
-        settings: step between frames, and the flip probabilities of the reference.
     """
     scored = {name.removeprefix(PERTURBED): each for name, each in sets.items() if is_perturbed(name)}
     if not scored:

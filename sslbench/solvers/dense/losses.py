@@ -2,12 +2,13 @@
 
 import functools
 import math
-
-import torch
-from torch import Tensor
-from torch.nn import functional
+import operator
+from typing import TYPE_CHECKING
 
 from sslbench.solvers.dense import Average
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _EPSILON = 1e-3  # added to depths before the logarithm, as in DINOv2 and DINOv3
 _MEAN_WEIGHT = 0.15
@@ -17,8 +18,8 @@ _LEAST_SQUARES = 1e-16  # smallest product of squared lengths, for vectors of le
 
 
 def pixel_cross_entropy(
-    logits: Tensor, target: Tensor, *, ignore: int, average: Average, class_weights: Tensor | None = None
-) -> Tensor:
+    logits: "Tensor", target: "Tensor", *, ignore: int, average: Average, class_weights: "Tensor | None" = None
+) -> "Tensor":
     """Return the mean cross-entropy of the pixels.
 
     Args:
@@ -34,10 +35,14 @@ def pixel_cross_entropy(
     Returns:
         A scalar; 0 if every pixel is ignored.
 
+    >>> import torch
     >>> logits, target = torch.zeros(1, 2, 1, 4), torch.tensor([[[0, 1, 255, 255]]])
     >>> [round(float(pixel_cross_entropy(logits, target, ignore=255, average=a)), 4) for a in ("scored", "all")]
     [0.6931, 0.3466]
     """
+    import torch
+    from torch.nn import functional
+
     total = functional.cross_entropy(logits, target, weight=class_weights, ignore_index=ignore, reduction="sum")
     scored = target != ignore
     weights = scored.to(logits.dtype)
@@ -50,14 +55,14 @@ def pixel_cross_entropy(
 
 
 def sig_loss(
-    prediction: Tensor,
-    target: Tensor,
-    valid: Tensor,
+    prediction: "Tensor",
+    target: "Tensor",
+    valid: "Tensor",
     *,
     mean_only: bool = False,
     unbiased: bool = True,
     epsilon: float = _EPSILON,
-) -> Tensor:
+) -> "Tensor":
     """Return the scale-invariant loss of depth: the root of the variance plus 0.15 squared means of the ln errors.
 
     Lee et al., "From big to small", 2019 (BTS); 0.15 is 1 less their lambda of 0.85.
@@ -74,10 +79,13 @@ def sig_loss(
     Returns:
         A scalar; 0 for fewer than two valid pixels.
 
+    >>> import torch
     >>> depths = torch.tensor([1.0, 2.0, 4.0])
     >>> round(float(sig_loss(2 * depths, depths, depths > 0, epsilon=0.0)), 4) == round(0.15**0.5 * math.log(2), 4)
     True
     """
+    import torch
+
     if valid.sum() < 2:
         return prediction.sum() * 0
     error = torch.log(prediction[valid] + epsilon) - torch.log(target[valid] + epsilon)
@@ -87,8 +95,8 @@ def sig_loss(
 
 
 def gradient_loss(
-    prediction: Tensor, target: Tensor, valid: Tensor, *, logarithmic: bool = True, epsilon: float = _EPSILON
-) -> Tensor:
+    prediction: "Tensor", target: "Tensor", valid: "Tensor", *, logarithmic: bool = True, epsilon: float = _EPSILON
+) -> "Tensor":
     """Return the sum over four scales of the mean absolute difference of errors two pixels apart.
 
     Li and Snavely, "MegaDepth", CVPR 2018. DINOv2's code takes these differences over the batch and channels, not over
@@ -102,6 +110,8 @@ def gradient_loss(
         logarithmic: take the errors of the logarithms.
         epsilon: added to both depths before the logarithm.
     """
+    import torch
+
     loss = prediction.new_zeros(())
     for stride in (1, 2, 4, 6):
         found, true, counts = (x[..., ::stride, ::stride] for x in (prediction, target, valid))
@@ -115,7 +125,9 @@ def gradient_loss(
     return loss
 
 
-def angular_loss(prediction: Tensor, target: Tensor, valid: Tensor, concentration: Tensor | None = None) -> Tensor:
+def angular_loss(
+    prediction: "Tensor", target: "Tensor", valid: "Tensor", concentration: "Tensor | None" = None
+) -> "Tensor":
     """Return the mean angle in radians between normals, or its negative log-likelihood with a predicted concentration.
 
     Bae et al., "Estimating and exploiting the aleatoric uncertainty in surface normal estimation", ICCV 2021. Angles
@@ -130,10 +142,14 @@ def angular_loss(prediction: Tensor, target: Tensor, valid: Tensor, concentratio
     Returns:
         A scalar; 0 without a valid pixel.
 
+    >>> import torch
     >>> up, right = torch.eye(3)[2][None, :, None, None], torch.eye(3)[0][None, :, None, None]
     >>> round(float(angular_loss(up, right, torch.ones(1, 1, 1, 1, dtype=torch.bool))), 4)
     1.5708
     """
+    import torch
+    from torch.nn import functional
+
     counts = valid[:, 0]
     if not counts.any():
         return prediction.sum() * 0
@@ -145,29 +161,31 @@ def angular_loss(prediction: Tensor, target: Tensor, valid: Tensor, concentratio
     return (kappa * angle - torch.log(kappa**2 + 1) + torch.log1p(torch.exp(-kappa * math.pi))).mean()
 
 
-def cosines(x: Tensor, y: Tensor) -> Tensor:
+def cosines(x: "Tensor", y: "Tensor") -> "Tensor":
     """Return the cosines (N, H, W) of vectors (N, K, H, W); 0 with a vector of length 0.
 
     Sums over the planes, contiguous: `cosine_similarity` over the channels takes 17 times as long on a CPU.
 
+    >>> import torch
     >>> x, y = torch.tensor([3.0, 4.0]).reshape(1, 2, 1, 1), torch.tensor([2.0, 0.0]).reshape(1, 2, 1, 1)
     >>> round(cosines(x, y).item(), 4)
     0.6
     """
     squares = _products(x, x) * _products(y, y)
-    return _products(x, y) * torch.rsqrt(squares.clamp(min=_LEAST_SQUARES))
+    return _products(x, y) * squares.clamp(min=_LEAST_SQUARES).rsqrt()
 
 
-def _products(x: Tensor, y: Tensor) -> Tensor:
+def _products(x: "Tensor", y: "Tensor") -> "Tensor":
     planes = [a * b for a, b in zip(x.unbind(1), y.unbind(1), strict=True)]
-    return functools.reduce(torch.add, planes)
+    return functools.reduce(operator.add, planes)
 
 
-def balanced_cross_entropy(probabilities: Tensor, targets: Tensor) -> Tensor:
+def balanced_cross_entropy(probabilities: "Tensor", targets: "Tensor") -> "Tensor":
     """Return the cross-entropy of two classes whose weights are the shares of the other one (Xie and Tu, 2015).
 
     The weights are those of each image: however few pixels are boundaries, they count as much as all others.
 
+    >>> import torch
     >>> even = torch.full((1, 1, 1, 4), 0.5)
     >>> round(float(balanced_cross_entropy(even, torch.tensor([[[[1.0, 0.0, 0.0, 0.0]]]]))), 4)  # 2 * 3/16 * ln 2
     0.2599
@@ -176,6 +194,8 @@ def balanced_cross_entropy(probabilities: Tensor, targets: Tensor) -> Tensor:
         probabilities: (B, 1, H, W).
         targets: (B, 1, H, W), 1, 0, or nan where a pixel does not count.
     """
+    import torch
+
     known = ~targets.isnan()
     positive = known & (targets > 0)
     numbers = known.sum(dim=(1, 2, 3), keepdim=True).clamp(min=1)

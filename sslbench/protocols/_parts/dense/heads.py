@@ -16,7 +16,8 @@ from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.errors import UsageError
 from sslbench.protocols._parts.dense.task import HeadSettings
 from sslbench.runtime.seeds import seeded
-from sslbench.solvers.dense.heads import ConvHead, DPTHead, LinearHead, layer_indices, resized
+from sslbench.solvers.dense import resized
+from sslbench.solvers.dense.heads import ConvHead, DPTHead, LinearHead, layer_indices
 
 # Name of the colours on the first grid as an input of heads, beginning of that on others; and of their floor.
 PIXELS = "pixels"

@@ -11,7 +11,6 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.dense import DenseEncoder
 from sslbench.backbones.layers import Layer
 from sslbench.data.decode.handlers import Reading
-from sslbench.data.groups import source_groups
 from sslbench.data.loading.joint import JointBatches, JointView
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
@@ -31,7 +30,7 @@ from sslbench.protocols._parts.dense.survey import Survey, refuse_problems, surv
 from sslbench.protocols._parts.dense.task import DenseRow, DenseTask, HeadSettings
 from sslbench.protocols._parts.dense.training import Training, number_of_updates, train
 from sslbench.protocols._parts.images import random_sample, unreadable_images
-from sslbench.protocols._parts.selection import edge_notes, holdout_rows, is_better, no_holdout, percent
+from sslbench.protocols._parts.selection import edge_notes, held_out_rows, is_better, percent
 from sslbench.protocols.protocol import ImageInputs
 from sslbench.results import Outcome
 from sslbench.runtime.progress import stage_progress
@@ -237,15 +236,8 @@ def _split_rows(train_part: Source, settings: HeadSettings, seed: int) -> tuple[
     """Return the rows that are trained on and those held out; None where there is one learning rate."""
     if len(settings.lr) == 1:
         return None
-    groups = source_groups(train_part)
-    rows = holdout_rows(train_part.target, settings.holdout, seed, groups)
-    if rows is None:
-        reason = no_holdout(groups)
-        raise UsageError(
-            f"{train_part.name}: {reason[0].lower()}{reason[1:]} for the selection of a head",
-            f"Give one learning rate, such as lr={settings.lr[len(settings.lr) // 2]:g}.",
-        )
-    return rows
+    remedy = f"Give one learning rate, such as lr={settings.lr[len(settings.lr) // 2]:g}."
+    return held_out_rows(train_part, settings.holdout, seed, selected="a head", remedy=remedy)
 
 
 def _different_crops(view: JointView, images: int) -> int | None:

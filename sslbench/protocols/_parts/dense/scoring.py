@@ -23,7 +23,8 @@ from sslbench.protocols._parts.dense.task import DenseTask
 from sslbench.protocols._parts.images import unreadable_images
 from sslbench.protocols._parts.pictures import chosen_by_score, sheet
 from sslbench.runtime.progress import Progress, stage_progress
-from sslbench.solvers.dense.heads import centre_padded, resized, sliding_logits, window_starts
+from sslbench.solvers.dense import resized
+from sslbench.solvers.dense.heads import centre_padded, sliding_logits, window_starts
 
 # Images in each group of the picture.
 _SHOWN = 3

@@ -23,6 +23,7 @@ from sslbench.metrics.summary import summarise, without_intervals
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols.protocol import ProtocolSettings
 from sslbench.results import Outcome
+from sslbench.solvers.dense import resized
 from sslbench.targets.pixel_values import ReadValues
 from sslbench.targets.target import Target
 from sslbench.train.optimizers.optimizer import OPTIMIZERS, find, refuse_unknown
@@ -376,8 +377,6 @@ class DenseTask(Generic[S]):
 
 def enlarged(output: "Tensor", target: "PixelTarget") -> "Tensor":
     """Return an output (K, h, w) at the size of a target (k, H, W), bilinear, float32 (K, H, W) in main memory."""
-    from sslbench.solvers.dense.heads import resized
-
     return resized(output[None].float(), (target.shape[1], target.shape[2]))[0].cpu()
 
 

@@ -23,7 +23,7 @@ from sslbench.protocols._parts.head_training import HeadTraining, stop_diverged
 from sslbench.runtime.progress import StageProgress
 from sslbench.runtime.seeds import seeded
 from sslbench.runtime.signals import stop_signals
-from sslbench.solvers.dense.heads import resized
+from sslbench.solvers.dense import resized
 from sslbench.train import loop, schedules
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import RateSchedules, TrainingPlan
