@@ -19,7 +19,6 @@ from sslbench.protocols import ImageInputs, depth, normals
 from sslbench.protocols._parts.selection import holdout_rows
 from sslbench.results import percent_metrics
 from sslbench.runtime.seeds import seeded
-from sslbench.solvers.dense import losses
 from sslbench.targets.pixel_values import Depth
 
 PROTOCOLS = {"depth": depth, "normals": normals}
@@ -103,9 +102,9 @@ def test_the_loss_is_that_of_the_known_pixels():
 
 
 def test_steps_of_the_mean_alone_keep_their_share_where_few_images_end_the_training(backbone, tmp_path, monkeypatch):
-    seen, of_both = [], losses.sig_loss
+    seen, of_both = [], depth.sig_loss
     monkeypatch.setattr(
-        losses, "sig_loss", lambda *given, mean_only: seen.append(mean_only) or of_both(*given, mean_only=mean_only)
+        depth, "sig_loss", lambda *given, mean_only: seen.append(mean_only) or of_both(*given, mean_only=mean_only)
     )
     run("depth", backbone, tmp_path, mean_steps=30, max_epochs=2)  # 6 updates in place of 60
     assert seen[::2] == seen[1::2] == [True] * 3 + [False] * 3  # the head, and that of the floor

@@ -309,13 +309,13 @@ def _unknown_metrics(
             found.append(values)
     groups: IntArray | None = None
     if test.groups is not None or unknown.groups is not None:
-        of_test, of_unknown = (np.arange(len(part)) if part.groups is None else part.groups for part in (test, unknown))
-        groups = np.concatenate([of_test, of_unknown + of_test.max() + 1])
+        own, other = (np.arange(len(part)) if part.groups is None else part.groups for part in (test, unknown))
+        groups = np.concatenate([own, other + own.max() + 1])  # numbered apart
     units = Units.of(len(test) + len(unknown), groups)
     metrics: dict[str, Interval] = {}
     chance: dict[str, float] = {}
-    for name, values_of_parts in novelty.items():
-        detected = measures.unknown_detection(*values_of_parts, units, seed=seed)
+    for name, (of_test, of_unknown) in novelty.items():
+        detected = measures.unknown_detection(of_test, of_unknown, units, seed=seed)
         # AUROC, AUPR and FPR95, in the order of the metrics.
         guessed = (0.5, len(unknown) / units.samples, 0.95)
         for (metric, interval), guess in zip(detected.items(), guessed, strict=True):
