@@ -60,11 +60,16 @@ def write_predicted(result: Result, scores: records.Scores) -> None:
     if issubclass(kind, Classes) and "top1" in result.metrics:
         files = _of_single_labels(scores, draws, several_draws=several)
     elif issubclass(kind, MultiLabel) and one_each and scores.scores.size * len(draws) <= MOST_CELLS:
-        tables = [_table_of_several(scores, draw) for draw in draws]
-        table = [*tables[0][:1], *(line for lines in tables for line in lines[1:])]
-        if several:
-            numbers = ["draw", *(str(i + 1) for i, lines in enumerate(tables) for _ in lines[1:])]
-            table = [[*line, number] for line, number in zip(table, numbers, strict=True)]
+        # No class is called predicted: the protocols rank samples by each class, and have no threshold.
+        table = [
+            ["id", "labels", "unknown", *(f"score:{name}" for name in scores.classes), *(["draw"] if several else [])]
+        ]
+        for number, own in enumerate(draws, start=1):
+            for sample, labels, row in zip(scores.ids, scores.labels, own.tolist(), strict=True):
+                named = [";".join(scores.classes[i] for i in np.flatnonzero(labels == mark)) for mark in (1, -1)]
+                # A class without a classifier has an empty cell.
+                cells = ["" if np.isnan(score) else f"{score:.6g}" for score in row]
+                table.append([sample, *named, *cells, *([str(number)] if several else [])])
         files = {records.PREDICTIONS_CSV: csv_text(table).encode()}
     try:
         for suffix, content in files.items():
@@ -96,17 +101,6 @@ def _of_single_labels(
         files[records.CONFUSION_CSV] = csv_text([["label \\ predicted", *classes], *lines]).encode()
         files[records.CONFUSION_PNG] = picture(counts, classes, len(draws))
     return files
-
-
-def _table_of_several(scores: records.Scores, own: npt.NDArray[np.float32]) -> list[list[str]]:
-    """Return a line per sample with several labels: the present and unknown classes, and the score of each class."""
-    # No class is called predicted: the protocols rank samples by each class, and have no threshold. A class without a
-    # classifier has an empty cell.
-    table = [["id", "labels", "unknown", *(f"score:{name}" for name in scores.classes)]]
-    for sample, labels, row in zip(scores.ids, scores.labels, own.tolist(), strict=True):
-        present, unknown = (";".join(scores.classes[i] for i in np.flatnonzero(labels == mark)) for mark in (1, -1))
-        table.append([sample, present, unknown, *("" if np.isnan(score) else f"{score:.6g}" for score in row)])
-    return table
 
 
 def confusion(labels: IntArray, predicted: IntArray, classes: int) -> IntArray:

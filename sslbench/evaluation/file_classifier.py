@@ -140,18 +140,12 @@ def _logits(head: nn.Module) -> Callable[[Matrix], FloatArray]:
 
 def labelled_by(data: TrainTest, classifier: FileClassifier) -> TrainTest:
     """Return the data with labels among the classes of the classifier, matched by name."""
-    return dataclasses.replace(
-        data,
-        train=_relabelled(data.train, classifier),
-        test=_relabelled(data.test, classifier),
-        whole=None if data.whole is None else _relabelled(data.whole, classifier),
-    )
-
-
-def _relabelled(part: Source, classifier: FileClassifier) -> Source:
     none = np.zeros(0, dtype=np.int64)
-    known = Source(classifier.description, (), Classes(classifier.classes, none), part.images.select(none))
-    return match_classes(known, part)[1]
+    parts = {name: part for name in ("train", "test", "whole") if (part := getattr(data, name)) is not None}
+    for name, part in parts.items():
+        known = Source(classifier.description, (), Classes(classifier.classes, none), part.images.select(none))
+        parts[name] = match_classes(known, part)[1]
+    return dataclasses.replace(data, **parts)
 
 
 def with_classifier(weights: WeightsUsed, classifier: FileClassifier | None) -> WeightsUsed:

@@ -30,11 +30,6 @@ def groups_of(source: Source, ids: Sequence[str], columns: Sequence[str]) -> dic
     return {name: tuple(source.attributes[name][i] or UNNAMED for i in rows) for name in columns}
 
 
-def groups_of_features(features: Features) -> dict[str, tuple[str, ...]]:
-    """Return the groups of features that have columns of attributes."""
-    return {name: tuple(text or UNNAMED for text in column) for name, column in features.attributes.items()}
-
-
 def check_groups(source: Source | Features, columns: Sequence[str], name: str = "") -> None:
     """Refuse columns that do not divide the test samples into groups, before any image is decoded."""
     for column in columns:

@@ -19,7 +19,7 @@ from sslbench.errors import DataError
 from sslbench.evaluation import floors
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.groups import with_details
-from sslbench.evaluation.preparation import Prepared, one_part, task_with_noise, with_noise
+from sslbench.evaluation.preparation import Prepared, one_part, with_noise
 from sslbench.evaluation.record import (
     Encoded,
     Subject,
@@ -60,13 +60,13 @@ def evaluate_on_images(
     results = []
     with process_group(prepared.run.torch_device()):
         for task, share in itertools.product(prepared.image_tasks, (0.0, *prepared.request.noise)):
-            part = task.part
+            used, noisy = with_noise(prepared, task, share)
+            key = task.part, share
             # Once for all tasks on a part, since every image is read to find those that cannot be.
-            if (part, share) not in images:
-                used = with_noise(prepared, share)
-                used = dataclasses.replace(used, data=one_part(used.data, part))
-                images[part, share] = _ImageEvaluation(used, share, out, command, progress)
-            results += images[part, share].measure(task_with_noise(task, share))
+            if key not in images:
+                used = dataclasses.replace(used, data=one_part(used.data, task.part))
+                images[key] = _ImageEvaluation(used, share, out, command, progress)
+            results += images[key].measure(noisy)
     return results
 
 

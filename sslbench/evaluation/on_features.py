@@ -19,7 +19,6 @@ from sslbench.evaluation.preparation import (
     one_part,
     one_part_of_features,
     shared_part,
-    task_with_noise,
     with_noise,
 )
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement
@@ -88,7 +87,7 @@ def evaluate_on_features(
     for layer in (layer.text for layer in prepared.layers):
         for number, task in enumerate(tasks):
             for share in (0.0, *prepared.request.noise):
-                data, changed = with_noise(prepared, share), task_with_noise(task, share)
+                data, changed = with_noise(prepared, task, share)
                 beside_it = {
                     name: _floor(data, floor, layer, changed, number, out, command, share)
                     for name, floor in scored.items()

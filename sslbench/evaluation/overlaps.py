@@ -93,7 +93,7 @@ def with_overlaps(
 
     `found`: None: nothing was looked for.
     """
-    file = list_of(result, out)
+    file = records.path_of(result, out).with_suffix(records.OVERLAPS)
     try:
         if found is None or task.part:
             file.unlink(missing_ok=True)
@@ -120,11 +120,6 @@ def with_overlaps(
     )
     timings = {**result.timings, "overlaps": round(found.seconds, 3)}
     return dataclasses.replace(result, overlaps=overlaps, timings=timings, notes=(*result.notes, *notes))
-
-
-def list_of(result: Result, out: Path) -> Path:
-    """Return the path of the CSV of pairs beside a record."""
-    return records.path_of(result, out).with_suffix(records.OVERLAPS)
 
 
 def _without(result: Result, scores: records.Scores, out: set[str]) -> tuple[MetricValue | None, tuple[str, ...]]:

@@ -18,7 +18,6 @@ from sslbench.data.checks import samples
 from sslbench.data.checks.duplicates import Finding
 from sslbench.data.checks.samples import enlargement
 from sslbench.data.decode.handlers import identified
-from sslbench.data.images import Files
 from sslbench.data.maps.types import unknown_orientation
 from sslbench.data.noise import check_shares, with_label_noise
 from sslbench.data.source import Source
@@ -33,7 +32,6 @@ from sslbench.evaluation.request import Request, Task
 from sslbench.evaluation.settings import RunSettings
 from sslbench.evaluation.trainings import check_seeds
 from sslbench.features.array import Features
-from sslbench.features.external import FeaturePair
 from sslbench.library.benchmarks import Benchmark
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import FileClassifier, ImageSet, Part
@@ -56,18 +54,9 @@ def without_useless_labels(data: TrainTest) -> TrainTest:
     """Return data for protocols that need no labels: labels that do not match between the parts are removed."""
     if not label_problems(data.train, data.test):
         return data
-    train, test = (_unlabelled(part) for part in (data.train, data.test))
-    return dataclasses.replace(
-        data, train=train, test=test, whole=None if data.whole is None else _unlabelled(data.whole)
-    )
-
-
-def fitted_labels(task: Task, data: TrainTest) -> Target:
-    """Return the labels that a protocol learns from, for its `check`."""
-    part = task.part
-    if part and data.whole is not None:
-        return data.whole.target
-    return data.test.target if part == "test" else data.train.target
+    parts = {name: part for name in ("train", "test", "whole") if (part := getattr(data, name)) is not None}
+    unlabelled = {name: dataclasses.replace(part, target=Unlabelled(len(part))) for name, part in parts.items()}
+    return dataclasses.replace(data, **unlabelled)
 
 
 def shared_part(tasks: Sequence[Task]) -> Part | None:
@@ -95,10 +84,6 @@ def one_part_of_features(
         return train, test
     features = whole if whole is not None else train if part == "train" else test
     return features, features
-
-
-def _unlabelled(source: Source) -> Source:
-    return dataclasses.replace(source, target=Unlabelled(len(source)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,20 +214,6 @@ def _notes_of_record(request: Request, data: TrainTest) -> tuple[str, ...]:
     return tuple(dict.fromkeys(notes))
 
 
-def check_features(pair: FeaturePair, tasks: Sequence[Task]) -> None:
-    """Check the labels of features made elsewhere as those of images."""
-    if not any(task.kind.needs_labels for task in tasks) or not pair.train.target.labelled:
-        return  # what needs them is refused by itself
-    parts = [
-        Source(f"{pair.data} ({name})", part.ids, part.target, Files(part.ids))  # no image is read
-        for name, part in (("train", pair.train), ("test", pair.test))
-    ]
-    findings = samples.check(*parts, labels=not has_own_classes(tasks), copies=False)
-    samples.raise_on_errors(findings)
-    for finding in findings:
-        log.log(logging.WARNING if finding.level == "warning" else logging.INFO, finding.message)
-
-
 def _check_on_the_fly(request: Request, run: RunSettings) -> None:
     """Refuse features without a store where they would be read more than once."""
     if not run.on_the_fly:
@@ -272,7 +243,7 @@ def _check_tasks(
         check_label_kind(task, type(data.train.target))
         if not task.kind.on_features:
             run.extract_settings().float_precision()
-        task.kind.check(task.settings, fitted_labels(task, data))
+        task.kind.check(task.settings, one_part(data, task.part).train.target)
         if request.test_classes == "subset" and not task.kind.class_subsets:
             raise refused_subset(task.protocol)
         task.kind.refuse_parts(task.settings, data.train, data.test)
@@ -324,22 +295,17 @@ def _check_whole(request: Request, data: TrainTest) -> None:
         )
 
 
-def with_noise(prepared: Prepared, share: float) -> Prepared:
-    """Return the evaluation with a share of wrong labels in train; unchanged without noise."""
+def with_noise(prepared: Prepared, task: Task, share: float) -> tuple[Prepared, Task]:
+    """Return the evaluation with a share of wrong labels in train, and the task, which is not the benchmark's then."""
     if not share:
-        return prepared
+        return prepared, task
     data = prepared.data
     train = with_label_noise(data.train, share, prepared.run.seed)
     wrong = "labels are wrong" if isinstance(train.target, Classes) else "samples have the labels of others"
     how = f"{data.how}; {100 * share:g} % of the train {wrong}"
-    return dataclasses.replace(prepared, data=dataclasses.replace(data, train=train, how=how))
-
-
-def task_with_noise(task: Task, share: float) -> Task:
-    """Return the task; with label noise it is not the benchmark that was named."""
-    if not share or task.benchmark is None:
-        return task
-    return dataclasses.replace(task, benchmark=dataclasses.replace(task.benchmark, modified=True))
+    if task.benchmark is not None:
+        task = dataclasses.replace(task, benchmark=dataclasses.replace(task.benchmark, modified=True))
+    return dataclasses.replace(prepared, data=dataclasses.replace(data, train=train, how=how)), task
 
 
 def _trains_on_labels(name: str) -> bool:

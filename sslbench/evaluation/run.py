@@ -6,18 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sslbench.arithmetic import arithmetic
+from sslbench.data.checks import samples
+from sslbench.data.images import Files
+from sslbench.data.source import Source
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 from sslbench.evaluation import overlaps
 from sslbench.evaluation.estimate import announce, announce_features
-from sslbench.evaluation.groups import check_groups, groups_of_features
+from sslbench.evaluation.groups import UNNAMED, check_groups
 from sslbench.evaluation.images import evaluate_on_images
 from sslbench.evaluation.on_features import evaluate_on_features, measure
 from sslbench.evaluation.preparation import (
     Prepared,
-    check_features,
     check_label_kind,
     class_counts,
+    has_own_classes,
     one_part_of_features,
 )
 from sslbench.evaluation.record import Subject
@@ -63,7 +66,7 @@ def describe_embeddings(
         loaded=0,
         total=0,
     )
-    groups = groups_of_features(test)
+    groups = {name: tuple(text or UNNAMED for text in column) for name, column in test.attributes.items()}
     subject = Subject(
         weights=weights,
         layer="features",
@@ -142,7 +145,16 @@ def check_features_for(pair: FeaturePair, tasks: Sequence[Task], run: RunSetting
     """Check that every protocol can use features that were made elsewhere, with their labels."""
     check_groups(pair.test, tuple(pair.test.attributes), pair.name)
     check_seeds(run, tasks)
-    check_features(pair, tasks)
+    # What needs labels and has none is refused by itself.
+    if any(task.kind.needs_labels for task in tasks) and pair.train.target.labelled:
+        parts = [
+            Source(f"{pair.data} ({name})", part.ids, part.target, Files(part.ids))  # no image is read
+            for name, part in (("train", pair.train), ("test", pair.test))
+        ]
+        findings = samples.check(*parts, labels=not has_own_classes(tasks), copies=False)
+        samples.raise_on_errors(findings)
+        for finding in findings:
+            log.log(logging.WARNING if finding.level == "warning" else logging.INFO, finding.message)
     for task in tasks:
         check_label_kind(task, type(pair.train.target))
         if not task.kind.on_features:

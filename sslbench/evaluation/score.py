@@ -12,7 +12,6 @@ from sslbench.evaluation.costs import measured
 from sslbench.evaluation.preparation import refused_subset
 from sslbench.evaluation.record import Subject, recorded
 from sslbench.evaluation.request import Task
-from sslbench.evaluation.settings import RunSettings
 from sslbench.features.array import Features
 from sslbench.metrics.summary import summarise
 from sslbench.protocols import FeatureInputs, FileClassifier, ImageSet
@@ -50,8 +49,17 @@ def score(
 ) -> dict[str, tuple[Result, records.Scores]]:
     """Run one protocol and return its records, without groups: '' for test, and the names of recorded sets."""
     features = {name: layers[subject.layer] for name, layers in further.features.items()}
-    with measured(subject.run.torch_device()) as meter:
-        outcomes = _outcomes(task, train, test, features, subject.run, classifier)
+    run, device = subject.run, subject.run.torch_device()
+    with measured(device) as meter:
+        # No key holds the attributes.
+        own_train, own_test = (dataclasses.replace(part, attributes={}) for part in (train, test))
+        # With a subset of classes in test no other class can be predicted.
+        subset = is_subset(train.target, test.target)
+        seen = widened(train.target, own_test) if subset else own_test
+        inputs = FeatureInputs(task.settings, run.seed, own_train, seen, features, classifier, str(device))
+        outcomes = task.kind.outcomes(inputs)
+        if subset:
+            outcomes = {"": restricted(outcomes[""], task.protocol, train.target, own_test, seed=run.seed)}
     found = {}
     for name, (own, own_task) in row_subjects(subject, task, further.sets).items():
         scored = test if not name else features[name]
@@ -67,23 +75,6 @@ def score(
             own, own_task, outcomes[name], train, scored, seconds=meter.stage.seconds, stage=meter.stage
         )
     return found
-
-
-def _outcomes(
-    task: Task,
-    train: Features,
-    test: Features,
-    sets: Mapping[str, Features],
-    run: RunSettings,
-    classifier: FileClassifier | None,
-) -> Mapping[str, Outcome]:
-    """Return the protocol's outcomes; with a subset of classes in test no other class can be predicted."""
-    train, test = (dataclasses.replace(part, attributes={}) for part in (train, test))  # no key holds them
-    inputs = FeatureInputs(task.settings, run.seed, train, test, sets, classifier, str(run.torch_device()))
-    if not is_subset(train.target, test.target):
-        return task.kind.outcomes(inputs)
-    outcomes = task.kind.outcomes(dataclasses.replace(inputs, test=widened(train.target, test)))
-    return {"": restricted(outcomes[""], task.protocol, train.target, test, seed=run.seed)}
 
 
 def row_subjects(subject: Subject, task: Task, sets: Mapping[str, ImageSet]) -> dict[str, tuple[Subject, Task]]:

@@ -21,7 +21,6 @@ from sslbench.evaluation.preparation import (
     one_part,
     prepare,
     shared_part,
-    task_with_noise,
     with_noise,
 )
 from sslbench.evaluation.record import Encoded, asked, describe, measurement, weights_at
@@ -183,9 +182,8 @@ def _existing_results(prepared: Prepared, before: dict[str, Path]) -> list[Resul
     if prepared.object_tasks:
         return None  # they read what is finished by themselves
     for each, share in itertools.product(prepared.request.tasks, (0.0, *prepared.request.noise)):
-        part, task = each.part, task_with_noise(each, share)
-        seen = with_noise(prepared, share)
-        seen = dataclasses.replace(seen, data=one_part(seen.data, part))
+        seen, task = with_noise(prepared, each, share)
+        seen = dataclasses.replace(seen, data=one_part(seen.data, each.part))
         # Compares only ids and counts of samples; the counts are not part of a measurement's identity.
         train, test = ({"": cast(Any, part)} for part in (seen.data.train, seen.data.test))
         subject = describe(seen, seen.backbone, "", Encoded(train, test, (), 0.0, 0), "")

@@ -71,13 +71,9 @@ class Objects:
         return Objects(self.boxes[at], self.classes[at], *flags, self.areas[at], masks, numbers, keypoints)
 
 
-def no_objects() -> Objects:
-    """Return the objects of an image without any."""
-    flags = np.zeros(0, dtype=np.bool_)
-    return Objects(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), flags, flags, np.zeros(0))
-
-
-NOTHING = no_objects()
+_NO_FLAGS = np.zeros(0, dtype=np.bool_)
+NOTHING = Objects(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), _NO_FLAGS, _NO_FLAGS, np.zeros(0))
+"""The objects of an image without any."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

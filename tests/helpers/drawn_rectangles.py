@@ -10,7 +10,7 @@ from sslbench.data.objects import ObjectSource
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.recipe import DetectionRecipe, DetectionSettings, resolved
 from sslbench.evaluation import Task
-from sslbench.targets.objects import Boxes, Objects, no_objects
+from sslbench.targets.objects import NOTHING, Boxes, Objects
 
 SMALL = {
     **{"architecture": "fpn", "freeze_at": 0, "norm": "batch", "pyramid_channels": 8, "box_channels": 8},
@@ -45,7 +45,7 @@ def source(n=6, height=48, width=48, *, crowd=(), empty=()):
         flags = np.array([i in crowd, i in crowd])
         areas = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1).astype(np.float64)
         whole = Objects(boxes, np.array([0, 1]), flags, np.zeros(2, np.bool_), areas, polygons)
-        objects.append(no_objects() if i in empty else whole)
+        objects.append(NOTHING if i in empty else whole)
     ids = tuple(f"{i:03d}" for i in range(n))
     sizes = np.tile(np.array([[height, width]], dtype=np.int64), (n, 1))
     numbers = tuple(range(1, n + 1))

@@ -93,7 +93,12 @@ class Crops:
 
     def decoded(self, index: int, decoder: PictureDecoder) -> Decoded:
         """Decode the whole image and cut out the box with its margin, clipped to the image."""
-        whole = self._whole(int(self.rows[index]), decoder)
+        # The whole image at full size: boxes are in its pixels.
+        row, full = int(self.rows[index]), decoder.wanting(dataclasses.replace(decoder.wanted, resize=None))
+        known = self._last.known
+        if known is None or known[0] != row or not known[1].same_as(full):
+            known = self._last.known = row, full, picture_of(self.images, row, full)
+        whole = known[2]
         height, width = whole.image.shape[1:]
         said = tuple(self.sizes[index].tolist())
         if said not in ((0, 0), (height, width)):
@@ -103,19 +108,15 @@ class Crops:
         if x1 >= width or y1 >= height or x2 <= 0 or y2 <= 0:
             reason = f"has no pixel in its box {x1:g} {y1:g} {x2:g} {y2:g}: the image is {width} x {height} pixels"
             raise UnreadableImage(self.path(index), reason)
-        left, top, right, bottom = _grown(self.boxes[index], self.margin, height, width)
+        # Every pixel that the grown box touches, at least one.
+        dx, dy = self.margin * (x2 - x1), self.margin * (y2 - y1)
+        left = min(max(int(np.floor(x1 - dx)), 0), width - 1)
+        top = min(max(int(np.floor(y1 - dy)), 0), height - 1)
+        right = min(max(int(np.ceil(x2 + dx)), left + 1), width)
+        bottom = min(max(int(np.ceil(y2 + dy)), top + 1), height)
         # Interleaved channels, the memory layout of decoders, make resizing fast.
         part = whole.image[:, top:bottom, left:right].permute(1, 2, 0).contiguous().permute(2, 0, 1)
         return dataclasses.replace(whole, image=part)
-
-    def _whole(self, row: int, decoder: PictureDecoder) -> Decoded:
-        """Return the whole image at full size: boxes are in its pixels."""
-        full = decoder.wanting(dataclasses.replace(decoder.wanted, resize=None))
-        known = self._last.known
-        if known is None or known[0] != row or not known[1].same_as(full):
-            known = row, full, picture_of(self.images, row, full)
-            self._last.known = known
-        return known[2]
 
     def read(self, index: int) -> npt.NDArray[np.uint8]:
         """Return the crop as 8-bit RGB, uint8 (h, w, 3)."""
@@ -139,17 +140,6 @@ class Crops:
         at = np.asarray(indices, dtype=np.int64)
         parts = self.rows[at], self.numbers[at], self.boxes[at], self.sizes[at]
         return Crops(self.images, *parts, self.margin, self.annotated, self.from_files)
-
-
-def _grown(box: npt.NDArray[np.float32], margin: float, height: int, width: int) -> tuple[int, int, int, int]:
-    """Return left, top, right, bottom in whole pixels: every pixel that the grown box touches, at least one."""
-    x1, y1, x2, y2 = box.astype(float).tolist()
-    dx, dy = margin * (x2 - x1), margin * (y2 - y1)
-    left = min(max(int(np.floor(x1 - dx)), 0), width - 1)
-    top = min(max(int(np.floor(y1 - dy)), 0), height - 1)
-    right = min(max(int(np.ceil(x2 + dx)), left + 1), width)
-    bottom = min(max(int(np.ceil(y2 + dy)), top + 1), height)
-    return left, top, right, bottom
 
 
 def crops_of(
