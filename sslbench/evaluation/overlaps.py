@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sslbench.data.checks.duplicates import NearDuplicates, Suspect, as_csv, named, near_pairs, suspects
+from sslbench.data.checks.duplicates import Suspect, as_csv, named, near_pairs, suspects
+from sslbench.data.splits import TrainTest
 from sslbench.errors import ResultError
 from sslbench.evaluation.preparation import Prepared
 from sslbench.evaluation.record import Encoded
@@ -51,39 +52,33 @@ def find(prepared: Prepared, encoded: Encoded, pixels: Encoded | None) -> Suspec
     """
     if not prepared.run.overlaps or all(task.part for task in prepared.request.tasks):
         return None
-    start = time.perf_counter()
     by = "pixels" if pixels is not None else f"features of {prepared.backbone.name}"
     vectors = encoded if pixels is None else pixels
     layer = next(iter(vectors.train))
-    near, alike = _near(vectors.train[layer], vectors.test[layer], prepared.run)
-    data = prepared.data
-    found = tuple(suspects(data.train, data.test, alike))
-    return _log_summary(
-        SuspectedOverlaps(found, f"content and {by}", near.problem, time.perf_counter() - start), len(data.test)
-    )
+    return _compare(vectors.train[layer], vectors.test[layer], f"content and {by}", prepared.run, prepared.data)
 
 
 def find_among_features(train: Features, test: Features, run: RunSettings) -> SuspectedOverlaps | None:
     """Compare both parts where there are features only."""
-    if not run.overlaps or train is test:
-        return None
+    return None if not run.overlaps or train is test else _compare(train, test, "features", run)
+
+
+def _compare(
+    train: Features, test: Features, by: str, run: RunSettings, data: TrainTest | None = None
+) -> SuspectedOverlaps:
+    """Compare features, and with `data` the content of the files."""
     start = time.perf_counter()
-    near, alike = _near(train, test, run)
-    found = tuple(Suspect(i, j, "near", round(cosine, 4)) for i, j, cosine in alike)
-    return _log_summary(SuspectedOverlaps(found, "features", near.problem, time.perf_counter() - start), len(test))
-
-
-def _near(train: Features, test: Features, run: RunSettings) -> tuple[NearDuplicates, list[tuple[str, str, float]]]:
     near = near_pairs(test.x, train.x, device=str(run.torch_device()))
-    return near, named(near.pairs, test.ids, train.ids)
-
-
-def _log_summary(found: SuspectedOverlaps, n: int) -> SuspectedOverlaps:
-    if found.problem:
-        log.info(f"near duplicates of train and test cannot be found by {found.by}: {found.problem}")
-    if found.suspects:
-        log.warning(f"{len(found.suspects):,} of {n:,} test images are suspected to occur in train too, by {found.by}")
-    return found
+    alike, n = named(near.pairs, test.ids, train.ids), len(test if data is None else data.test)
+    if data is None:
+        found = tuple(Suspect(i, j, "near", round(cosine, 4)) for i, j, cosine in alike)
+    else:
+        found = tuple(suspects(data.train, data.test, alike))
+    if near.problem:
+        log.info(f"near duplicates of train and test cannot be found by {by}: {near.problem}")
+    if found:
+        log.warning(f"{len(found):,} of {n:,} test images are suspected to occur in train too, by {by}")
+    return SuspectedOverlaps(found, by, near.problem, time.perf_counter() - start)
 
 
 def with_overlaps(

@@ -105,7 +105,9 @@ def run_cells(
                 prepared = prepare(request, run, backbone=own.backbone)
                 found = _existing_results(prepared, before)
                 if found is None:
-                    if (cell.benchmark, position) not in ahead and can_encode_ahead(prepared):
+                    # Ahead of protocols that encode images in no way of their own, in one process.
+                    stored = all(task.kind.on_features for task in request.tasks) and not run.on_the_fly
+                    if stored and this_process().world == 1 and (cell.benchmark, position) not in ahead:
                         ahead.add((cell.benchmark, position))
                         others = _others(prepared, cell, position, cells[number:], loaded, before)
                         if others:
@@ -118,7 +120,11 @@ def run_cells(
         except (SslbenchError, OSError, MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not _OF_THE_MACHINE.search(f"{type(error).__name__} {error}"):
                 raise
-            holes.append(_hole(cell, error))
+            # Some errors, such as MemoryError, have no text.
+            reason, remedy = f"{type(error).__name__}: {_one_line(str(error))}".rstrip(": "), ""
+            if isinstance(error, SslbenchError):
+                reason, remedy = _one_line(error.message), _one_line(error.remedy or "")
+            holes.append(Hole(cell.weights, cell.benchmark, reason, remedy))
             log.warning(f"{cell.weights} on {cell.benchmark}: {holes[-1].reason}; continuing with the next")
             _write(out, cells, holes)
     return results, holes
@@ -212,13 +218,6 @@ def _read(path: Path) -> Result | None:
     return result
 
 
-def _hole(cell: SuiteCell, error: Exception) -> Hole:
-    if isinstance(error, SslbenchError):
-        return Hole(cell.weights, cell.benchmark, _one_line(error.message), _one_line(error.remedy or ""))
-    # Some errors, such as MemoryError, have no text.
-    return Hole(cell.weights, cell.benchmark, f"{type(error).__name__}: {_one_line(str(error))}".rstrip(": "))
-
-
 def _one_line(text: str) -> str:
     return " ".join(text.split())
 
@@ -235,12 +234,6 @@ def likewise(prepared: Prepared, request: Request, loaded: Backbone) -> Prepared
     request = dataclasses.replace(request, tasks=prepared.request.tasks)
     layers = request.view.layers(backbone, request.layers)
     return dataclasses.replace(prepared, request=request, loaded=loaded, backbone=backbone, layers=layers)
-
-
-def can_encode_ahead(prepared: Prepared) -> bool:
-    """Return whether features can be stored ahead: one process, and no protocol that encodes images in its own way."""
-    alike = all(task.kind.on_features for task in prepared.request.tasks)
-    return alike and not prepared.run.on_the_fly and this_process().world == 1
 
 
 def encode_ahead(several: Sequence[Prepared], *, store: Path, progress: Progress | None) -> None:
