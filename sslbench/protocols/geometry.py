@@ -74,7 +74,20 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     width = part.x.shape[1]
     if len(part) < width:
         notes.append(f"There are fewer samples ({len(part)}) than features ({width}), which limits the ranks.")
-    metrics = _metrics(part, settings, seed)
+    metrics = _of_spectrum(part, settings)
+    # Ranks of few samples are too low; those of two halves show by how much, and the interval reaches as far.
+    units = Units.of(len(part), part.groups)
+    if units.number >= 2 * _FEWEST:
+        rows = next(half_samples(units, 1, seed))[0] > 0
+        halves = [_of_spectrum(part.select(np.flatnonzero(half)), settings) for half in (rows, ~rows)]
+        for name, (value, low, high) in metrics.items():
+            bias = float(np.nan_to_num(np.mean([half[name][0] for half in halves]) - value))
+            metrics[name] = value, min(low, low - bias), max(high, high - bias)
+    unit = spectrum.unit_length(part.x)
+    metrics["uniformity"] = spectrum.uniformity(unit, groups=part.groups)
+    metrics["feature_std"] = spectrum.feature_std(unit, groups=part.groups)
+    if isinstance(part.target, Classes):
+        metrics["alignment"] = spectrum.alignment(unit, part.target.values, groups=part.groups)
     return Outcome(
         metrics=metrics,
         headline="rankme",
@@ -83,24 +96,6 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         notes=tuple(notes),
         scored=len(part),
     )
-
-
-def _metrics(features: Features, settings: Settings, seed: int) -> Values:
-    metrics = _of_spectrum(features, settings)
-    # Ranks of few samples are too low; those of two halves show by how much, and the interval reaches as far.
-    units = Units.of(len(features), features.groups)
-    if units.number >= 2 * _FEWEST:
-        rows = next(half_samples(units, 1, seed))[0] > 0
-        halves = [_of_spectrum(features.select(np.flatnonzero(part)), settings) for part in (rows, ~rows)]
-        for name, (value, low, high) in metrics.items():
-            bias = float(np.nan_to_num(np.mean([half[name][0] for half in halves]) - value))
-            metrics[name] = value, min(low, low - bias), max(high, high - bias)
-    unit = spectrum.unit_length(features.x)
-    metrics["uniformity"] = spectrum.uniformity(unit, groups=features.groups)
-    metrics["feature_std"] = spectrum.feature_std(unit, groups=features.groups)
-    if isinstance(features.target, Classes):
-        metrics["alignment"] = spectrum.alignment(unit, features.target.values, groups=features.groups)
-    return metrics
 
 
 def _of_spectrum(features: Features, settings: Settings) -> Values:

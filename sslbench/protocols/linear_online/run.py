@@ -42,7 +42,6 @@ from sslbench.targets.target import OfClasses
 
 log = logging.getLogger("sslbench")
 
-
 Choice = dict[str, float | int | bool]
 
 

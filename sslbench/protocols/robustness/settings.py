@@ -15,7 +15,6 @@ from sslbench.protocols.protocol import ProtocolSettings
 
 ONE_OF_EACH_FAMILY = ("gaussian_noise", "defocus_blur", "fog", "contrast", "jpeg_compression")
 
-
 VERSIONS, UNKNOWN = "versions", "unknown"
 # Name of the set of ImageNet's validation images with several right labels (Beyer et al. 2020).
 REAL = "imagenet-real"

@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 
 HeadName = Literal["linear", "conv", "dpt"]
 
-
 Enlarge = Literal["none", "trained", "size"]
-
 
 RawBlocks = Literal["none", "last", "last4", "spread4"]
 
@@ -158,10 +156,8 @@ class SurfaceSettings(HeadSettings):
 
 S = TypeVar("S", bound=HeadSettings)
 
-
 # Sums (K, h, w) and numbers (h, w) in the cells of a grid.
 Cells = tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]
-
 
 # Reason why no pixel of label maps counts.
 ALL_IGNORED = "all are ignored; `sslbench check-data` shows which values are classes"
