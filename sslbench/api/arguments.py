@@ -110,13 +110,6 @@ _ARGUMENTS = frozenset(("protocols", "settings", "name", "out", "run"))
 """Further arguments of `evaluate` and its like, for hints."""
 
 
-def _nearest_option(key: str, known: Collection[str]) -> str:
-    """Return the nearest option or argument, or the place of labels, for one that does not exist."""
-    if key in _LABELS:
-        return "Labels stand beside their images or features: (images, labels)."
-    return did_you_mean(key, set(known) - {key})
-
-
 _OWN_ARGUMENTS = frozenset(("weights", "data", "test_data", "tasks", "name", "recipe", "baselines"))
 """Fields of requests that are arguments of their own."""
 
@@ -147,7 +140,9 @@ def options_of(
     known = fields | of_run | (of_images if "preprocessing" in fields else set())
     for key in given:
         if key not in known:
-            raise UsageError(f"there is no option '{key}'", _nearest_option(key, known.union(beside)))
+            labels = "Labels stand beside their images or features: (images, labels)."
+            nearest = labels if key in _LABELS else did_you_mean(key, {*known, *beside} - {key})
+            raise UsageError(f"there is no option '{key}'", nearest)
     # `RunSettings` and its records have the device as text.
     given = {key: str(value) if isinstance(value, torch.device) else value for key, value in given.items()}
     if run is not None and not isinstance(run, evaluation.RunSettings):

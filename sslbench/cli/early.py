@@ -35,8 +35,13 @@ def refuse_mistyped(
 ) -> None:
     """Refuse weights, data, a --backbone and a --device that do not exist; None is skipped."""
     for word in weights:
-        if word is not None:
-            _refuse_missing_weights(word)
+        if word is None:
+            continue
+        if _is_plain(word) and word not in ("random", "pixels") and not Path(word).exists():
+            if hint := download_hint(word):
+                raise WeightsError(f"there is no weights file {word}", hint)
+            refuse_path(Path(word))
+        refuse_unknown(word)
     refuse_unknown_backbone(backbone)
     if device is not None:
         refuse_unknown_device(device)
@@ -45,14 +50,6 @@ def refuse_mistyped(
         if spec and _is_plain(spec) and spec not in catalog.entries():
             refuse_missing(spec)
             refuse_empty_folder(spec)
-
-
-def _refuse_missing_weights(weights: str) -> None:
-    if _is_plain(weights) and weights not in ("random", "pixels") and not Path(weights).exists():
-        if hint := download_hint(weights):
-            raise WeightsError(f"there is no weights file {weights}", hint)
-        refuse_path(Path(weights))
-    refuse_unknown(weights)
 
 
 def refuse_wrong_network(format: str | None, stem: str | None) -> None:

@@ -152,10 +152,11 @@ def _option(field: "dataclasses.Field[Any]", kind: Any, names: Sequence[str]) ->
     return click.option(*(names or [f"--{field.name.replace('_', '-')}"]), field.name, help=text, **more)
 
 
-def _number(kind: type[Any], within: str) -> click.IntRange | click.FloatRange:
+def _number(kind: type[Any], within: str) -> Any:
     """Return the type of a number in an interval, see `config.setting`."""
-    low, high = (None if "inf" in end else float(end) if "." in end else int(end) for end in within[1:-1].split(","))
-    interval = click.IntRange if kind is int else click.FloatRange
+    ends = within[1:-1].split(",")
+    low, high = (None if "inf" in end else int(end) if "." not in end else float(end) for end in ends)
+    interval: Any = click.IntRange if kind is int else click.FloatRange
     return interval(low, high, min_open=within[0] == "(", max_open=high is not None and within[-1] == ")")
 
 

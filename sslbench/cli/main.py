@@ -272,12 +272,12 @@ def _fail(message: str, code: int) -> int:
     # For reports of bugs; a user's mistake has no traceback otherwise.
     if os.environ.get("SSLBENCH_TRACEBACK"):
         traceback.print_exc()
-    show_once(message, lambda: _print_error(message))
+
+    def show() -> None:
+        head, *rest = message.splitlines() or [""]
+        echo(head, err=True, before=click.style("error: ", fg="red", bold=True))
+        for line in rest:
+            echo("  " + line, err=True)
+
+    show_once(message, show)
     return code
-
-
-def _print_error(message: str) -> None:
-    head, *rest = message.splitlines() or [""]
-    echo(head, err=True, before=click.style("error: ", fg="red", bold=True))
-    for line in rest:
-        echo("  " + line, err=True)

@@ -153,8 +153,12 @@ class PreprocessingFlags:
             ("std", self.std, "one per channel: 0.1,0.2,0.15"),
             ("scales", self.scales, "1 for the image's own size: 1,0.7071,0.5"),
         ):
-            if text is not None:
-                values[key] = _numbers(f"--{key}", text, of)
+            if text is None:
+                continue
+            try:
+                values[key] = [float(part) for part in text.split(",")]
+            except ValueError:
+                raise UsageError(f"--{key} {text}: should be numbers, {of}") from None
         return values
 
     def check(self) -> None:
@@ -171,13 +175,6 @@ def _pixels(flag: str, text: str) -> list[int]:
     if not 1 <= len(parts) <= 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
         raise UsageError(f"{flag} {text}: should be a number of pixels, or HEIGHTxWIDTH such as 224x224")
     return [int(part) for part in parts]
-
-
-def _numbers(flag: str, text: str, of: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"{flag} {text}: should be numbers, {of}") from None
 
 
 @dataclasses.dataclass(frozen=True)

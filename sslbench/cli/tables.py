@@ -45,43 +45,32 @@ def print_table(
         echo(", ".join(f"{headings[i]} {rows[0][i]}" for i in above))
     headings, rows = [headings[i] for i in shown], [[row[i] for i in shown] for row in rows]
     text = {*names, *left, INTERVAL} | ({wrapped} if wrapped else set())
-    place = console()
-    if _least_width(headings, rows, wrapped) <= place.width:
-        _beside(place, headings, rows, text, wrapped)
-    else:
-        _below(headings, rows, names, text)
-
-
-def print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> None:
-    """Print short rows in columns of equal width, the first `left` ones aligned to the left."""
-    widths = [max(len(row[i]) for row in (headings, *rows)) for i in range(len(headings))]
-    for row in (headings, *rows):
-        cells = [
-            f"{cell:<{w}}" if i < left else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        echo("  ".join(cells).rstrip())
-
-
-def _least_width(headings: Sequence[str], rows: Sequence[Sequence[str]], wrapped: str | None) -> int:
     from rich.cells import cell_len
-
-    # Columns of the terminal, of which a Chinese character takes two.
-    widths = [max(cell_len(visible(text)) for text in (h, *(r[i] for r in rows))) for i, h in enumerate(headings)]
-    widths = [min(n, _WRAPPED) if h == wrapped else n for n, h in zip(widths, headings, strict=True)]
-    return sum(widths) + 2 * (len(widths) - 1)
-
-
-def _beside(
-    place: "Console", headings: Sequence[str], rows: Sequence[Sequence[str]], text: Collection[str], wrapped: str | None
-) -> None:
     from rich.table import Table
 
+    # Columns of the terminal, of which a Chinese character takes two.
+    widths = [max(cell_len(visible(cell)) for cell in (h, *(r[i] for r in rows))) for i, h in enumerate(headings)]
+    widths = [min(n, _WRAPPED) if h == wrapped else n for n, h in zip(widths, headings, strict=True)]
+    terminal = console()
+    if sum(widths) + 2 * (len(widths) - 1) > terminal.width:
+        _below(headings, rows, names, text)
+        return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in headings:
         table.add_column(heading, justify="left" if heading in text else "right", no_wrap=heading != wrapped)
     for row in rows:
         table.add_row(*map(table_cell, row))
-    place.print(table)
+    terminal.print(table)
+
+
+def print_rows(rows: Sequence[Sequence[str]], *, left: int = 1) -> None:
+    """Print short rows in columns of equal width, the first `left` ones aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            f"{cell:<{w}}" if i < left else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        echo("  ".join(cells).rstrip())
 
 
 def _below(
@@ -114,7 +103,7 @@ def show_value(value: Any) -> str:
         >>> show_value((1, 2)), show_value(None), show_value(0.5)
         ('[1,2]', 'null', '0.5')
     """
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple):
         return "[" + ",".join(show_value(v) for v in value) + "]"
     if value is None or isinstance(value, bool):
         return str(value).lower().replace("none", "null")

@@ -18,7 +18,7 @@ from sslbench.errors import UsageError
 from sslbench.runtime.folders import refuse_output_file
 
 if TYPE_CHECKING:
-    from sslbench.evaluation.similarity import LayerFeatures, LayerSimilarity
+    from sslbench.evaluation.similarity import LayerFeatures
 
 
 @click.command("cka", cls=GroupedCommand)
@@ -91,7 +91,13 @@ def command(
     else:
         sides = _encode(networks, data, preprocessing, run)
     found = similarity.similarity(*sides, debiased=debiased)
-    _print(found)
+    corner = f"{found.names[0]} \\ {found.names[1]}"
+    rows = [
+        [name, *("n/a" if value != value else f"{value:.3f}" for value in row)]
+        for name, row in zip(found.rows, found.values, strict=True)
+    ]
+    print_table([corner, *found.columns], rows, names=[corner])
+    note(f"linear CKA{', debiased' if found.debiased else ''}, {found.n} images")
     for path, write in ((csv_path, similarity.write_csv), (png_path, similarity.write_heatmap)):
         if path is not None:
             write(found, path)
@@ -172,14 +178,3 @@ def _encode(
         # The same images in the same order: CKA compares row by row.
         second, _ = encode(requests[1], settings, store=store, progress=progress, source=source)
     return first, second
-
-
-def _print(found: "LayerSimilarity") -> None:
-
-    corner = f"{found.names[0]} \\ {found.names[1]}"
-    rows = [
-        [name, *("n/a" if value != value else f"{value:.3f}" for value in row)]
-        for name, row in zip(found.rows, found.values, strict=True)
-    ]
-    print_table([corner, *found.columns], rows, names=[corner])
-    note(f"linear CKA{', debiased' if found.debiased else ''}, {found.n} images")

@@ -11,6 +11,7 @@ from sslbench import paths
 from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo
 from sslbench.cli.flags import LocalPath
+from sslbench.cli.tables import print_rows
 from sslbench.data import catalog
 from sslbench.data import prepare as prepared
 from sslbench.data.export import check_manifest
@@ -215,14 +216,9 @@ def list_names() -> None:
     entries = catalog.entries()
     if not entries:
         echo("no names yet: sslbench data add NAME STRING", err=True)
-    width = max(map(len, entries), default=0)
-    for named in entries.values():
-        echo(f"{named.name:<{width}}  {named.entry.data}")
-    found = states(paths.data_dir())
-    width, wide = (max(len(row[i]) for row in found) for i in (0, 1))
+    print_rows([(named.name, named.entry.data) for named in entries.values()], left=2)
     echo("\ndata sets of benchmarks (sslbench data download NAME, or data prepare NAME):", err=True)
-    for name, state, place in found:
-        echo(f"{name:<{width}}  {state:<{wide}}  {place}")
+    print_rows([(name, state, str(place)) for name, state, place in states(paths.data_dir())], left=3)
 
 
 @command.command("show")

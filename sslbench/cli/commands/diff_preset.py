@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from sslbench.cli.echo import echo
-from sslbench.cli.tables import show_value
+from sslbench.cli.tables import print_rows, show_value
 from sslbench.protocols._parts.presets import differences
 from sslbench.results import plain
 
@@ -27,26 +27,17 @@ def command(a: str, b: str, as_json: bool) -> int:
     sslbench diff-preset results/knn/w.torch-1f0c.json knn/dino
     """  # noqa: D301
     found = differences(a, b)
-    if as_json:
+    if not found and not as_json:
+        echo(f"{a} and {b} do not differ")
+    elif as_json:
         rows = {each.key: {"a": plain(each.a), "b": plain(each.b)} for each in found}
         echo(json.dumps({"a": a, "b": b, "differences": rows}, indent=1, allow_nan=False))
     else:
-        _print(a, b, [(each.key, _show(each.a), _show(each.b)) for each in found])
+        print_rows([("", a, b), *((each.key, _show(each.a), _show(each.b)) for each in found)], left=3)
     return 1 if found else 0
 
 
-def _print(a: str, b: str, rows: list[tuple[str, str, str]]) -> None:
-    if not rows:
-        echo(f"{a} and {b} do not differ")
-        return
-    rows = [("", a, b), *rows]
-    first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
-    for row in rows:
-        echo(f"{row[0]:<{first}}  {row[1]:<{second}}  {row[2]}".rstrip())
-
-
 def _show(value: Any) -> str:
-
     if value is None:
         return "-"
-    return show_value(value)
+    return show_value(tuple(value) if isinstance(value, list) else value)

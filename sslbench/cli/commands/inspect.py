@@ -125,7 +125,12 @@ def _is_model(what: str) -> bool:
     scheme, _, place = what.partition(":")
     if scheme == "hf" and place and is_named(what):
         folder = Path(place).expanduser()
-        return is_model(folder) if folder.is_dir() else "?" not in place and not _is_cached(place)
+        if folder.is_dir():
+            return is_model(folder)
+        from huggingface_hub import constants
+
+        cached = "--".join(["datasets", *place.partition("@")[0].split("/")[:2]])
+        return "?" not in place and not (Path(constants.HF_HUB_CACHE) / cached).is_dir()
     return (scheme in ("timm", "vissl") and is_named(what)) or (Path(what).is_dir() and is_model(Path(what)))
 
 
@@ -139,14 +144,6 @@ def _model(what: str, backbone: str | None, format_: str | None, as_json: bool, 
         remedy = f"{error.remedy}\n" if error.remedy else ""
         # hf: names models and data sets alike, and only the Hub knows which.
         raise type(error)(error.message, f"{remedy}For a data set, write {what}?download=1.") from error
-
-
-def _is_cached(place: str) -> bool:
-    """Return whether the cache of the Hugging Face Hub has a data set of this name."""
-    from huggingface_hub import constants
-
-    name = "--".join(["datasets", *place.partition("@")[0].split("/")[:2]])
-    return (Path(constants.HF_HUB_CACHE) / name).is_dir()
 
 
 def _weights(what: str, backbone: str | None, format_: str | None, as_json: bool, trust_pickle: bool) -> int:
@@ -257,7 +254,10 @@ def page(path: Path, description: "Description") -> str:
         rows += [("problem", message), *(("", remedy) for remedy in remedies)]
     text = [str(path), *(f"  {label:<13}{value}" for label, value in rows)]
     if not description.format:
-        text += _keys(description)
+        keys = list(description.tensors.items())
+        width = max((len(name) for name, _ in keys[:_SHOWN]), default=0)
+        text += [f"    {name:<{width}}  {_shape(shape)}" for name, shape in keys[:_SHOWN]]
+        text += [f"    ... and {len(keys) - _SHOWN} more (--json lists all)"] if len(keys) > _SHOWN else []
     return "\n".join(text)
 
 
@@ -266,7 +266,8 @@ def _file_rows(description: "Description") -> list[tuple[str, str]]:
     size = f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count:,} bytes"
     rows = [("file", f"{description.container}, {size}, sha256 {description.sha256}")]
     if description.beside:
-        shown = [f"{key}: {_short(value)}" for key, value in list(description.beside.items())[:6]]
+        texts = [(key, " ".join(str(value).split())) for key, value in list(description.beside.items())[:6]]
+        shown = [f"{key}: {text if len(text) <= 40 else text[:37] + '...'}" for key, text in texts]
         rows.append(("beside", ", ".join(shown) + (", ..." if len(description.beside) > 6 else "")))
     if description.stubbed:
         rows.append(("not run", f"code of {some(description.stubbed)}; their tensors are read as data"))
@@ -372,17 +373,5 @@ def _pixels(size: int | tuple[int, int], side: str = "shorter") -> str:
     return f"{size} ({side} side)" if isinstance(size, int) else f"{size[0]}x{size[1]}"
 
 
-def _keys(description: "Description") -> list[str]:
-    width = max((len(name) for name in list(description.tensors)[:_SHOWN]), default=0)
-    lines = [f"    {name:<{width}}  {_shape(shape)}" for name, shape in list(description.tensors.items())[:_SHOWN]]
-    more = len(description.tensors) - _SHOWN
-    return lines + ([f"    ... and {more} more (--json lists all)"] if more > 0 else [])
-
-
 def _shape(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "one number"
-
-
-def _short(value: object) -> str:
-    text = " ".join(str(value).split())
-    return text if len(text) <= 40 else text[:37] + "..."

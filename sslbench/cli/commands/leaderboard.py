@@ -87,18 +87,16 @@ def _records(roots: Sequence[Path]) -> "tuple[list[Result], list[ResultError]]":
     """Return all records below the folders, one that lies in several of them once, and the errors of broken ones."""
     from sslbench.results.records import read_readable
 
+    for root in roots:
+        if root.is_file():
+            raise UsageError(f"{root} is a file, not a folder of results", f"Give its folder: {root.parent}.")
+        if not root.is_dir():
+            near = [f.name for f in root.parent.iterdir() if f.is_dir()] if root.parent.is_dir() else []
+            raise UsageError(f"there is no folder {root}", did_you_mean(root.name, near))
     read = [read_readable(root) for root in roots]
     # The same measurement under two names of weights is two rows, under one name one.
     found = {(result.id, result.weights.name): result for results, _ in read for result in results}
     return list(found.values()), [error for _, broken in read for error in broken]
-
-
-def _check_folder(root: Path) -> None:
-    if root.is_file():
-        raise UsageError(f"{root} is a file, not a folder of results", f"Give its folder: {root.parent}.")
-    if not root.is_dir():
-        near = [f.name for f in root.parent.iterdir() if f.is_dir()] if root.parent.is_dir() else []
-        raise UsageError(f"there is no folder {root}", did_you_mean(root.name, near))
 
 
 def write_board(
@@ -116,8 +114,6 @@ def write_board(
     from sslbench.leaderboard import columns as further_columns
     from sslbench.results import holes, records
 
-    for root in roots:
-        _check_folder(root)
     results, broken = _records(roots)
     if not results and broken:
         raise broken[0]

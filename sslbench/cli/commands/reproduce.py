@@ -190,7 +190,7 @@ def _tell_rerun(rerun: Rerun, as_json: bool) -> int:
         for one in rerun.metrics
         for word in ["agrees" if one.agrees else "DIFFERS" if one.ends_agree else "DIFFERS, its interval too"]
     ]
-    tables.print_rows(("metric", "record", "again", "difference", ""), rows)
+    tables.print_rows([("metric", "record", "again", "difference", ""), *rows])
     for title, changes in (("not the same", rerun.inputs), ("other surroundings", rerun.surroundings)):
         for change in changes:
             echo(f"{title}: {change.key} was {_short(change.before)}, is {_short(change.after)}")
@@ -269,7 +269,7 @@ def _tell_verdicts(run: PublishedRun, result: Result, found: list[Verdict], as_j
         )
         for v in found
     ]
-    tables.print_rows(("metric", "published", "measured", "difference", "tolerance", ""), rows_)
+    tables.print_rows([("metric", "published", "measured", "difference", "tolerance", ""), *rows_])
     best = " (the best of its layers, as in the source)" if run.best_of_layers else ""
     echo(f"{run.weights} {run.backbone}, {run.source}; measured: {result.weights.backbone}, {result.layer}{best}")
     echo("agrees with the published number" if agrees else "does NOT agree with the published number")

@@ -51,7 +51,11 @@ def command(
     """  # noqa: D301
     terminal.show_messages()
     contents = {file: written_requests(file) for file in files}
-    _refuse_unused(ctx, [content for one in contents.values() for content in one])
+    every = [content for one in contents.values() for content in one]
+    if all("method" in content for content in every):
+        options.refuse(ctx, used={"trust_code", "dry_run"}, what="a request of pretraining")
+    elif not any(content.get("tasks") for content in every):
+        options.refuse(ctx, used={"trust_code", "dry_run", "store"}, what="a request of features")
     others: list[tuple[dict[str, Any], str]] = []
     requests: list[tuple[Request | FeaturesRequest, RunSettings, str]] = []
     with contextlib.ExitStack() as stack:
@@ -75,14 +79,6 @@ def command(
         with told_on_interrupt(KEPT), remote_folder.synchronised(out) as folder:
             place = options.store_folder(store)
             return _evaluate(requests, place, folder, str(ctx.obj), skip_existing=skip_existing, dry_run=dry_run)
-
-
-def _refuse_unused(ctx: click.Context, contents: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse flags that have no effect on any of the requests."""
-    if all("method" in content for content in contents):
-        options.refuse(ctx, used={"trust_code", "dry_run"}, what="a request of pretraining")
-    elif not any(content.get("tasks") for content in contents):
-        options.refuse(ctx, used={"trust_code", "dry_run", "store"}, what="a request of features")
 
 
 def written_requests(file: Path) -> list[dict[str, Any]]:

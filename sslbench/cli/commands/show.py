@@ -112,30 +112,22 @@ def print_definition(name: str) -> None:
     kinds: tuple[FileKind, ...] = get_args(FileKind)
     for kind in kinds:
         if name.removeprefix(f"{kind}/") in list_names(kind):
-            path, text = _source_text(kind, name.removeprefix(f"{kind}/"))
+            own = name.removeprefix(f"{kind}/")
+            if kind == "benchmark":
+                path, text = source_text(own)
+            else:
+                path = find_file(kind, own)
+                text = path.read_bytes().decode("utf-8", "backslashreplace")
             echo(f"# {path}")
             echo(text.rstrip())
             if kind == "benchmark" and "\nextends:" in f"\n{text}":
-                _show_resolved(name.removeprefix("benchmark/"))
+                values = plain(load_benchmark(own))
+                content = {key: value for key, value in values.items() if value not in (None, "", 0, [], {}, False)}
+                echo("\n# merged with the file that it extends:")
+                echo(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110).rstrip())
             return
     valid = {*list_names("protocol"), *(n for kind in kinds for n in list_names(kind))}
     raise UsageError(f"there is nothing called '{name}'", plugin_remedy(name) or did_you_mean(name, valid))
-
-
-def _source_text(kind: FileKind, name: str) -> tuple[Path, str]:
-    if kind == "benchmark":
-        return source_text(name)
-    path = find_file(kind, name)
-    return path, path.read_bytes().decode("utf-8", "backslashreplace")
-
-
-def _show_resolved(name: str) -> None:
-    """Print a benchmark merged with the files that it extends."""
-    content = {
-        key: value for key, value in plain(load_benchmark(name)).items() if value not in (None, "", 0, [], {}, False)
-    }
-    echo("\n# merged with the file that it extends:")
-    echo(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110).rstrip())
 
 
 def _show_protocol(name: str) -> None:

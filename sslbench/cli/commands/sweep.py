@@ -2,7 +2,7 @@
 
 import dataclasses
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -120,7 +120,11 @@ def plan(ctx: click.Context) -> tuple[list[SweepRun], EvalOptions, slurm.Slurm |
         # One benchmark at a time: a setting multiplies the runs of the protocols that have it only.
         one = dataclasses.replace(chosen, suite=None, benchmarks=(benchmark,) if benchmark else (), skip_existing=True)
         groups += _groups(one, names)
-    swept = [_swept(group, values) for group in groups]
+    swept = []
+    for group in groups:
+        protocol, keys = _keys(*group)
+        # The values to try that have an effect on this protocol or benchmark.
+        swept.append({k: v for k, v in values.items() if k in keys or k.removeprefix(f"{protocol}.") in keys})
     if unused := set(values).difference(*swept):
         known = {key for group in groups for key in _keys(*group)[1]}
         raise UsageError(f"there is no setting '{min(unused)}'", did_you_mean(min(unused), known))
@@ -149,12 +153,6 @@ def _groups(one: EvalOptions, names: Sequence[str]) -> list[tuple[EvalOptions, l
         return [] if names and protocol not in names else [(one, [])]
     found = [(dataclasses.replace(one, presets=()), [name]) for name in names]
     return [*found, *((dataclasses.replace(one, presets=(preset,)), []) for preset in one.presets)] or [(one, [])]
-
-
-def _swept(group: tuple[EvalOptions, list[str]], values: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """Return the values to try that have an effect on one protocol or benchmark."""
-    protocol, keys = _keys(*group)
-    return {key: tried for key, tried in values.items() if key in keys or key.removeprefix(f"{protocol}.") in keys}
 
 
 def _keys(chosen: EvalOptions, names: Sequence[str]) -> tuple[str, set[str]]:

@@ -75,7 +75,14 @@ def check(ctx: click.Context, chosen: EvalOptions, names: Sequence[str], values:
     run, origins = early.resolve_run(routed.run, chosen.run_settings())
     _refuse_wrong_settings(benchmarks, runs, routed, run)
     if chosen.features is not None:
-        _check_embeddings(chosen, runs)
+        if not chosen.labels and any(find_protocol(run.protocol).kind.needs_labels for run in runs):
+            form = "an array, or a table with a column 'label', one line per row of the features"
+            own = f" A file that sslbench extract wrote has both: --labels {chosen.features}."
+            with_labels = chosen.features.endswith((".npz", ".parquet", ".h5"))
+            raise UsageError(
+                f"--features needs --labels: {form}", f"Protocols that need none: geometry.{own if with_labels else ''}"
+            )
+        early.refuse_missing_files(chosen.features, chosen.labels, chosen.test_features, chosen.test_labels)
     else:
         _check_weights_and_images(chosen, benchmarks, runs, run)
     return CheckedCommand(benchmarks, runs, routed, run, origins)
@@ -113,15 +120,6 @@ def _check_weights_and_images(
     weights = expand(chosen.weights)
     if len(weights) == 1 and not Path(weights[0]).is_dir() and not chosen.suite:
         early.refuse_other_files(weights)
-
-
-def _check_embeddings(chosen: EvalOptions, runs: Sequence[ProtocolRun]) -> None:
-    if not chosen.labels and any(find_protocol(run.protocol).kind.needs_labels for run in runs):
-        text = "--features needs --labels: an array, or a table with a column 'label', one line per row of the features"
-        own = f" A file that sslbench extract wrote has both: --labels {chosen.features}."
-        with_labels = str(chosen.features).endswith((".npz", ".parquet", ".h5"))
-        raise UsageError(text, f"Protocols that need none: geometry.{own if with_labels else ''}")
-    early.refuse_missing_files(chosen.features, chosen.labels, chosen.test_features, chosen.test_labels)
 
 
 def _refuse_wrong_settings(

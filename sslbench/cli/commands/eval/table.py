@@ -9,7 +9,7 @@ from sslbench.cli.tables import INTERVAL, print_table
 from sslbench.evaluation.beside import errors_by_severity
 from sslbench.evaluation.trainings import ONE_TRAINING
 from sslbench.leaderboard.marks import underfitted
-from sslbench.leaderboard.over_training import TrainingCurve, TrainingPoint, training_curves, write_training_curves
+from sslbench.leaderboard.over_training import training_curves, write_training_curves
 from sslbench.metrics.catalog import find
 from sslbench.results import MetricValue, Result, mean_line
 from sslbench.results.records import PREDICTIONS, predictions_paths
@@ -42,7 +42,10 @@ def print_results(results: list[Result], out: Path) -> None:
                 _number(metric.value) + (f" ({', '.join(flags)})" if flags else ""),
                 _interval(metric),
                 "" if result.train is None else _number(result.train),
-                *[_floor(result, name) for name in floors],
+                *[
+                    _number(floor[result.headline]) if result.headline in floor else ""
+                    for floor in (result.floors.get(name, {}) for name in floors)
+                ],
                 _selected(result),
             )
         )
@@ -70,13 +73,11 @@ def print_results(results: list[Result], out: Path) -> None:
 
 
 def _names(result: Result, results: list[Result]) -> tuple[str, ...]:
-    metric = result.headline + _of_set(result, results)
+    """Return weights, layer, protocol and metric; with the test part where the results of a protocol differ in it."""
+    this = result.weights, result.layer, result.protocol.name
+    tested = {r.data.test.name for r in results if (r.weights, r.layer, r.protocol.name) == this}
+    metric = f"{result.headline} on {result.data.test.name}" if len(tested) > 1 else result.headline
     return result.weights.name, result.layer, _protocol(result), metric
-
-
-def _floor(result: Result, name: str) -> str:
-    floor = result.floors.get(name, {})
-    return _number(floor[result.headline]) if result.headline in floor else ""
 
 
 def _print_groups(results: list[Result]) -> None:
@@ -144,16 +145,6 @@ def _print_detections(result: Result) -> None:
     for line in result.notes:
         if line != ONE_TRAINING:  # the table has it
             echo(line, err=not re.match(rf"{re.escape(result.weights.name)}: \w*AP ", line))
-
-
-def _of_set(result: Result, results: list[Result]) -> str:
-    """Return the name of the test part where several results of a protocol differ in it: ' on imagenet-a'."""
-    alike = [
-        r
-        for r in results
-        if (r.weights, r.layer, r.protocol.name) == (result.weights, result.layer, result.protocol.name)
-    ]
-    return f" on {result.data.test.name}" if len({r.data.test.name for r in alike}) > 1 else ""
 
 
 def _overlaps(result: Result) -> str:
@@ -227,32 +218,25 @@ def print_over_training(folder: Path, results: Mapping[str, Sequence[Result]], o
         return
     floors = list(dict.fromkeys(name for curve in curves for name in curve.first.floors))
     names = ("protocol", "layer", "update", "epoch", "metric")
-    rows = [_cells(point, floors) for curve in curves for point in curve.points]
+    rows = []
+    for point in (point for curve in curves for point in curve.points):
+        result, score = point.result, point.score
+        epoch = "" if point.at.epoch is None else f"{point.at.epoch:.4g}"
+        beside = [_number(result.floors.get(name, {}).get(result.headline)) for name in floors]
+        fixed = [result.protocol.name, result.layer, str(point.at.step), epoch, result.headline]
+        rows.append([*fixed, _number(score.value), _interval(score), *beside])
     print_table((*names, "value", INTERVAL, *floors), rows, names=names)
     for curve in curves:
-        echo(_gain(curve))
+        if (gain := curve.gain) is None:
+            echo(f"{curve.title}: no paired comparison of first and last")
+            continue
+        first, last = curve.points[0].at.step, curve.points[-1].at.step
+        difference = f"{gain.difference:+.2f} ({gain.low:+.2f} .. {gain.high:+.2f})"
+        echo(
+            f"{curve.title}: {gain.metric} of update {last} less update {first}: {difference}, "
+            f"paired over {gain.n} samples"
+        )
     if len(results) == 1:
         echo(f"{folder} has one checkpoint: pretraining keeps more with keep=1000", err=True)
     table, picture = write_training_curves(curves, run_name(folder), out)
     echo(f"\n{table}\n{picture}")
-
-
-def _cells(point: TrainingPoint, floors: Sequence[str]) -> list[str]:
-    result, score = point.result, point.score
-    epoch = "" if point.at.epoch is None else f"{point.at.epoch:.4g}"
-    interval = "" if score.low is None or score.high is None else f"{score.low:.2f} .. {score.high:.2f}"
-    beside = [_number(result.floors.get(name, {}).get(result.headline)) for name in floors]
-    fixed = [result.protocol.name, result.layer, str(point.at.step), epoch, result.headline]
-    return [*fixed, _number(score.value), interval, *beside]
-
-
-def _gain(curve: TrainingCurve) -> str:
-    """Return the paired comparison of the last with the first checkpoint as a line; empty if there is none."""
-    if curve.gain is None:
-        return f"{curve.title}: no paired comparison of first and last"
-    gain = curve.gain
-    first, last = curve.points[0].at.step, curve.points[-1].at.step
-    difference = f"{gain.difference:+.2f} ({gain.low:+.2f} .. {gain.high:+.2f})"
-    return (
-        f"{curve.title}: {gain.metric} of update {last} less update {first}: {difference}, paired over {gain.n} samples"
-    )

@@ -106,23 +106,17 @@ def with_checkpoints(weights: Sequence[str]) -> tuple[list[str], dict[str, tuple
         if word.partition(":")[0] in ("random", "pixels") or one:
             found.append(word)
             continue
-        files = tuple(str(path) for path in checkpoints.files(Path(word)))
+        files = tuple(map(str, checkpoints.files(path)))
         if not files:
+            inside = sorted(entry.name for entry in path.iterdir() if entry.is_file())[:5]
+            remedy = "Give a weights file, or RUN/checkpoints." + (f" It holds: {', '.join(inside)}." if inside else "")
             raise UsageError(
                 f"--weights {word}: this folder has no checkpoints of a pretraining run (step_000000100.ckpt)",
-                _instead(Path(word)),
+                f"Did you mean {path / 'checkpoints'}?" if checkpoints.files(path / "checkpoints") else remedy,
             )
         runs[word] = files
         found += files
     return list(dict.fromkeys(found)), runs
-
-
-def _instead(folder: Path) -> str:
-    """Return a remedy for a folder without checkpoints: those of the run that it is, or the files in it."""
-    if checkpoints.files(folder / "checkpoints"):
-        return f"Did you mean {folder / 'checkpoints'}?"
-    inside = sorted(path.name for path in folder.iterdir() if path.is_file())[:5]
-    return "Give a weights file, or RUN/checkpoints." + (f" It holds: {', '.join(inside)}." if inside else "")
 
 
 def plan_of(

@@ -10,7 +10,7 @@ import click
 from sslbench.cli.flags import flag, flags_of, same
 from sslbench.cli.options import DataFlags
 from sslbench.cli.tables import show_value
-from sslbench.config import SettingInfo, describe
+from sslbench.config import describe
 from sslbench.errors import UsageError
 from sslbench.library.recipes import leaves, read_recipe
 from sslbench.names import find_file, list_names, module_file
@@ -79,19 +79,17 @@ def write_method(name: str, formatter: click.HelpFormatter) -> None:
     path = find_file("method", name)
     own = _values(name)
     module = str(own.get("method.name", ""))
-    rows: list[SettingInfo] = []
+    rows = []
     if module_file("method", module) is not None:  # code of the user's own is not run for the help
         from sslbench.train.method import find_method  # imports torch
 
-        rows = describe(find_method(module).config_type)
+        for row in describe(find_method(module).config_type):
+            value = own.get(f"method.{row.name}", row.default)
+            shown = show_value(tuple(value) if isinstance(value, list) else value)
+            rows.append((f"{row.name}={shown}", f"{row.meaning} [{row.type}]"))
     if rows:
         with formatter.section(f"Settings of {module} (method.KEY=VALUE), as {name} has them"):
-            formatter.write_dl(
-                [
-                    (f"{r.name}={show_value(own.get(f'method.{r.name}', r.default))}", f"{r.meaning} [{r.type}]")
-                    for r in rows
-                ]
-            )
+            formatter.write_dl(rows)
     with formatter.section(f"The recipe {name} ({path})"):
         for line in path.read_text(encoding="utf-8").rstrip().splitlines():
             formatter.write(" " * formatter.current_indent + line + "\n")

@@ -45,7 +45,15 @@ def run(request: PretrainRequest, given: PretrainFlags) -> None:
     if this_process().rank != 0:
         train(request, command=typed, evaluator=evaluator)
         return
-    observers = [*_observers(request, given), *own]
+    augment = request.settings.augment
+    observers: list[Observer] = [*always(request.out, mean=augment.mean, std=augment.std)]
+    if given.tensorboard:
+        observers.append(TensorBoard(request.out / "tensorboard", histograms=given.histograms))
+    if given.wandb:
+        observers.append(Wandb(given.wandb, settings=dataclasses.asdict(request.settings)))
+    if given.profile:
+        observers.append(Profile(given.profile, request.out / "profile.json.gz"))
+    observers += own
     progress = training_progress()
     try:
         outcome = train(request, command=typed, observers=[*observers, progress], evaluator=evaluator)
@@ -55,18 +63,6 @@ def run(request: PretrainRequest, given: PretrainFlags) -> None:
     data, test = request.eval_data or request.data, request.eval_test_data
     words = ["sslbench", "eval", "knn", "linear", "--weights", str(outcome.weights), "--data", data]
     echo(shlex.join([*words, *(["--test-data", test] if test else [])]))
-
-
-def _observers(request: PretrainRequest, given: PretrainFlags) -> list[Observer]:
-    augment = request.settings.augment
-    observers: list[Observer] = [*always(request.out, mean=augment.mean, std=augment.std)]
-    if given.tensorboard:
-        observers.append(TensorBoard(request.out / "tensorboard", histograms=given.histograms))
-    if given.wandb:
-        observers.append(Wandb(given.wandb, settings=dataclasses.asdict(request.settings)))
-    if given.profile:
-        observers.append(Profile(given.profile, request.out / "profile.json.gz"))
-    return observers
 
 
 def _own_observer(spec: str) -> Observer:

@@ -44,7 +44,14 @@ def pretrain(method: str, values: Mapping[str, Any], given: PretrainFlags, launc
     settings = build(PretrainSettings, composed.values, f"pretrain {method}")
     early.refuse_mistyped(backbone=settings.backbone, device=settings.device)
     request = _request(method, settings, composed.origins, given)
-    _refuse_wrong_files(request, given)
+    refuse_unwritable(request.out)
+    if given.resume_from is not None and not Path(given.resume_from).exists():
+        from sslbench.train.checkpoints import no_checkpoint
+
+        raise no_checkpoint(given.resume_from)
+    for observer in given.observer:
+        refuse_missing_module(observer)
+    early.refuse_other_files([given.init])
     # Behind names and files, since it imports torch. The batch has to divide into the processes of the job, not of
     # this command.
     request.check(world=launcher.processes if launcher else this_process().world)
@@ -83,18 +90,6 @@ def _request(
         label_column=given.label_column,
         limit=given.limit,
     )
-
-
-def _refuse_wrong_files(request: PretrainRequest, given: PretrainFlags) -> None:
-    """Refuse an unwritable folder, a missing checkpoint or module of observers, and an --init without weights."""
-    refuse_unwritable(request.out)
-    if given.resume_from is not None and not Path(given.resume_from).exists():
-        from sslbench.train.checkpoints import no_checkpoint
-
-        raise no_checkpoint(given.resume_from)
-    for observer in given.observer:
-        refuse_missing_module(observer)
-    early.refuse_other_files([given.init])
 
 
 def _with_inputs(given: PretrainFlags, method: str) -> PretrainFlags:
