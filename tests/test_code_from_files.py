@@ -64,6 +64,8 @@ PLACES = {
     # an optimizer: the user's word; recipes go through recipes._mark_code, benchmarks and presets through
     # names.without_code; and a fixed name
     "train/optimizers/optimizer.py": {"find_object", "find_module", "resolve_name"},
+    # a place that records are sent to: a variable of the environment
+    "results/sinks/__init__.py": {"find_module"},
     # a protocol: the user's word; benchmarks and presets go through names.without_code
     "evaluation/record.py": {"find_module"},
     "protocols/__init__.py": {"find_module"},
