@@ -146,11 +146,6 @@ def _compared_weights(result: Result) -> list[Any]:
     return ["untrained" if used.untrained else used.sha256, used.backbone, code]
 
 
-def _shared_protocol(result: Result) -> dict[str, Any]:
-    used = result.protocol
-    return {"protocol": used.name, "version": used.version, "settings": canonical(used.settings), "code": used.code}
-
-
 def _shared_data(result: Result) -> dict[str, Any]:
     data = result.data
     return {
@@ -192,7 +187,16 @@ class Measurement:
     )
     precision: str = dataclasses.field(metadata=_counts(row=lambda result: [result.precision]))
     feature_dtype: str = dataclasses.field(metadata=_counts(row=lambda result: [result.feature_dtype]))
-    protocol: ProtocolUsed = dataclasses.field(metadata=_counts(column=_shared_protocol))
+    protocol: ProtocolUsed = dataclasses.field(
+        metadata=_counts(
+            column=lambda result: {
+                "protocol": result.protocol.name,
+                "version": result.protocol.version,
+                "settings": canonical(result.protocol.settings),
+                "code": result.protocol.code,
+            }
+        )
+    )
     benchmark: BenchmarkUsed | None = dataclasses.field(metadata=_counts())
     preset: PresetUsed | None = dataclasses.field(
         # The publication is text about the same settings.

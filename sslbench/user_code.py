@@ -4,6 +4,7 @@ Libraries count by version; the standard library, torch and sslbench itself are 
 """
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -21,7 +22,8 @@ _LEFT_OUT = {"torch", "sslbench", "builtins"}
 
 def sha256(things: Iterable[Any]) -> str:
     """Return 32 hex digits for functions, classes and modules, or '' where all of them are of libraries."""
-    code = {_name(thing): _as_code(thing) for thing in things if not is_library(thing)}
+    own = [_as_code(thing) for thing in things if not is_library(thing)]
+    code = {f"{_module_name(each)}.{getattr(each, '__qualname__', type(each).__qualname__)}": each for each in own}
     if not code:
         return ""
     without_file = [_of_process(thing) for thing in code.values() if _file(_module_name(thing)) is None]
@@ -72,11 +74,6 @@ def _module_name(thing: Any) -> str:
     return str(code.__name__ if isinstance(code, types.ModuleType) else getattr(code, "__module__", None) or "")
 
 
-def _name(thing: Any) -> str:
-    code = _as_code(thing)
-    return f"{_module_name(code)}.{getattr(code, '__qualname__', type(code).__qualname__)}"
-
-
 def _file(module: str) -> Path | None:
     file = getattr(sys.modules.get(module), "__file__", None)
     return Path(file) if file else None
@@ -101,22 +98,19 @@ def _files(modules: Iterable[str]) -> list[str]:
     wanted = list(modules)
     while wanted:
         name = wanted.pop()
-        file = _file(name) or _place(name)
+        file = _file(name)
+        if file is None and (
+            "." not in name or name.rpartition(".")[0] in sys.modules
+        ):  # not imported yet, nor run here
+            with contextlib.suppress(ImportError, ValueError, AttributeError):
+                spec = importlib.util.find_spec(name)
+                file = Path(spec.origin) if spec is not None and spec.origin else None
         if file is None or file in found or file.suffix != ".py" or _installed(file) or not file.is_file():
             continue
         content = file.read_bytes()
         found[file] = hashlib.sha256(content).hexdigest()
         wanted += _imported(content, name, is_package=file.name == "__init__.py")
     return sorted(found.values())
-
-
-def _place(name: str) -> Path | None:
-    """Return the file of a module that is not imported yet, without running it."""
-    try:
-        spec = importlib.util.find_spec(name) if "." not in name or name.rpartition(".")[0] in sys.modules else None
-    except (ImportError, ValueError, AttributeError):
-        return None
-    return Path(spec.origin) if spec is not None and spec.origin else None
 
 
 def _imported(content: bytes, name: str, *, is_package: bool) -> Iterator[str]:

@@ -24,7 +24,6 @@ from sslbench.names import did_you_mean
 from sslbench.results import MetricValue, Result, mean_metric
 
 _ORDER = ("chance", "majority", "", "pixels", "untrained")
-_FloorValues = dict[int, dict[str, float]]  # position of the column -> metric -> value
 
 
 def table(
@@ -58,10 +57,14 @@ def table(
     names = column_names(members)
     unsorted = (Column(name=names[group], metric=group.key.metric, group=group) for group in members)
     columns = tuple(sorted(unsorted, key=lambda column: natural(column.name)))
-    called: dict[str, set[str]] = defaultdict(set)
+    called: dict[str, set[str]] = defaultdict(set)  # weights that were evaluated under several names show all of them
     for record in results:
         called[row_key(record)].add(record.weights.name)
-    labels = row_names({key: _under_all_names(records[0], called[key]) for key, records in rows.items()})
+    used = {
+        key: (records[0], dataclasses.replace(records[0].weights, name=" = ".join(sorted(called[key]))))
+        for key, records in rows.items()
+    }
+    labels = row_names({key: dataclasses.replace(record, weights=weights) for key, (record, weights) in used.items()})
     measured = [_row(labels[key], records, columns, groups) for key, records in rows.items()]
     body, without_ties = mark_best([row for row in measured if not row.floor], columns, paired_seed)
     notes += without_ties
@@ -92,11 +95,6 @@ def _known_by_rows(records: Sequence[Result]) -> list[str]:
     ]
 
 
-def _under_all_names(record: Result, names: set[str]) -> Result:
-    """Return a record of weights that were evaluated under several names with all of them."""
-    return dataclasses.replace(record, weights=dataclasses.replace(record.weights, name=" = ".join(sorted(names))))
-
-
 def _newest(results: Iterable[Result], notes: list[str]) -> list[Result]:
     """Return the newest record of each measurement, without parts of means, in an order independent of paths."""
     newest: dict[str, Result] = {}
@@ -112,7 +110,12 @@ def _row(label: str, members: Sequence[Result], columns: Sequence[Column], group
     by_group: dict[ColumnKey, list[Result]] = defaultdict(list)
     for record in members:
         by_group[groups[record.id]].append(record)
-    cells = tuple(_cell(by_group[column.group]) if column.group in by_group else None for column in columns)
+    cells: list[Cell | None] = []
+    for column in columns:
+        records = by_group[column.group]  # one per seed, of which the common metrics are shown
+        metrics = [name for name in (records[0].metrics if records else ()) if all(name in r.metrics for r in records)]
+        merged = {name: mean_metric(name, [record.metrics[name] for record in records]) for name in metrics}
+        cells.append(Cell(metrics=merged, records=tuple(records)) if records else None)
     return Row(
         label=label,
         weights=first.weights.name,
@@ -123,15 +126,8 @@ def _row(label: str, members: Sequence[Result], columns: Sequence[Column], group
         precision=precision_text(first),
         flags=row_flags(members, columns, cells),
         floor=first.is_floor,
-        cells=cells,
+        cells=tuple(cells),
     )
-
-
-def _cell(records: Sequence[Result]) -> Cell:
-    """Return the cell of the metrics that all its records (one per seed) have."""
-    common = [name for name in records[0].metrics if all(name in record.metrics for record in records)]
-    merged = {name: mean_metric(name, [record.metrics[name] for record in records]) for name in common}
-    return Cell(metrics=merged, records=tuple(records))
 
 
 def _sort_key(row: Row, columns: tuple[Column, ...]) -> tuple[float, str, str]:
@@ -207,7 +203,8 @@ def floor_rows(
     measured_cells = {
         (*_kind(row.weights, row.backbone), i) for row in measured for i, cell in enumerate(row.cells) if cell
     }
-    named: dict[tuple[str, str], _FloorValues] = defaultdict(lambda: defaultdict(dict))
+    # (floor, backbone) -> position of the column -> metric -> value
+    named: dict[tuple[str, str], dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     positions = {column.group: i for i, column in enumerate(columns)}
     for result in results:
         position = positions[groups[result.id]]
@@ -220,8 +217,14 @@ def floor_rows(
                 if number is not None:
                     better = min if find(name).sign < 0 else max
                     cell[name] = better(number, cell.get(name, number))
-    rows = [_floor_row(kind, values, len(columns)) for kind, values in named.items() if any(values.values())]
-    return sorted([*measured, *rows], key=_place)
+    rows = list(measured)
+    for (floor, backbone), stated in named.items():
+        metrics = [{name: MetricValue(value=number) for name, number in stated[i].items()} for i in range(len(columns))]
+        if any(metrics):
+            label = f"{backbone} untrained" if backbone else floor
+            cells = tuple(Cell(own) if own else None for own in metrics)
+            rows.append(Row(label=label, weights=floor, backbone=backbone, flags=("floor",), floor=True, cells=cells))
+    return sorted(rows, key=_place)
 
 
 def _kind(name: str, backbone: str) -> tuple[str, str]:
@@ -235,18 +238,3 @@ def _place(row: Row) -> tuple[int, str, str]:
     """Return the place of a floor among the others: those that only some protocols state stand in the middle."""
     floor = _kind(row.weights, "")[0]
     return _ORDER.index(floor if floor in _ORDER else ""), row.label, row.layer
-
-
-def _floor_row(kind: tuple[str, str], cells: _FloorValues, n_columns: int) -> Row:
-    floor, backbone = kind
-    return Row(
-        label=f"{backbone} untrained" if backbone else floor,
-        weights=floor,
-        backbone=backbone,
-        flags=("floor",),
-        floor=True,
-        cells=tuple(
-            Cell({name: MetricValue(value=number) for name, number in cells[i].items()}) if cells.get(i) else None
-            for i in range(n_columns)
-        ),
-    )

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable
 
 from sslbench.leaderboard.model import Board, Row, shown, value
 from sslbench.leaderboard.plots import COLOURS
@@ -90,7 +89,9 @@ def _plot(board: Board, position: int) -> Plot | None:
     spread = max(ends) - min(ends) or 1.0
     reach = _FAR * spread if len(entries) > 1 else math.inf  # a single value is compared with its floors alone
     near = [v for v in floors.values() if min(ends) - reach <= v <= max(ends) + reach]
-    low, high = _range([*ends, *near])
+    low, high = min([*ends, *near]), max([*ends, *near])
+    margin = 0.05 * (high - low) or 1.0
+    low, high = low - margin, high + margin
 
     def place(number: float | None) -> float | None:
         return None if number is None else round(WIDTH * (number - low) / (high - low), 1)
@@ -119,23 +120,13 @@ def _plot(board: Board, position: int) -> Plot | None:
     ticks = tuple(VerticalLine(f"{number:g}", place(number) or 0.0) for number in _ticks(low, high))
     height = _HEIGHT * len(marks) + 24
     width = left + WIDTH + right
-    return Plot(column.name, column.metric, marks, lines, ticks, beyond, _first(lacking), left, width, height)
+    more = len(lacking) - _MOST_LACKING
+    without = ", ".join(lacking[:_MOST_LACKING]) + (f" and {more} more" if more > 0 else "")
+    return Plot(column.name, column.metric, marks, lines, ticks, beyond, without, left, width, height)
 
 
 def _label(row: Row, several_layers: bool) -> str:
     return cut_middle(f"{row.label} {row.layer}" if several_layers and row.layer else row.label, _LONGEST)
-
-
-def _first(labels: list[str]) -> str:
-    """Return the first of many labels, and the number of others."""
-    more = len(labels) - _MOST_LACKING
-    return ", ".join(labels[:_MOST_LACKING]) + (f" and {more} more" if more > 0 else "")
-
-
-def _range(values: list[float]) -> tuple[float, float]:
-    low, high = min(values), max(values)
-    margin = 0.05 * (high - low) or 1.0
-    return low - margin, high + margin
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -174,7 +165,11 @@ def ranks(board: Board) -> Ranks | None:
     rows = [row for row in board.rows if row.kind == "result"]
     if len(board.columns) < 3 or len(rows) < 2:
         return None
-    places = [_places(board, rows, i) for i in range(len(board.columns))]
+    places: list[dict[int, int]] = []  # of each column: row -> rank
+    for position, column in enumerate(board.columns):
+        sign = find(column.metric).sign
+        scores = {i: sign * v for i, row in enumerate(rows) if (v := value(row, position, board.columns)) is not None}
+        places.append({i: 1 + sum(other > own for other in scores.values()) for i, own in scores.items()})
     labels = [cut_middle(_label(row, several_layers(board)), _LONGEST_NAME) for row in rows]
     names = [cut_middle(column.name, _LONGEST_NAME) for column in board.columns]
     angled = math.ceil(_CHARACTER * max(map(len, names)))
@@ -182,26 +177,15 @@ def ranks(board: Board) -> Ranks | None:
     least, most = _STEPS
     step = min(max((_WIDTH - right - _MARGIN) / (len(names) - 1), least), most)
     xs = [round(_MARGIN + step * i, 1) for i in range(len(names))]
-    lines = _apart(_line(board, row, i, places, labels[i], xs) for i, row in enumerate(rows))
+    lines: list[Line] = []  # from the upper to the lower label, which must not cover each other
+    for line in sorted(
+        (_line(board, row, i, places, labels[i], xs) for i, row in enumerate(rows)), key=lambda line: line.y
+    ):
+        least_y = lines[-1].y + _LETTERS if lines else line.y
+        lines.append(dataclasses.replace(line, y=max(line.y, least_y)))
     lowest = max(_y(max(max(found.values(), default=1) for found in places)), *(line.y for line in lines))
     texts = tuple((x - 4, lowest + 24, name) for x, name in zip(xs, names, strict=True))
-    return Ranks(lines, xs[-1] + 12, texts, math.ceil(xs[-1]) + right, math.ceil(lowest + 36 + angled / 2))
-
-
-def _apart(lines: Iterable[Line]) -> tuple[Line, ...]:
-    """Return the lines from the upper to the lower label, with labels that do not cover each other."""
-    placed: list[Line] = []
-    for line in sorted(lines, key=lambda line: line.y):
-        least = placed[-1].y + _LETTERS if placed else line.y
-        placed.append(dataclasses.replace(line, y=max(line.y, least)))
-    return tuple(placed)
-
-
-def _places(board: Board, rows: list[Row], position: int) -> dict[int, int]:
-    """Return row -> rank in a column."""
-    sign = find(board.columns[position].metric).sign
-    found = {i: sign * v for i, row in enumerate(rows) if (v := value(row, position, board.columns)) is not None}
-    return {i: 1 + sum(other > own for other in found.values()) for i, own in found.items()}
+    return Ranks(tuple(lines), xs[-1] + 12, texts, math.ceil(xs[-1]) + right, math.ceil(lowest + 36 + angled / 2))
 
 
 def _line(board: Board, row: Row, number: int, places: list[dict[int, int]], label: str, xs: list[float]) -> Line:

@@ -176,7 +176,9 @@ def column_names(groups: Mapping[ColumnKey, Sequence[Result]]) -> dict[ColumnKey
     """Return a name for each group: its benchmark, else protocol/data; in brackets its difference from namesakes."""
     namesakes: dict[str, list[ColumnKey]] = defaultdict(list)
     for group, members in groups.items():
-        namesakes[_plain_name(group, members[0])].append(group)
+        data = members[0].data
+        name = group.benchmark.rsplit(" v", 1)[0] or f"{members[0].protocol.name}/{data_name(data.test.name)}"
+        namesakes[f"{name}{data.noise_text}"].append(group)
     names = {}
     for name, alike in namesakes.items():
         headings = [[each.heading for each in values] for values in differences(alike).values()]
@@ -184,14 +186,9 @@ def column_names(groups: Mapping[ColumnKey, Sequence[Result]]) -> dict[ColumnKey
         for i, group in enumerate(alike):
             own = ", ".join(dict.fromkeys(texts[i] for texts in headings))
             names[group] = f"{name} [{own}]" if own else name
-    return _unique(names)
-
-
-def _plain_name(group: ColumnKey, record: Result) -> str:
-    noise = record.data.noise_text
-    if group.benchmark:
-        return group.benchmark.rsplit(" v", 1)[0] + noise
-    return f"{record.protocol.name}/{data_name(record.data.test.name)}{noise}"
+    counts = Counter(names.values())  # shortening may have made some equal
+    digests = {group: hashlib.sha256(repr(dataclasses.astuple(group)).encode()).hexdigest() for group in names}
+    return {group: name if counts[name] == 1 else f"{name} #{digests[group][:8]}" for group, name in names.items()}
 
 
 def data_name(name: str) -> str:
@@ -214,13 +211,6 @@ def natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
-def _unique(names: dict[ColumnKey, str]) -> dict[ColumnKey, str]:
-    """Return the names, with a digest appended to those that shortening made equal."""
-    counts = Counter(names.values())
-    digests = {group: hashlib.sha256(repr(dataclasses.astuple(group)).encode()).hexdigest() for group in names}
-    return {group: name if counts[name] == 1 else f"{name} #{digests[group][:8]}" for group, name in names.items()}
-
-
 def row_names(rows: Mapping[str, Result]) -> dict[str, str]:
     """Return a label for each row: the weights' name; in brackets its difference from namesakes with the same layer."""
     namesakes: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -228,7 +218,14 @@ def row_names(rows: Mapping[str, Result]) -> dict[str, str]:
         namesakes[record.weights.name, record.feature].append(key)
     labels = {}
     for (name, _), keys in namesakes.items():
-        described = {key: _row_parts(rows[key]) for key in keys}
+        described = {
+            key: {
+                **{"backbone": rows[key].weights.backbone, "precision": precision_text(rows[key])},
+                **_preprocessing_words(rows[key].preprocessing),
+                **{"sha256": rows[key].weights.sha256[:8], "code": code_text(rows[key].weights.code)},
+            }
+            for key in keys
+        }
         every = {part for parts in described.values() for part in parts}
         ordered = [*(part for part in _FIRST if part in every), *sorted(every.difference(_FIRST))]
         differing = [part for part in ordered if len({parts.get(part) for parts in described.values()}) > 1]
@@ -236,14 +233,6 @@ def row_names(rows: Mapping[str, Result]) -> dict[str, str]:
             parts = [described[key].get(part, f"{'no' if part in _OPTIONAL else 'usual'} {part}") for part in differing]
             labels[key] = f"{name} [{', '.join(parts)}]" if parts else name
     return labels
-
-
-def _row_parts(record: Result) -> dict[str, str]:
-    """Return the parts that may tell two rows apart: name -> text."""
-    weights = record.weights
-    pixels = _preprocessing_words(record.preprocessing)
-    network = {"backbone": weights.backbone, "precision": precision_text(record)}
-    return {**network, **pixels, "sha256": weights.sha256[:8], "code": code_text(weights.code)}
 
 
 def precision_text(record: Result) -> str:
@@ -267,7 +256,11 @@ def preprocessing_text(values: Mapping[str, Any]) -> str:
 
 def _preprocessing_words(values: Mapping[str, Any]) -> dict[str, str]:
     """Return the words of `preprocessing_text`, each under the name of its value."""
-    words = {key: f"{key} {_size(values[key])}" for key in ("resize", "squash", "crop") if values.get(key) is not None}
+    words = {}
+    for key in ("resize", "squash", "crop"):
+        if (size := values.get(key)) is not None:
+            sides = [short_text(side) for side in (size if isinstance(size, list | tuple) else [size])]
+            words[key] = f"{key} {'x'.join(sides[:1] if len(set(sides)) == 1 else sides)}"
     if "resize" in words and "interpolation" in values:
         words["resize"] += f" {values['interpolation']}"
     for key, usual in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
@@ -277,9 +270,3 @@ def _preprocessing_words(values: Mapping[str, Any]) -> dict[str, str]:
     parameters = ("resize", "squash", "crop", "interpolation", "mean", "std", "origin")
     others = {key: item for key, item in values.items() if key not in parameters and (key, item) != ("space", "RGB")}
     return words | {key: f"{key} {short_text(item)}" for key, item in others.items()}
-
-
-def _size(size: Any) -> str:
-    pair = list(size) if isinstance(size, list | tuple) else [size]
-    sides = [short_text(side) for side in pair]
-    return "x".join(sides[:1] if len(set(sides)) == 1 else sides)

@@ -184,6 +184,9 @@ def _comparison(
     if not half:  # scores in half precision need not give the recorded value
         _check_recorded(a, metric, factor * found.value_a)
         _check_recorded(b, metric, factor * found.value_b)
+    numbers = [[result.seeds for result in results] for results in (a, b)]
+    known_a, known_b = ([number for number in seeds if number is not None] for seeds in numbers)
+    trainings = (sum(known_a), sum(known_b)) if [known_a, known_b] == numbers else None
     return Comparison(
         a=a[0],
         b=b[0],
@@ -198,7 +201,7 @@ def _comparison(
         p_mcnemar=found.p,
         half=half,
         verdict=_verdict(metric, found.low, found.high),
-        trainings=_trainings(a, b),
+        trainings=trainings,
     )
 
 
@@ -266,14 +269,6 @@ def _check_recorded(results: Sequence[Result], metric: str, found: float) -> Non
         )
 
 
-def _trainings(a: Sequence[Result], b: Sequence[Result]) -> tuple[int, int] | None:
-    """Return the numbers of trainings of two models; None where a record does not have its number."""
-    first, second = ([result.seeds for result in each] for each in (a, b))
-    if None in (*first, *second):
-        return None
-    return sum(number or 0 for number in first), sum(number or 0 for number in second)
-
-
 def _values(records: Sequence[Scored], metric: str) -> dict[str, FloatArray]:
     """Return the value of each sample, for each record of one model, by a metric that is a mean over samples."""
     return {f"seed {result.seed}": each.means.values(metric) for result, each in records if each.means is not None}
@@ -327,12 +322,11 @@ def _not_computable(result: Result, scores: Scores, metric: str) -> ResultError:
 
 def same_samples(a: Scores, b: Scores) -> bool:
     """Return whether two results scored the same samples with the same labels and groups."""
-    same = a.ids == b.ids and a.classes == b.classes and np.array_equal(a.labels, b.labels)
-    return same and _same_groups(a.groups, b.groups)
-
-
-def _same_groups(a: npt.NDArray[np.int64] | None, b: npt.NDArray[np.int64] | None) -> bool:
-    return a is b is None or (a is not None and b is not None and np.array_equal(a, b))
+    if a.ids != b.ids or a.classes != b.classes or not np.array_equal(a.labels, b.labels):
+        return False
+    return a.groups is b.groups is None or (
+        a.groups is not None and b.groups is not None and np.array_equal(a.groups, b.groups)
+    )
 
 
 def _verdict(metric: str, low: float, high: float) -> str:
@@ -375,15 +369,11 @@ def pairs(first: Sequence[Result], second: Sequence[Result], metric: str | None 
     # a list has anything else.
     found = []
     sides = (without_parts(first), without_parts(second))
-    results_a, results_b = (_without_floors(newest_of_each(side, groups_of(side, metric))) for side in sides)
+    newest = [newest_of_each(side, groups_of(side, metric)) for side in sides]
+    results_a, results_b = ([result for result in side if not result.is_floor] or side for side in newest)
     for a in results_a:
         alike = [b for b in results_b if b.seed == a.seed and a.id != b.id and not differing(a, b, metric)]
         same_layer = [b for b in alike if b.layer == a.layer]
         only_one = sum(not differing(a, other, metric) and other.seed == a.seed for other in results_a) == 1
         found += [(a, b) for b in (same_layer or (alike if len(alike) == 1 and only_one else []))]
     return found
-
-
-def _without_floors(results: Sequence[Result]) -> list[Result]:
-    others = [result for result in results if not result.is_floor]
-    return others or list(results)

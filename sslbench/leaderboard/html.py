@@ -21,7 +21,7 @@ from sslbench.leaderboard.columns import (
 from sslbench.leaderboard.model import Board, Cell, Row, seeds_of, value
 from sslbench.leaderboard.tables import number
 from sslbench.metrics.catalog import find
-from sslbench.results import Costs, DataPart, Hardware, MetricValue, Overlaps, Result
+from sslbench.results import Costs, DataPart, MetricValue, Overlaps, Result
 from sslbench.results.records import CONFUSION_PNG, neighbours_path, picture_path
 from sslbench.text import csv_text, html_page
 
@@ -36,12 +36,16 @@ def to_html(board: Board, path: Path, title: str = "Leaderboard") -> None:
     # Rows can be sorted by every column and filtered by words, columns by their name; the address of the page holds
     # both. A click on a number shows its provenance, its classes and the pictures beside the record; below the table
     # the ranks are drawn, and each column with its intervals and floors.
+    numbered = list(enumerate(board.rows))
+    kinds = ("result", "published", "floor")
+    blocks = [(kind, [_row(board, i, row) for i, row in numbered if row.kind == kind]) for kind in kinds]
     page = html_page(
         Path(__file__).with_name("board.html.jinja"),
-        breakable=_breakable,
+        # a name may be broken after _ . / and -, rather than inside its words
+        breakable=lambda label: Markup(re.sub(r"([_./-])(?=.)", r"\1<wbr>", str(escape(label)))),
         board=board,
         find=find,
-        blocks=_blocks(board),
+        blocks=[(kind, rows) for kind, rows in blocks if rows or kind == "result"],
         layer=tables.several_layers(board),
         plots=charts.plots(board),
         ranks=charts.ranks(board),
@@ -51,19 +55,6 @@ def to_html(board: Board, path: Path, title: str = "Leaderboard") -> None:
         width=charts.WIDTH,
     )
     tables.write_text(path, page)
-
-
-def _breakable(label: str) -> Markup:
-    """Return a name in HTML that may be broken after _ . / and -, rather than inside its words."""
-    return Markup(re.sub(r"([_./-])(?=.)", r"\1<wbr>", str(escape(label))))
-
-
-def _blocks(board: Board) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return (kind, rows) of the blocks of the table that have any rows, and of the first one always."""
-    kinds = ("result", "published", "floor")
-    numbered = list(enumerate(board.rows))
-    blocks = [(kind, [_row(board, i, row) for i, row in numbered if row.kind == kind]) for kind in kinds]
-    return [(kind, rows) for kind, rows in blocks if rows or kind == "result"]
 
 
 def _row(board: Board, number: int, row: Row) -> dict[str, Any]:
@@ -171,22 +162,21 @@ def _record(record: Result) -> Lines:
     lines.append(("floors", ", ".join(f"{name} {value:.2f}" for name, value in floors.items() if value is not None)))
     lines += [(f"no floor: {name}", reason) for name, reason in record.missing_floors.items()]
     lines += [("note", note) for note in record.notes]
+    hardware = ""
+    if (machine := record.hardware) is not None:
+        rounding = f", float32 by {machine.float32}" if machine.float32 else ""
+        hardware = f"{machine.device}, {machine.threads} threads{rounding}"
     lines += [
         ("seed", ", ".join(map(str, seeds_of(record)))),
         ("command", record.command),
         ("created", record.created),
         ("versions", ", ".join(f"{name} {version}" for name, version in record.versions.items())),
-        ("hardware", "" if record.hardware is None else _hardware(record.hardware)),
+        ("hardware", hardware),
         ("costs", "" if record.costs is None else _costs(record.costs)),
         ("timings", ", ".join(f"{name} {value:g}" for name, value in record.timings.items())),
         ("record", f"{record.file.name if record.file else ''} (id {record.id})"),
     ]
     return [(name, text) for name, text in lines if text]
-
-
-def _hardware(hardware: Hardware) -> str:
-    rounding = f", float32 by {hardware.float32}" if hardware.float32 else ""
-    return f"{hardware.device}, {hardware.threads} threads{rounding}"
 
 
 def _part(part: DataPart) -> str:
@@ -223,7 +213,5 @@ def _costs(costs: Costs) -> str:
 
 
 def _pairs(values: dict[str, Any]) -> str:
-    def text(value: Any) -> str:
-        return number(value) if isinstance(value, float) else str(value)
-
-    return ", ".join(f"{name} {text(value)}" for name, value in values.items())
+    texts = {name: number(value) if isinstance(value, float) else str(value) for name, value in values.items()}
+    return ", ".join(f"{name} {text}" for name, text in texts.items())

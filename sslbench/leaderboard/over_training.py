@@ -83,23 +83,18 @@ def write_training_curves(curves: Sequence[TrainingCurve], run: str, out: Path) 
     """Write a CSV and a PNG beside the records."""
     protocols = "+".join(dict.fromkeys(curve.first.protocol.name for curve in curves))
     table = out / f"training-{slug(run)}-{slug(protocols.replace('+', '-'))}.csv"
-    write_text(table, csv_text(_rows(curves)))
-    picture = table.with_suffix(".png")
-    draw_training(curves, run, picture)
-    return table, picture
-
-
-def _rows(curves: Sequence[TrainingCurve]) -> list[list[object]]:
     rows: list[list[object]] = [
         ["protocol", "layer", "test", "metric", "step", "epoch", "value", "low", "high", "n", "record"]
     ]
-    for curve in curves:
-        for point in curve.points:
-            result, score = point.result, point.score
-            fixed = (result.protocol.name, result.layer, result.data.test.name, result.headline)
-            values = map(number, (point.at.epoch, score.value, score.low, score.high, score.n))
-            rows.append([*fixed, point.at.step, *values, result.file or ""])
-    return rows
+    for point in (point for curve in curves for point in curve.points):
+        result, score = point.result, point.score
+        fixed = (result.protocol.name, result.layer, result.data.test.name, result.headline)
+        values = map(number, (point.at.epoch, score.value, score.low, score.high, score.n))
+        rows.append([*fixed, point.at.step, *values, result.file or ""])
+    write_text(table, csv_text(rows))
+    picture = table.with_suffix(".png")
+    draw_training(curves, run, picture)
+    return table, picture
 
 
 def draw_training(curves: Sequence[TrainingCurve], run: str, path: Path) -> None:

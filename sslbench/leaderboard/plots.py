@@ -105,8 +105,9 @@ def data_efficiency(results: Iterable[Result], path: Path, *, metric: str | None
         )
     figure, axes = panels(len(shown))
     for axis, (column, unit, lines) in zip(axes, shown, strict=True):
-        chance = _chance(board, board.columns.index(column))
-        _panel(axis, column, unit, lines, chance)
+        records = [r for row in board.rows if (cell := row.cells[board.columns.index(column)]) for r in cell.records]
+        levels = (r.floors.get("chance", {}).get(column.metric) for r in records)
+        _panel(axis, column, unit, lines, next((level for level in levels if level is not None), None))
     write_png(figure, Path(path))
 
 
@@ -141,15 +142,9 @@ def _points(records: Sequence[Result], metric: str, unit: str) -> dict[float, Me
     return dict(sorted(found.items()))
 
 
-def _chance(board: Board, position: int) -> float | None:
-    """Return the chance level of a column, from the records that state it."""
-    metric = board.columns[position].metric
-    cells = [row.cells[position] for row in board.rows]
-    levels = [r.floors.get("chance", {}).get(metric) for cell in cells if cell is not None for r in cell.records]
-    return next((value for value in levels if value is not None), None)
-
-
 def _panel(axis: "Axes", column: Column, unit: str, lines: Sequence[EfficiencyCurve], chance: float | None) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
     measured = [line for line in lines if not line.floor]
     for i, line in enumerate([*measured, *(line for line in lines if line.floor)]):
         own = i < len(measured)
@@ -164,18 +159,12 @@ def _panel(axis: "Axes", column: Column, unit: str, lines: Sequence[EfficiencyCu
             axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
     if chance is not None:
         axis.axhline(chance, color="#666666", linestyle=":", linewidth=1, label="chance")
-    _x_axis(axis, unit, sorted({x for line in lines for x in line.points}))
-    finish_panel(axis, textwrap.fill(f"{column.name} {column.metric}", 72), find(column.metric).unit)
-
-
-def _x_axis(axis: "Axes", unit: str, ticks: Sequence[float]) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
     axis.set_xscale("log", base=2)
-    axis.xaxis.set_major_locator(FixedLocator(list(ticks)))
+    axis.xaxis.set_major_locator(FixedLocator(sorted({x for line in lines for x in line.points})))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_xlabel("training samples per class" if unit == "k" else "% of the training samples")
+    finish_panel(axis, textwrap.fill(f"{column.name} {column.metric}", 72), find(column.metric).unit)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,9 +57,13 @@ def with_published(board: Board, published: Iterable[Published]) -> Board:
     # They have no interval and no per-sample scores, and their protocols are the sources' own: they are never marked as
     # best or tied, count in no average, and stand in a block of their own.
     # Of several columns of one benchmark (other data, other settings) the published numbers stand in an unmodified one.
-    order = sorted(range(len(board.columns)), key=lambda i: not _modified(board, i))
-    columns = [(i, board.columns[i]) for i in order]
-    positions = {(c.group.benchmark.rpartition(" v")[0], c.metric): i for i, c in columns}
+    modified: dict[tuple[str, str], int] = {}
+    unmodified: dict[tuple[str, str], int] = {}
+    for i, column in enumerate(board.columns):
+        used = [r.benchmark for row in board.rows if (cell := row.cells[i]) is not None for r in cell.records]
+        kind = modified if all(benchmark is None or benchmark.modified for benchmark in used) else unmodified
+        kind[column.group.benchmark.rpartition(" v")[0], column.metric] = i
+    positions = modified | unmodified
     cells: dict[tuple[str, str, str], dict[int, Published]] = {}
     for row in published:
         position = positions.get((row.benchmark, row.metric))
@@ -73,12 +77,6 @@ def with_published(board: Board, published: Iterable[Published]) -> Board:
     measured, floors = ([row for row in board.rows if row.floor is floor] for floor in (False, True))
     note = "Published rows quote their sources, which used their own protocols: they are not compared."
     return dataclasses.replace(board, rows=(*measured, *rows, *floors), notes=(*board.notes, note))
-
-
-def _modified(board: Board, position: int) -> bool:
-    """Return whether all results of a column that name the benchmark changed it, or used other data."""
-    cells = [cell for row in board.rows if (cell := row.cells[position]) is not None]
-    return all(r.benchmark is None or r.benchmark.modified for cell in cells for r in cell.records)
 
 
 def _as_row(found: dict[int, Published], n_columns: int) -> Row:
@@ -162,7 +160,10 @@ def published_runs() -> dict[str, PublishedRun]:
     for row in read_published():
         protocol = protocols.get((row.protocol, family_of(row.benchmark)))
         if protocol is not None:
-            _add(found, _of_row(row, protocol))
+            value = PublishedValue(row.metric, row.value, protocol.tolerance)
+            name = f"{row.benchmark}/{Path(protocol.preset).name}/{_slug(f'{row.weights} {row.backbone}')}"
+            texts = (name, row.benchmark, protocol.preset, row.weights, row.backbone)
+            _add(found, PublishedRun(*texts, (value,), row.source, best_of_layers=protocol.best_of_layers))
     for benchmark in names.list_names("benchmark"):
         for reference in load_benchmark(benchmark).reference:
             value = PublishedValue(reference.metric, reference.value, reference.tolerance)
@@ -201,21 +202,13 @@ def verdicts(run: PublishedRun, result: Result) -> list[Verdict]:
 
 
 def _protocols() -> list[_Protocol]:
-    files = [root / _PROTOCOLS for root in paths.search_path("benchmarks")]
-    return [one for file in reversed(files) if file.is_file() for one in _read(file)]
-
-
-def _read(file: Path) -> list[_Protocol]:
-    return [build(_Protocol, {**row, "preset": preset}, f"{file}: {preset}") for preset, row in read_yaml(file).items()]
-
-
-def _of_row(row: Published, protocol: _Protocol) -> PublishedRun:
-    value = PublishedValue(row.metric, row.value, protocol.tolerance)
-    name = f"{row.benchmark}/{Path(protocol.preset).name}/{_slug(f'{row.weights} {row.backbone}')}"
-    return PublishedRun(
-        *(name, row.benchmark, protocol.preset, row.weights, row.backbone, (value,), row.source),
-        best_of_layers=protocol.best_of_layers,
-    )
+    files = [root / _PROTOCOLS for root in reversed(paths.search_path("benchmarks"))]
+    return [
+        build(_Protocol, {**row, "preset": preset}, f"{file}: {preset}")
+        for file in files
+        if file.is_file()
+        for preset, row in read_yaml(file).items()
+    ]
 
 
 def _add(found: dict[str, PublishedRun], run: PublishedRun) -> None:

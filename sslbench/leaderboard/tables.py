@@ -47,7 +47,12 @@ _ESCAPES = {
 
 def to_csv(board: Board, path: Path, form: Literal["wide", "long"] = "wide") -> None:
     """Write a board as CSV: UTF-8, plain numbers (percent for rates) with a decimal point, empty for none."""
-    write_text(path, csv_text(wide(board) if form == "wide" else _long(board)))
+    lines = wide(board)
+    if form == "long":
+        cells = ((row, i, cell) for row in board.rows for i, cell in enumerate(row.cells) if cell is not None)
+        entries = (entry for row, i, cell in cells for entry in _long_rows(board, row, i, cell))
+        lines = iter([list(_LONG), *([entry.get(name, "") for name in _LONG] for entry in entries)])
+    write_text(path, csv_text(lines))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -70,15 +75,6 @@ def wide(board: Board) -> Iterator[list[Any]]:
         extras = [number(extra.values[position]) for extra in board.extras]
         mean = [number(row.average)] if average else []
         yield [row.label, *named, *values, *mean, *extras, "; ".join(row.flags)]
-
-
-def _long(board: Board) -> Iterator[list[Any]]:
-    yield list(_LONG)
-    for row in board.rows:
-        for i, cell in enumerate(row.cells):
-            if cell is not None:
-                for entry in _long_rows(board, row, i, cell):
-                    yield [entry.get(name, "") for name in _LONG]
 
 
 def _long_rows(board: Board, row: Row, position: int, cell: Cell) -> Iterator[dict[str, Any]]:
@@ -317,19 +313,15 @@ def latex(board: Board) -> str:
     for position, row in enumerate(board.rows):
         if position and row.kind != board.rows[position - 1].kind:
             lines.append("\\midrule")
-        lines.append(_line(_row(board, row, marks, layer)))
+        numbers = ",".join(str(marks[flag]) for flag in row.flags if flag in marks)
+        label = escape(row.label) + (f"$^{{{numbers}}}$" if numbers else "")
+        cells = [_cell(board, row, i) for i in range(len(board.columns))]
+        average = ["" if row.average is None else f"{row.average:.2f}"] if board.averaged else []
+        lines.append(_line([label, *([escape(row.layer)] if layer else []), *cells, *average]))
     lines += ["\\bottomrule", "\\end{tabular}"]
     texts = [LEGEND, *board.notes]
     below = [f"$^{{{number}}}$ {escape(flag)}." for flag, number in marks.items()] + [escape(text) for text in texts]
     return "\n".join([*lines, "", "{\\footnotesize", *[f"\\par {text}" for text in below], "}"]) + "\n"
-
-
-def _row(board: Board, row: Row, marks: dict[str, int], layer: bool) -> list[str]:
-    numbers = ",".join(str(marks[flag]) for flag in row.flags if flag in marks)
-    label = escape(row.label) + (f"$^{{{numbers}}}$" if numbers else "")
-    cells = [_cell(board, row, i) for i in range(len(board.columns))]
-    average = ["" if row.average is None else f"{row.average:.2f}"] if board.averaged else []
-    return [label, *([escape(row.layer)] if layer else []), *cells, *average]
 
 
 def _cell(board: Board, row: Row, position: int) -> str:

@@ -118,7 +118,12 @@ def difference(
     # added as squares. Trainings on the same samples (draws with the same seed) are compared pair by pair.
     units = Units.of(len(labels), groups)
     if metric in TOP_K and kind.metric == TOP1.name:
-        right = [_right(answers, labels, TOP_K[metric]) for answers in (a, b)]
+        right = []  # of each model, (R, N): 1 where a training has the true class among the first k
+        for answers in (a, b):
+            ranked = answers.places
+            if ranked is None:
+                ranked = np.stack([places(labels.astype(np.int64), scores) for scores in answers.scores])
+            right.append((ranked < TOP_K[metric]).astype(np.float64))
         each = [tuple(row.mean(axis=1).tolist()) for row in right]
         means = [row.mean(axis=0) for row in right]
         found = paired_difference(means[0], means[1], units)
@@ -183,14 +188,6 @@ def _resampled(
         # Every class has one unit, so that none shows its variance: that of two shares is assumed.
         error = math.sqrt(sum(share * (1 - share) for share in values) / size)
     return each, shrunk(values[0] - values[1], error, size, most=bounds[1] - bounds[0])
-
-
-def _right(answers: Predictions, labels: npt.NDArray[np.integer], k: int) -> npt.NDArray[np.float64]:
-    """Return 1 where the true class is among the first k, else 0, for each training (R, N)."""
-    found = answers.places
-    if found is None:
-        found = np.stack([places(labels.astype(np.int64), scores) for scores in answers.scores])
-    return (found < k).astype(np.float64)
 
 
 def sign_flip(sums: FloatArray) -> float:

@@ -1,7 +1,7 @@
 """Metrics per class, and per group, the worst first (Sagawa et al. 2020; Koh et al. 2021, WILDS)."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -118,38 +118,29 @@ def per_class(
     >>> found["recall"], found["precision"]
     ({'cat': 1.0, 'dog': 0.5}, {'cat': 0.5, 'dog': 1.0})
     """
-    found = _single(values.astype(np.int64), scores) if values.ndim == 1 else _multi(values, scores, threshold)
-    return {name: dict(zip(classes, map(float, column), strict=True)) for name, column in found.items()}
-
-
-def _single(values: npt.NDArray[np.int64], scores: npt.NDArray[np.floating]) -> dict[str, FloatArray]:
-    n_classes = scores.shape[1]
-    predicted = classification.predicted_classes(scores)
-    present = np.bincount(values, minlength=n_classes).astype(np.float64)
-    chosen = np.bincount(predicted[predicted >= 0], minlength=n_classes).astype(np.float64)
-    right = np.bincount(values[values == predicted], minlength=n_classes).astype(np.float64)
-    ranked = OneVsRest(values, scores).per_class(list(_RANKED.values()))
-    return _rates(present, chosen, right) | {name: ranked[:, i] for i, name in enumerate(_RANKED)}
-
-
-def _multi(
-    labels: npt.NDArray[np.integer], scores: npt.NDArray[np.floating], threshold: float
-) -> dict[str, FloatArray]:
-    counts = classification.LabelCounts(labels, scores, threshold)
-    present, chosen, right = (column[0] for column in counts.sums(np.ones((1, len(labels)))))
-    rates: Mapping[str, FloatArray] = _rates(present, chosen, right)
-    unscored = np.isnan(scores).any(axis=0)
-    rates = {name: np.where(unscored & (name != "n"), np.nan, column) for name, column in rates.items()}
-    return {**rates, **{name: ranking.per_class(metric, labels, scores) for name, metric in _RANKED.items()}}
-
-
-def _rates(present: FloatArray, chosen: FloatArray, right: FloatArray) -> dict[str, FloatArray]:
-    return {
-        "n": present,
+    single = values.ndim == 1
+    if single:
+        labels, predicted, n_classes = values.astype(np.int64), classification.predicted_classes(scores), len(classes)
+        present, chosen, right = (
+            np.bincount(of_samples, minlength=n_classes).astype(np.float64)
+            for of_samples in (labels, predicted[predicted >= 0], labels[labels == predicted])
+        )
+        ranked = OneVsRest(labels, scores).per_class(list(_RANKED.values()))
+        ranks = dict(zip(_RANKED, ranked.T, strict=True))
+    else:
+        counts = classification.LabelCounts(values, scores, threshold)
+        present, chosen, right = (column[0] for column in counts.sums(np.ones((1, len(values)))))
+        ranks = {name: ranking.per_class(metric, values, scores) for name, metric in _RANKED.items()}
+    rates = {
         "recall": _ratio(right, present),
         "precision": _ratio(right, chosen),
         "f1": _ratio(2 * right, present + chosen),
     }
+    if not single:
+        unscored = np.isnan(scores).any(axis=0)
+        rates = {name: np.where(unscored, np.nan, column) for name, column in rates.items()}
+    columns = {"n": present, **rates, **ranks}
+    return {name: dict(zip(classes, map(float, column), strict=True)) for name, column in columns.items()}
 
 
 def _ratio(part: FloatArray, whole: FloatArray) -> FloatArray:

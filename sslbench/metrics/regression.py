@@ -134,8 +134,13 @@ class Ranks:
 
     def correlation(self, counts: FloatArray) -> FloatArray:
         """Return Pearson's correlation of the mean ranks, averaged over the numbers (R, 1), for weights (R, N)."""
-        found = [_correlation(one.ranks(counts), other.ranks(counts), counts) for one, other in self._pairs]
-        return np.asarray(np.mean(found, axis=0))[:, None]
+        correlations = []
+        for one, other in self._pairs:
+            a, b = one.ranks(counts), other.ranks(counts)
+            both = np.sqrt(np.sum(counts * a * a, axis=1) * np.sum(counts * b * b, axis=1))
+            together = np.sum(counts * a * b, axis=1)
+            correlations.append(np.divide(together, both, out=np.full_like(both, np.nan), where=both > 0))
+        return np.asarray(np.mean(correlations, axis=0))[:, None]
 
 
 def number_measures(values: npt.ArrayLike, predicted: npt.ArrayLike) -> list[Measure]:
@@ -161,12 +166,6 @@ class _Order:
         each = np.add.reduceat(counts[:, self._order], self._starts, axis=1)
         middle = np.cumsum(each, axis=1) - each / 2
         return np.asarray((middle - counts.sum(axis=1, keepdims=True) / 2)[:, self._group])
-
-
-def _correlation(a: FloatArray, b: FloatArray, counts: FloatArray) -> FloatArray:
-    both = np.sqrt(np.sum(counts * a * a, axis=1) * np.sum(counts * b * b, axis=1))
-    together = np.sum(counts * a * b, axis=1)
-    return np.asarray(np.divide(together, both, out=np.full_like(both, np.nan), where=both > 0))
 
 
 def _columns(values: npt.ArrayLike) -> FloatArray:

@@ -282,7 +282,14 @@ class _Side:
         """Return HSIC with another layer, up to a factor that cancels in CKA; 0 for constant features."""
         if self.constant or other.constant:
             return 0.0
-        product = self._product(other)
+        # the inner product of both Gram matrices, which is |X'Y|^2
+        if len(self.x) ** 2 < self.x.shape[1] * other.x.shape[1]:
+            product = float(np.vdot(self.gram(), other.gram()))
+        else:
+            total = np.zeros((self.x.shape[1], other.x.shape[1]))
+            for block in self.blocks:
+                total += self.part(block).T @ other.part(block)
+            product = float(np.vdot(total, total))
         if not self.debiased:
             return product
         n = len(self.x)
@@ -290,12 +297,3 @@ class _Side:
         trace = product - float(self.square @ other.square)
         ones = self.square.sum() * other.square.sum() / ((n - 1) * (n - 2))
         return float(trace + ones - 2 / (n - 2) * (self.square @ other.square))
-
-    def _product(self, other: "_Side") -> float:
-        """Return the inner product of both Gram matrices, which is |X'Y|^2."""
-        if len(self.x) ** 2 < self.x.shape[1] * other.x.shape[1]:
-            return float(np.vdot(self.gram(), other.gram()))
-        total = np.zeros((self.x.shape[1], other.x.shape[1]))
-        for block in self.blocks:
-            total += self.part(block).T @ other.part(block)
-        return float(np.vdot(total, total))

@@ -14,7 +14,7 @@ import re
 import subprocess
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -138,24 +138,22 @@ def write(  # noqa: PLR0913  the parts of a file of scores
         arrays: dict[str, Any] = {"ids": np.asarray(list(ids), dtype=np.str_), "classes": np.asarray(classes, np.str_)}
         arrays |= {} if groups is None else {"groups": groups}
         arrays |= {} if places is None else {"places": places}
-        arrays |= {} if means is None else _packed(means)
+        if means is not None:
+            arrays |= {"means_metrics": np.asarray(means.metrics, np.str_), "means_weights": means.weights}
+            arrays |= {"means_outcomes": np.packbits(means.outcomes, axis=1)}
         parts = {"scores": scores} | {f"draw{i}": draw for i, draw in enumerate(kept) if i}
         if half:
-            arrays["exponent"] = exponent = _exponent(parts.values())
-            arrays |= {
-                name: _halved(part, exponent, one_class=issubclass(kind, Classes)) for name, part in parts.items()
-            }
+            # the power of two by which the largest score uses the range of half precision
+            each = (np.max(np.abs(part), where=np.isfinite(part), initial=0) for part in parts.values())
+            largest = max(map(float, each))
+            arrays["exponent"] = exponent = math.floor(math.log2(_LARGEST_HALF / largest)) if largest > 0 else 0
+            of_classes = issubclass(kind, Classes)
+            arrays |= {name: _halved(part, exponent, one_class=of_classes) for name, part in parts.items()}
         else:
             arrays |= {name: part.astype(np.float32, copy=False) for name, part in parts.items()}
         save(file, labels=labels, **arrays)
 
     return _write(dataclasses.replace(result, scores_file=stem + _SCORES), folder, write_scores, same_as)
-
-
-def _exponent(parts: Iterable[npt.NDArray[np.floating]]) -> int:
-    """Return the power of two that scores are multiplied by, so that the largest uses the range of half precision."""
-    largest = max((float(np.max(np.abs(part), where=np.isfinite(part), initial=0)) for part in parts), default=0.0)
-    return math.floor(math.log2(_LARGEST_HALF / largest)) if largest > 0 else 0
 
 
 def _halved(scores: npt.NDArray[np.floating], exponent: int, *, one_class: bool) -> npt.NDArray[np.float16]:
@@ -167,15 +165,6 @@ def _halved(scores: npt.NDArray[np.floating], exponent: int, *, one_class: bool)
         rows = np.flatnonzero(predicted_classes(half) != best)
         half[rows, best[rows]] = np.nextafter(half[rows, best[rows]], np.float16(np.inf))
     return half
-
-
-def _packed(means: SampleMeans) -> dict[str, Any]:
-    """Return the arrays of a file of scores that hold metrics that are means."""
-    return {
-        "means_metrics": np.asarray(means.metrics, np.str_),
-        "means_weights": means.weights,
-        "means_outcomes": np.packbits(means.outcomes, axis=1),
-    }
 
 
 def _unpacked(arrays: np.lib.npyio.NpzFile, n: int) -> SampleMeans | None:

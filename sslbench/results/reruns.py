@@ -69,20 +69,18 @@ class Rerun:
 
 def compare_rerun(before: Result, after: Result, tolerance: float = TOLERANCE) -> Rerun:
     """Compare a record with a second run."""
-    names = dict.fromkeys([before.headline, *before.metrics])
-    metrics = tuple(_metric(name, before, after, tolerance) for name in names)
-    return Rerun(before, after, metrics, _changes(before, after, _INPUTS), _changes(before, after, _SURROUNDINGS))
-
-
-def _metric(name: str, before: Result, after: Result, tolerance: float) -> MetricAgain:
-    one, other = before.metrics[name], after.metrics.get(name, MetricValue(value=None))
-    metric = catalog.known(name)
-    rate = metric is None or metric.unit == "%" or one.value is None
-    allowed = tolerance if rate else tolerance / 100 * abs(one.value or 0.0)
-    ends = (one.low, other.low), (one.high, other.high)
-    ends_agree = all(end is None or _agree(end, again, _OF_ENDS * allowed) for end, again in ends)
-    agrees = ends_agree and _agree(one.value, other.value, allowed)
-    return MetricAgain(name, one.value, other.value, allowed, agrees, ends_agree)
+    metrics = []
+    for name in dict.fromkeys([before.headline, *before.metrics]):
+        one, other = before.metrics[name], after.metrics.get(name, MetricValue(value=None))
+        metric = catalog.known(name)
+        rate = metric is None or metric.unit == "%" or one.value is None
+        allowed = tolerance if rate else tolerance / 100 * abs(one.value or 0.0)
+        ends = (one.low, other.low), (one.high, other.high)
+        ends_agree = all(end is None or _agree(end, again, _OF_ENDS * allowed) for end, again in ends)
+        agrees = ends_agree and _agree(one.value, other.value, allowed)
+        metrics.append(MetricAgain(name, one.value, other.value, allowed, agrees, ends_agree))
+    changes = (_changes(before, after, keys) for keys in (_INPUTS, _SURROUNDINGS))
+    return Rerun(before, after, tuple(metrics), *changes)
 
 
 def _agree(one: float | None, other: float | None, allowed: float) -> bool:

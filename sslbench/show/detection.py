@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -151,10 +151,13 @@ def show_errors(result: Result) -> tuple[list[Section], dict[str, str]]:
     scores = class_scores(objects.truth, found, definition, seed=result.seed)
     curves = class_curves(objects.truth, found, definition)
     counts = {name: int((objects.truth.labels == c).sum()) for c, name in enumerate(objects.truth.classes)}
-    tables = {
-        "classes.csv": csv_text(_class_rows(scores, counts)),
-        "precision-recall.csv": csv_text(_curve_rows(curves)),
-    }
+    rows = [["class", "objects", *_heads(CLASS_METRICS)]]
+    rows += [[name, counts[name], *_cells(own, CLASS_METRICS)] for name, own in scores.items()]
+    points: list[list[object]] = [["class", "overlap", "score", "precision", "recall"]]
+    for curve in curves:
+        for values in zip(curve.scores, curve.precision, curve.recall, strict=True):
+            points.append([curve.name, f"{curve.overlap:g}", *(f"{value:.6g}" for value in values)])
+    tables = {"classes.csv": csv_text(rows), "precision-recall.csv": csv_text(points)}
     if objects.truth.skeleton is not None:
         tables["keypoints.csv"] = csv_text(_keypoint_rows(objects.truth, found, result.seed))
     most = sorted(counts, key=lambda name: -counts[name])[:_DRAWN]
@@ -162,7 +165,8 @@ def show_errors(result: Result) -> tuple[list[Section], dict[str, str]]:
     if errors is None:
         log.warning("no kinds of error: TIDE's do not know classes that were not looked for in an image, as in LVIS")
     else:
-        tables["errors.csv"] = csv_text(_error_rows(errors))
+        gains = [[kind, errors.counts[kind], *_percent(errors.costs[kind])] for kind in KINDS]
+        tables["errors.csv"] = csv_text([["kind", "errors", "AP50 gain", "low", "high"], *gains])
         sections.append(Section("kinds of error", _error_text(errors), []))
     if curves:
         picture = _plot([curve for curve in curves if curve.name in most])
@@ -173,56 +177,40 @@ def show_errors(result: Result) -> tuple[list[Section], dict[str, str]]:
 
 
 def _error_text(errors: ErrorAnalysis) -> str:
-    costs = sorted(KINDS, key=lambda kind: -errors.costs[kind][0])
-    each = [f"{kind} {_points(errors.costs[kind])} ({errors.counts[kind]:,} errors)" for kind in costs]
+    each = []
+    for kind in sorted(KINDS, key=lambda kind: -errors.costs[kind][0]):
+        value, low, high = (100 * end for end in errors.costs[kind])
+        interval = "" if math.isnan(low) else f" [{low:+.1f}, {high:+.1f}]"
+        each.append(f"{kind} {value:+.1f}{interval} ({errors.counts[kind]:,} errors)")
     return (
         f"AP50 is {100 * errors.ap50:.1f}. It would gain, if all errors of a kind were mended (TIDE; with 95 % "
         f"interval over images): {'; '.join(each)}."
     )
 
 
-def _points(cost: Interval) -> str:
-    value, low, high = (100 * end for end in cost)
-    return f"{value:+.1f}" if math.isnan(low) else f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"
-
-
-def _error_rows(errors: ErrorAnalysis) -> list[list[object]]:
-    rows: list[list[object]] = [["kind", "errors", "AP50 gain", "low", "high"]]
-    return rows + [[kind, errors.counts[kind], *_cells(errors.costs[kind])] for kind in KINDS]
-
-
-def _class_rows(scores: dict[str, dict[str, Interval]], counts: dict[str, int]) -> list[list[object]]:
-    heads = [f"{metric}{end}" for metric in CLASS_METRICS for end in ("", " low", " high")]
-    rows: list[list[object]] = [["class", "objects", *heads]]
-    for name, own in scores.items():
-        rows.append([name, counts[name], *(cell for metric in CLASS_METRICS for cell in _cells(own[metric]))])
-    return rows
-
-
 def _keypoint_rows(truth: Truth, found: Detections, seed: int) -> list[list[object]]:
     """Return the metrics of each keypoint, as if it alone were labelled."""
     names = () if truth.skeleton is None else truth.skeleton.names
-    heads = [f"{metric}{end}" for metric in _OF_KEYPOINTS for end in ("", " low", " high")]
-    rows: list[list[object]] = [["keypoint", "labelled", *heads]]
+    rows: list[list[object]] = [["keypoint", "labelled", *_heads(_OF_KEYPOINTS)]]
     for k, name in enumerate(names):
         alone = oks.with_one(truth, k)
         own = keypoint_ap(alone, found, seed=seed, resamples=_RESAMPLES).metrics
         number = 0 if alone.keypoints is None else int(labelled(alone.keypoints[~truth.crowd]).sum())
-        rows.append([name, number, *(cell for metric in _OF_KEYPOINTS for cell in _cells(own[metric]))])
+        rows.append([name, number, *_cells(own, _OF_KEYPOINTS)])
     return rows
 
 
-def _cells(values: Interval) -> list[str]:
+def _heads(metrics: Sequence[str]) -> list[object]:
+    return [f"{metric}{end}" for metric in metrics for end in ("", " low", " high")]
+
+
+def _cells(values: Mapping[str, Interval], metrics: Sequence[str]) -> list[str]:
+    return [cell for metric in metrics for cell in _percent(values[metric])]
+
+
+def _percent(values: Interval) -> list[str]:
     """Return value, low and high end in percent; '' where there is none."""
     return ["" if math.isnan(value) else f"{100 * value:.3f}" for value in values]
-
-
-def _curve_rows(curves: Sequence[ClassCurve]) -> list[list[object]]:
-    rows: list[list[object]] = [["class", "overlap", "score", "precision", "recall"]]
-    for curve in curves:
-        for score, precision, recall in zip(curve.scores, curve.precision, curve.recall, strict=True):
-            rows.append([curve.name, f"{curve.overlap:g}", f"{score:.6g}", f"{precision:.6g}", f"{recall:.6g}"])
-    return rows
 
 
 def _plot(curves: Sequence[ClassCurve]) -> Image.Image:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from sslbench.arrays import Matrix
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.grids import last_map
 from sslbench.backbones.layers import Layer, resolve_layers
@@ -29,7 +28,6 @@ from sslbench.show.choices import VIEWS, Point, View
 from sslbench.show.encoded import EncodedImage, attention_blocks, encode_images, full_size, has_attention
 from sslbench.show.page import Section, open_folder, page
 from sslbench.show.patches import (
-    PatchColours,
     fit_colours,
     foreground,
     grid_points,
@@ -200,7 +198,13 @@ def _pca(
         patches = np.concatenate([grid[mask] for grid, mask in zip(grids, kept, strict=True)])
         colours = fit_colours(patches if len(patches) else np.concatenate([g.reshape(-1, g.shape[2]) for g in grids]))
         explained[layer.text] = colours.explained
-        columns.append([_coloured(colours, grid, mask, layer.text) for grid, mask in zip(grids, kept, strict=True)])
+        panels = []
+        for grid, mask in zip(grids, kept, strict=True):
+            pixels = colours.rgb(grid)
+            pixels[~mask] = 0
+            caption = f"{layer.text}, {grid.shape[0]} x {grid.shape[1]}"
+            panels.append(Panel(Image.fromarray(pixels), caption, blocky=True))
+        columns.append(panels)
     facts["pca"] = {"explained variance": explained, "foreground only": only_foreground}
     shares = "; ".join(f"{name}: {100 * share.sum():.0f} %" for name, share in explained.items())
     text = (
@@ -211,12 +215,6 @@ def _pca(
         text += " Black patches are background, by the sign of the first component of all patches."
     rows = [(image.id, [Panel(image.picture), *(column[i] for column in columns)]) for i, image in enumerate(images)]
     return Section("pca", text, rows, _SIDE)
-
-
-def _coloured(colours: PatchColours, grid: Matrix, kept: np.ndarray, layer: str) -> Panel:
-    pixels = colours.rgb(grid)
-    pixels[~kept] = 0
-    return Panel(Image.fromarray(pixels), f"{layer}, {grid.shape[0]} x {grid.shape[1]}", blocky=True)
 
 
 def _attention(images: Sequence[EncodedImage], block: str) -> Section:

@@ -68,18 +68,15 @@ def quality(kind: type[Target], labels: np.ndarray, scores: np.ndarray) -> Float
         others[rows, labels] = -np.inf
         return np.asarray(values[rows, labels] - others.max(axis=1))
     if issubclass(kind, MultiLabel):
-        return np.array([_average_precision(row, score) for row, score in zip(labels, values, strict=True)])
+        precisions = []
+        for row, score in zip(labels, values, strict=True):
+            counted = row >= 0
+            hits = row[counted][np.argsort(-score[counted], kind="stable")] == 1
+            precision = np.cumsum(hits) / np.arange(1, len(hits) + 1)
+            precisions.append(precision[hits].mean() if hits.any() else np.nan)
+        return np.array(precisions)
     spread = labels.std(axis=0)
     return np.asarray(-(np.abs(values - labels) / np.where(spread > 0, spread, 1)).mean(axis=1))
-
-
-def _average_precision(labels: np.ndarray, scores: FloatArray) -> float:
-    """Return the average precision of the labels of one image; NaN without a positive one."""
-    counted = labels >= 0
-    hits = labels[counted][np.argsort(-scores[counted], kind="stable")] == 1
-    if not hits.any():
-        return float("nan")
-    return float((np.cumsum(hits) / np.arange(1, len(hits) + 1))[hits].mean())
 
 
 def prediction(result: Result, labels: Target, scores: np.ndarray, row: int) -> Prediction:

@@ -117,7 +117,12 @@ def reopen(result: Result, typed: AsTyped, run: RunSettings, *, with_weights: bo
         raise ResultError(
             f"{result.file}: {result.protocol.name} scores several sets of images, which show cannot draw"
         )
-    run = _run_of(result, run)
+    hints = typing.get_type_hints(RunSettings)
+    own = {name: convert(getattr(result, name), hints[name], name) for name in ("precision", "feature_dtype")}
+    own["seed"] = split_seed(result)
+    skip: dict[str, Any] = {"on_error": "skip"} if result.data.unreadable else {}
+    # The decoder is among the values of the preprocessing.
+    run = dataclasses.replace(run, **own, **skip, decoder=("reference",), floors=False, overlaps=False)
     data, test_data = locations(result, typed)
     task = make_task(protocol, result.protocol.settings)
     most = max(result.data.train.n, result.data.test.n)
@@ -193,16 +198,6 @@ def _network(result: Result, typed: AsTyped) -> dict[str, Any]:
         "layers": tuple(split_layers(layer)),
         "preprocessing": values,
     }
-
-
-def _run_of(result: Result, run: RunSettings) -> RunSettings:
-    """Return the settings of a run with those of a record in their place."""
-    hints = typing.get_type_hints(RunSettings)
-    own = {name: convert(getattr(result, name), hints[name], name) for name in ("precision", "feature_dtype")}
-    own["seed"] = split_seed(result)
-    skip: dict[str, Any] = {"on_error": "skip"} if result.data.unreadable else {}
-    # The decoder is among the values of the preprocessing.
-    return dataclasses.replace(run, **own, **skip, decoder=("reference",), floors=False, overlaps=False)
 
 
 def split_seed(result: Result) -> int:

@@ -157,7 +157,10 @@ def colouring(labels: Target) -> Colouring:
         return Colouring(names, tuple(to_hex(shade) for shade in shades), group)
     if not isinstance(labels, Classes | MultiLabel):
         return Colouring(("",), ("#0072b2",), np.zeros(len(labels), dtype=np.int64))
-    of_class = labels.values if isinstance(labels, Classes) else _first_label(labels)
+    of_class = labels.values.astype(np.int64)
+    if isinstance(labels, MultiLabel):  # the first class that each sample has; -1 for none
+        present = labels.values == 1
+        of_class = np.where(present.any(axis=1), present.argmax(axis=1), -1).astype(np.int64)
     classes, counts = np.unique(of_class, return_counts=True)
     frequent = classes[np.argsort(-counts, kind="stable")][:_NAMED]
     shown = np.sort(frequent[frequent >= 0])
@@ -174,28 +177,31 @@ def colouring(labels: Target) -> Colouring:
     return Colouring(names, (*palette[: len(shown)], _OTHERS)[: len(names)], group)
 
 
-def _first_label(labels: Target) -> IntArray:
-    """Return the first class that each sample has; -1 for none."""
-    present = labels.values == 1
-    return np.where(present.any(axis=1), present.argmax(axis=1), -1).astype(np.int64)
-
-
 def show_scatter(
     points: Points, projection: Projection, seed: int, out: Path, *, command: str, reading: Reading | None = None
 ) -> list[Path]:
     """Write a scatter and a sheet of thumbnails per layer, index.html and show.json."""
-    places = {layer: _unit(project(x, projection, seed)) for layer, x in points.layers.items()}
+    places = {}
+    for layer, x in points.layers.items():
+        place = project(x, projection, seed)
+        low, high = place.min(axis=0), place.max(axis=0)
+        scale = max(float((high - low).max()), 1e-12)  # one in both directions; a margin around the square from 0 to 1
+        places[layer] = np.asarray(0.5 + 0.92 * (place - (low + high) / 2) / scale)
     colours = colouring(points.labels)
-    small = _thumbnails(points, reading or Reading())
+    small: dict[int, Image.Image] = {}  # by row
+    if points.source is not None:
+        rows = {str(i): [i] for i in range(len(points.ids))}
+        pictures = thumbnails(points.source, rows, reading=reading or Reading(), side=64)
+        small = {int(row): each[0].picture for row, each in pictures.items() if each}
     folder = open_folder(out)
     title = f"{TITLES[projection]} of {points.name}"
     for layer, place in places.items():
         folder.write_sheet(f"scatter {layer}", _plot(place, colours, f"{title}, {layer}"))
         if small:
-            pictures = _thumbnail_map(place, small, colours)
+            picture = _thumbnail_map(place, small, colours)
             named = [(n, ImageColor.getrgb(c)[:3]) for n, c in zip(colours.names, colours.colours, strict=True) if n]
-            row = (f"{title}, {layer}", [Panel(pictures)])
-            folder.write_sheet(f"thumbnails {layer}", sheet([row], side=max(pictures.size), legend=named))
+            row = (f"{title}, {layer}", [Panel(picture)])
+            folder.write_sheet(f"thumbnails {layer}", sheet([row], side=max(picture.size), legend=named))
     text = f"{title}, {len(points.ids):,} samples. In t-SNE and UMAP distances between far groups mean nothing."
     scatter = {
         "text": text,
@@ -228,22 +234,6 @@ def show_scatter(
     }
     folder.finish(page(title, facts, (), scatter=scatter), content)
     return [folder.path / name for name in folder.files]
-
-
-def _unit(place: FloatArray) -> FloatArray:
-    """Return places in a square from 0 to 1 with a margin, of one scale in both directions."""
-    low, high = place.min(axis=0), place.max(axis=0)
-    scale = max(float((high - low).max()), 1e-12)
-    return np.asarray(0.5 + 0.92 * (place - (low + high) / 2) / scale)
-
-
-def _thumbnails(points: Points, reading: Reading) -> dict[int, Image.Image]:
-    """Return the small pictures of the samples, by their row."""
-    if points.source is None:
-        return {}
-    chosen = {str(i): [i] for i in range(len(points.ids))}
-    found = thumbnails(points.source, chosen, reading=reading, side=64)
-    return {int(row): each[0].picture for row, each in found.items() if each}
 
 
 def _plot(place: FloatArray, colours: Colouring, title: str) -> Image.Image:

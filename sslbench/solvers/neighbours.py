@@ -414,7 +414,9 @@ def nearest(
         for precise in (False, True):
             kept = min(len(train), (k + max(16, k // 4)) * (4 if precise else 1))
             places, unsettled = unsettled, np.empty(0, dtype=np.int64)
-            for part in _parts(places, _queries_at_once(blocks, kept)):
+            # with their candidates they take a third of the memory
+            at_once = int(max(1, min(_MOST_QUERIES, max_memory * 1e9 / 3 / (12 * blocks.width + 64 * kept))))
+            for part in _parts(places, at_once):
                 ranked = _rank(blocks, queries[part], kept, precise=precise)
                 sure, candidates = _settle(ranked, k, everything=kept == len(train))
                 found = _refine(blocks, queries[part[sure]], candidates, k)
@@ -430,11 +432,6 @@ def nearest(
 def _parts(places: IntArray, size: int) -> Iterator[IntArray]:
     for start in range(0, len(places), size):
         yield places[start : start + size]
-
-
-def _queries_at_once(blocks: Blocks, kept: int) -> int:
-    """Return the number of test rows per block, which with their candidates take a third of the memory."""
-    return int(max(1, min(_MOST_QUERIES, blocks.max_memory * 1e9 / 3 / (12 * blocks.width + 64 * kept))))
 
 
 def _block_size(blocks: Blocks, n_queries: int, bytes_each: int) -> int:
@@ -458,22 +455,14 @@ def _rank(blocks: Blocks, own: IntArray, kept: int, *, precise: bool) -> _Candid
         worst = best.amin(dim=1) if best.shape[1] == kept else None
         values, places, size = blocks.best(batch, part, min(kept, part.stop - start), worst)
         largest = max(largest, size)
-        best, rows = _merge(best.to(values), rows.to(places), values, places + start, kept)
+        best = torch.cat([best.to(values), values], dim=1)
+        rows = torch.cat([rows.to(places), places + start], dim=1)
+        if best.shape[1] > kept:
+            best, among = best.topk(kept, dim=1, sorted=False)
+            rows = rows.gather(1, among)
     best, order = best.sort(dim=1, descending=True)
     found = rows.gather(1, order).cpu().numpy()
     return _Candidates(best.cpu().numpy().astype(np.float64), found, blocks.error(batch, largest))
-
-
-def _merge(
-    best: "torch.Tensor", rows: "torch.Tensor", values: "torch.Tensor", places: "torch.Tensor", kept: int
-) -> tuple["torch.Tensor", "torch.Tensor"]:
-    import torch
-
-    best, rows = torch.cat([best, values], dim=1), torch.cat([rows, places], dim=1)
-    if best.shape[1] <= kept:
-        return best, rows
-    best, chosen = best.topk(kept, dim=1, sorted=False)
-    return best, rows.gather(1, chosen)
 
 
 def _settle(ranked: _Candidates, k: int, *, everything: bool) -> tuple[npt.NDArray[np.bool_], IntArray]:

@@ -161,23 +161,19 @@ def contour_measure(rows: FloatArray) -> Measure:
     # perfect detector with a background above 0 has half the value or less.
     counts = rows.reshape(len(rows), len(THRESHOLDS), 4)
     best = len(THRESHOLDS) - 1 - _f(counts)[:, ::-1].argmax(axis=1)
-    chosen = counts[np.arange(len(counts)), best]
+    best_rows = counts[np.arange(len(counts)), best]
 
     def statistic(weights: FloatArray) -> FloatArray:
         pooled = (weights @ rows).reshape(len(weights), len(THRESHOLDS), 4)
-        precisions = [_average_precision(each) for each in pooled]
-        return np.column_stack([_f(pooled).max(axis=1), _f(weights @ chosen), precisions])
+        average = []
+        for recall, precision in zip(*_recall_precision(pooled), strict=True):
+            order = np.argsort(recall)
+            envelope = np.maximum.accumulate(precision[order][::-1])[::-1]
+            at_levels = np.searchsorted(recall[order], np.arange(101) / 100)
+            average.append(np.append(envelope, 0.0)[at_levels].mean())
+        return np.column_stack([_f(pooled).max(axis=1), _f(weights @ best_rows), average])
 
     return Measure(CONTOURS, statistic)
-
-
-def _average_precision(counts: FloatArray) -> float:
-    """Return the average precision of summed counts (99, 4)."""
-    recall, precision = _recall_precision(counts)
-    order = np.argsort(recall)
-    envelope = np.maximum.accumulate(precision[order][::-1])[::-1]
-    at_levels = np.searchsorted(recall[order], np.arange(101) / 100)
-    return float(np.append(envelope, 0.0)[at_levels].mean())
 
 
 def _recall_precision(counts: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -79,7 +79,12 @@ def boundary_measure(truth: Mask, found: Mask, *, boundary: float = BOUNDARY) ->
     1.0
     """
     radius = math.ceil(boundary if boundary >= 1 else boundary * math.hypot(*truth.shape))
-    return _boundary_measure(_Boundary.of(truth, radius), _Boundary.of(found, radius))
+    of_truth, of_found = _Boundary.of(truth, radius), _Boundary.of(found, radius)
+    if not of_truth.length or not of_found.length:
+        return float(of_truth.length == of_found.length)
+    precision = np.count_nonzero(of_found.line & of_truth.reach) / of_found.length
+    recall = np.count_nonzero(of_truth.line & of_found.reach) / of_truth.length
+    return float(2 * precision * recall / (precision + recall)) if precision + recall else 0.0
 
 
 def objects_in(ids: Ids) -> npt.NDArray[np.int64]:
@@ -171,11 +176,3 @@ class _Boundary:
         offset = np.arange(-radius, radius + 1)
         disk = (offset[:, None] ** 2 + offset**2 <= radius**2).astype(np.uint8)
         return cls(line, cv2.dilate(line.view(np.uint8), disk).view(np.bool_), length)
-
-
-def _boundary_measure(truth: _Boundary, found: _Boundary) -> float:
-    if not truth.length or not found.length:
-        return float(truth.length == found.length)
-    precision = np.count_nonzero(found.line & truth.reach) / found.length
-    recall = np.count_nonzero(truth.line & found.reach) / truth.length
-    return float(2 * precision * recall / (precision + recall)) if precision + recall else 0.0

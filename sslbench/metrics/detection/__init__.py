@@ -185,7 +185,11 @@ def coco_ap(
         table = precision_recall.average_precisions(curves, once, precision_recall.coco_points)[:, 0, :, 0].T
     else:
         precision, recall = coco.evaluate(truth, detections, areas, kind=kind)
-        values, table = _coco_values(precision, recall), precision[:, :, :, 0, -1].mean(axis=1)
+        # in the order of `_COCO_NAMES`: means over all that have a value, as in pycocotools
+        parts = [*(precision[:, :, :, a, -1] for a in range(4)), *(precision[t, :, :, 0, -1] for t in (0, AT_75))]
+        parts += [recall[:, :, 0, m] for m in range(3)] + [recall[:, :, a, -1] for a in (1, 2, 3)]
+        values = [float(np.nanmean(p)) if not np.isnan(p).all() else float("nan") for p in parts]
+        table = precision[:, :, :, 0, -1].mean(axis=1)
 
     def statistic(counts: FloatArray) -> FloatArray:
         return _coco_statistic(matches, curves, np.ascontiguousarray(counts.T))
@@ -265,14 +269,6 @@ def _three(tables: FloatArray) -> list[FloatArray]:
     """Return AP, AP50 and AP75, each (R,), from the tables (C, T, R)."""
     picks = [[table.mean(axis=0) for table in tables], [table[0] for table in tables], [t[AT_75] for t in tables]]
     return [precision_recall.mean_over(pick) for pick in picks]
-
-
-def _coco_values(precision: FloatArray, recall: FloatArray) -> list[float]:
-    """Return the metrics in the order of `_COCO_NAMES`: means over all that have a value, as in pycocotools."""
-    parts = [precision[:, :, :, a, -1] for a in range(4)]
-    parts += [precision[t, :, :, 0, -1] for t in (0, AT_75)]
-    parts += [recall[:, :, 0, m] for m in range(3)] + [recall[:, :, a, -1] for a in (1, 2, 3)]
-    return [float(np.nanmean(p)) if not np.isnan(p).all() else float("nan") for p in parts]
 
 
 def _coco_statistic(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -108,7 +108,17 @@ def average_precision(truth: Truth, found: Detections, definition: ApDefinition,
     matches = matches_of(truth, found, definition, kind=kind)
     chosen = matches if form[3] is None else [matches[truth.classes.index(form[3])]]
     of_classes = [precision_recall.curves(match)[0][_THRESHOLDS[form[2]]] for match in chosen]
-    return _mean_over_classes(of_classes, RULES[definition if kind == "boxes" else "coco"])
+    rule = RULES[definition if kind == "boxes" else "coco"]
+
+    def statistic(counts: FloatArray) -> FloatArray:
+        weights = np.ascontiguousarray(counts.T)
+        tables = [
+            np.stack([precision_recall.average_precision(curve, weights, rule) for curve in curves]).mean(axis=0)
+            for curves in of_classes
+        ]
+        return precision_recall.mean_over(tables)[:, None]
+
+    return statistic
 
 
 def matches_of(truth: Truth, found: Detections, definition: ApDefinition, *, kind: str = "boxes") -> list[ClassMatches]:
@@ -120,22 +130,6 @@ def matches_of(truth: Truth, found: Detections, definition: ApDefinition, *, kin
     if kind != "boxes" or definition == "coco":
         return match_coco(truth, found, areas_of(found, masks=kind != "boxes"), kind=kind)
     return match_voc(truth, found, as_text=True)
-
-
-def _mean_over_classes(
-    of_classes: Sequence[Sequence[precision_recall.PrecisionRecallCurve]], rule: precision_recall.Rule
-) -> Statistic:
-    """Return the function from weights per image (R, N) to the mean over classes of the mean over curves (R, 1)."""
-
-    def statistic(counts: FloatArray) -> FloatArray:
-        weights = np.ascontiguousarray(counts.T)
-        tables = [
-            np.stack([precision_recall.average_precision(curve, weights, rule) for curve in curves]).mean(axis=0)
-            for curves in of_classes
-        ]
-        return precision_recall.mean_over(tables)[:, None]
-
-    return statistic
 
 
 def class_scores(

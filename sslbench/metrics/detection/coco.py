@@ -29,17 +29,13 @@ def evaluate(truth: Truth, detections: Detections, areas: FloatArray, *, kind: s
         COCO(_truth(truth, kind)),
         COCO(_detections(truth, detections, areas, kind)),
         iouType=_TYPES[kind],
-        print_function=_silent,
+        print_function=lambda *_: None,
         kpt_oks_sigmas=list(truth.skeleton.sigmas) if kind == "keypoints" and truth.skeleton is not None else None,
     )
     evaluation.evaluate()
     evaluation.accumulate()
     precision, recall = (np.asarray(evaluation.eval[name], dtype=np.float64) for name in ("precision", "recall"))
     return np.where(precision < 0, np.nan, precision), np.where(recall < 0, np.nan, recall)
-
-
-def _silent(*_: object) -> None:
-    return None
 
 
 def _tables(truth: Truth, annotations: list[dict[str, Any]], sizes: dict[int, tuple[int, int]]) -> dict[str, Any]:

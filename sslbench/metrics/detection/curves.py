@@ -34,20 +34,20 @@ class PrecisionRecallCurve:
 
 def curves(matches: ClassMatches) -> list[list[PrecisionRecallCurve]]:
     """Return the A x T curves of a class."""
-    areas, thresholds, _ = matches.hits.shape
-    return [[_curve(matches, a, t) for t in range(thresholds)] for a in range(areas)]
-
-
-def _curve(matches: ClassMatches, area: int, threshold: int) -> PrecisionRecallCurve:
     from scipy.sparse import csr_array
 
-    hit, counted = matches.hits[area, threshold], ~matches.ignored[area, threshold]
-    right, seen = np.flatnonzero(hit), np.flatnonzero(counted)
-    step = np.searchsorted(right, seen)
-    seen, step = seen[step < len(right)], step[step < len(right)]
-    shape = (len(right), matches.objects.shape[1])
-    steps = csr_array((np.ones(len(seen)), (step, matches.images[seen])), shape=shape)
-    return PrecisionRecallCurve(matches.images[right], steps, matches.objects[area].astype(np.float64))
+    table = []
+    for hits, ignored, objects in zip(matches.hits, matches.ignored, matches.objects.astype(np.float64), strict=True):
+        row = []
+        for hit, left_out in zip(hits, ignored, strict=True):
+            right, seen = np.flatnonzero(hit), np.flatnonzero(~left_out)
+            step = np.searchsorted(right, seen)
+            seen, step = seen[step < len(right)], step[step < len(right)]
+            entries = (np.ones(len(seen)), (step, matches.images[seen]))
+            steps = csr_array(entries, shape=(len(right), len(objects)))
+            row.append(PrecisionRecallCurve(matches.images[right], steps, objects))
+        table.append(row)
+    return table
 
 
 def average_precision(curve: PrecisionRecallCurve, weights: FloatArray, rule: Rule) -> FloatArray:

@@ -159,21 +159,17 @@ class _Sorted:
             labels[mended] = self.truth.labels[self.mended[mended]]
             right, kept = right | mended, kept & (~wrong | mended)
         objects = self.counted & ~self.missed if kind == "missed" else self.counted
-        return [self._curve(c, labels, right, kept, objects) for c in range(len(self.truth.classes))]
-
-    def _curve(
-        self, label: int, labels: IntArray, right: BoolArray, kept: BoolArray, objects: BoolArray
-    ) -> precision_recall.PrecisionRecallCurve:
-        rows = np.flatnonzero((labels == label) & kept)
-        images = self.found.images[rows]
-        rows = rows[np.lexsort((images, -self.found.scores[rows].astype(np.float64)))]
-        images = self.found.images[rows]
-        of_class = objects & (self.truth.labels == label)
-        number = np.bincount(self.truth.images[of_class], minlength=self.truth.n_images)
-        hits = right[rows][None, None]
-        scores = self.found.scores[rows].astype(np.float64)
-        matches = ClassMatches(images, np.zeros(len(rows), np.int64), hits, np.zeros_like(hits), number[None], scores)
-        return precision_recall.curves(matches)[0][0]
+        curves = []
+        for label in range(len(self.truth.classes)):
+            rows = np.flatnonzero((labels == label) & kept)
+            scores = self.found.scores[rows].astype(np.float64)
+            order = np.lexsort((self.found.images[rows], -scores))
+            rows, scores = rows[order], scores[order]
+            of_class = self.truth.images[objects & (self.truth.labels == label)]
+            number, hits = np.bincount(of_class, minlength=self.truth.n_images), right[rows][None, None]
+            fields = (self.found.images[rows], np.zeros(len(rows), np.int64), hits, np.zeros_like(hits), number[None])
+            curves.append(precision_recall.curves(ClassMatches(*fields, scores))[0][0])
+        return curves
 
 
 def _best(found: Detections, rows: IntArray) -> IntArray:

@@ -72,13 +72,16 @@ def read_results(
         places = [images[row["image_id"]] for row in rows]
         of_rows = [sizes[i] for i in places] if masked else []
         masks = tuple(rle.to_rle(part, int(h), int(w)) for part, (h, w) in zip(parts, of_rows, strict=False))
+        points = None
+        if rows and all(row.get("keypoints") for row in rows):
+            points = _narrow(np.array([row["keypoints"] for row in rows], dtype=np.float64).reshape(len(rows), -1, 3))
         return Detections(
             np.array(places, dtype=np.int64),
             _narrow(boxes),
             _narrow(np.array([row["score"] for row in rows], dtype=np.float64)),
             np.array([classes[row["category_id"]] for row in rows], dtype=np.int64),
             masks if masked else None,
-            _points(rows),
+            points,
         )
     except OSError as error:
         raise ResultError(
@@ -87,13 +90,6 @@ def read_results(
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise ResultError(f"{path} is damaged, or of other data: {error!r}", "Run that evaluation again.") from error
-
-
-def _points(rows: Sequence[dict[str, Any]]) -> npt.NDArray[np.floating] | None:
-    """Return the keypoints (n, K, 3) if every detection has some."""
-    if not rows or not all(row.get("keypoints") for row in rows):
-        return None
-    return _narrow(np.array([row["keypoints"] for row in rows], dtype=np.float64).reshape(len(rows), -1, 3))
 
 
 def _narrow(values: npt.NDArray[np.float64]) -> npt.NDArray[np.floating]:
@@ -151,12 +147,6 @@ def write_objects(path: Path, objects: TestObjects) -> None:
         raise ResultError(not_written(path, error)) from error
 
 
-def _federated(arrays: np.lib.npyio.NpzFile) -> Federated:
-    known = {name: name for name in FREQUENCIES}
-    frequencies = tuple(known[name] for name in arrays["frequencies"].tolist())
-    return Federated(arrays["negative"], arrays["not_exhaustive"], frequencies)
-
-
 def read_objects(path: Path) -> TestObjects:
     """Return the objects of a file of `write_objects`; nothing pickled is loaded."""
     try:
@@ -168,7 +158,11 @@ def read_objects(path: Path) -> TestObjects:
                 columns |= {"keypoints": arrays["keypoints"], "skeleton": skeleton}
             ids, classes = (tuple(arrays[name].tolist()) for name in ("ids", "classes"))
             runs = None if masks is None else tuple({**mask, "counts": mask["counts"].encode()} for mask in masks)
-            federated = _federated(arrays) if "negative" in arrays.files else None
+            federated = None
+            if "negative" in arrays.files:
+                named = {name: name for name in FREQUENCIES}
+                frequencies = tuple(named[name] for name in arrays["frequencies"].tolist())
+                federated = Federated(arrays["negative"], arrays["not_exhaustive"], frequencies)
             truth = Truth(len(ids), classes, **columns, masks=runs, groups=arrays.get("groups"), federated=federated)
             images, numbers = (tuple(int(n) for n in arrays[name]) for name in ("image_numbers", "class_numbers"))
             return TestObjects(truth, ids, images, numbers, arrays["sizes"])

@@ -118,7 +118,11 @@ def to_rle(segmentation: Segmentation, height: int, width: int) -> Rle:
     parts = [rings for rings in _parts(segmentation) if len(rings[0]) >= _LEAST]
     if not parts:
         return encode(np.zeros((height, width), dtype=np.bool_))
-    return _union([_polygon(rings, height, width) for rings in parts])
+    masks = []
+    for rings in parts:
+        outer, *holes = mask.frPyObjects([ring for ring in rings if len(ring) >= _LEAST], height, width)
+        masks.append(encode(decode(outer) & ~decode(_union(holes))) if holes else dict(outer))
+    return _union(masks)
 
 
 def encode(bitmap: npt.NDArray[np.bool_]) -> Rle:
@@ -210,12 +214,3 @@ def _union(rles: Sequence[Rle]) -> Rle:
     from faster_coco_eval.core import mask
 
     return dict(rles[0]) if len(rles) == 1 else dict(mask.merge(list(rles)))
-
-
-def _polygon(rings: list[list[float]], height: int, width: int) -> Rle:
-    from faster_coco_eval.core import mask
-
-    rles = mask.frPyObjects([ring for ring in rings if len(ring) >= _LEAST], height, width)
-    if len(rles) == 1:
-        return dict(rles[0])
-    return encode(decode(rles[0]) & ~decode(_union(rles[1:])))

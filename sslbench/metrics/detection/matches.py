@@ -237,13 +237,15 @@ def match_coco(
     # Detections of those are ignored, and so are detections of another size that match no object.
     scores = detections.scores.astype(np.float64)
     low, high = COCO_AREAS[:, :1], COCO_AREAS[:, 1:]
+    not_counted = truth.crowd | truth.difficult
+    if kind == "keypoints" and truth.keypoints is not None:
+        not_counted = not_counted | ~labelled(truth.keypoints).any(axis=1)
     matches = []
     for label in range(len(truth.classes)):
         rows, objects = _rows(detections, scores, label), np.flatnonzero(truth.labels == label)
         rows = rows[places_of(detections.images[rows]) < most]
         images, of_objects = detections.images[rows], truth.images[objects]
-        uncounted = _not_counted(truth, kind)[objects]
-        uncounted = uncounted | (truth.areas[objects] < low) | (truth.areas[objects] > high)
+        uncounted = not_counted[objects] | (truth.areas[objects] < low) | (truth.areas[objects] > high)
         other_size = (areas[rows] < low) | (areas[rows] > high)
         hits = np.zeros((len(COCO_AREAS), len(THRESHOLDS), len(rows)), dtype=np.bool_)
         if lenient is not None:
@@ -256,14 +258,6 @@ def match_coco(
         counted = np.stack([np.bincount(of_objects[~row], minlength=truth.n_images) for row in uncounted])
         matches.append(ClassMatches(images, places_of(images), hits, ignored, counted, scores[rows]))
     return matches
-
-
-def _not_counted(truth: Truth, kind: str) -> BoolArray:
-    """Return the objects that do not count, (m,)."""
-    uncounted = truth.crowd | truth.difficult
-    if kind != "keypoints" or truth.keypoints is None:
-        return np.asarray(uncounted)
-    return np.asarray(uncounted | ~labelled(truth.keypoints).any(axis=1))
 
 
 def _take(
@@ -294,34 +288,25 @@ def coco_overlap(truth: Truth, detections: Detections, rows: IntArray, objects: 
     from faster_coco_eval.core import mask
 
     if kind == "keypoints":
-        return _oks(truth, detections, rows, objects)
+        if truth.keypoints is None or truth.skeleton is None or detections.keypoints is None:
+            raise ValueError("keypoints are to be scored, but the objects or the detections have none")
+        boxes, points = truth.boxes[objects].astype(np.float64), truth.keypoints[objects]
+        return similarity(detections.keypoints[rows], points, boxes, truth.areas[objects], truth.skeleton.sigmas)
     crowd = truth.crowd[objects].tolist()
     if kind != "boxes" and truth.masks is not None and detections.masks is not None:
         found, there = [detections.masks[i] for i in rows], [truth.masks[i] for i in objects]
         table = np.asarray(mask.iou(found, there, crowd), dtype=np.float64).reshape(len(rows), len(objects))
-        return _with_boundaries(table, found, there, truth.crowd[objects]) if kind == "boundaries" else table
+        if kind == "boundaries":
+            pairs = np.argwhere((table >= THRESHOLDS[0]) & ~truth.crowd[objects])
+            of_found = {int(d): rle.boundary(found[d]) for d in np.unique(pairs[:, 0])}
+            of_there = {int(g): rle.boundary(there[g]) for g in np.unique(pairs[:, 1])}
+            for d, g in pairs.tolist():
+                table[d, g] = min(table[d, g], rle.boundary_overlap(of_found[d], of_there[g]))
+        return table
     return np.asarray(
         mask.iou(corner_and_size(detections.boxes[rows]), corner_and_size(truth.boxes[objects]), crowd),
         dtype=np.float64,
     ).reshape(len(rows), len(objects))
-
-
-def _oks(truth: Truth, detections: Detections, rows: IntArray, objects: IntArray) -> FloatArray:
-    if truth.keypoints is None or truth.skeleton is None or detections.keypoints is None:
-        raise ValueError("keypoints are to be scored, but the objects or the detections have none")
-    boxes = truth.boxes[objects].astype(np.float64)
-    there, sigmas = truth.keypoints[objects], truth.skeleton.sigmas
-    return similarity(detections.keypoints[rows], there, boxes, truth.areas[objects], sigmas)
-
-
-def _with_boundaries(table: FloatArray, found: list[Rle], there: list[Rle], crowd: BoolArray) -> FloatArray:
-    """Return the overlaps (d, g) of masks lowered to those of their boundaries, where these can matter."""
-    pairs = np.argwhere((table >= THRESHOLDS[0]) & ~crowd)
-    of_found = {int(d): rle.boundary(found[d]) for d in np.unique(pairs[:, 0])}
-    of_there = {int(g): rle.boundary(there[g]) for g in np.unique(pairs[:, 1])}
-    for d, g in pairs.tolist():
-        table[d, g] = min(table[d, g], rle.boundary_overlap(of_found[d], of_there[g]))
-    return table
 
 
 def corner_and_size(boxes: npt.NDArray[np.floating]) -> FloatArray:

@@ -27,8 +27,9 @@ def centre_padded(x: Tensor, multiple: int) -> tuple[Tensor, tuple[slice, slice]
     ((1, 3, 42, 42), slice(6, 36, None), slice(2, 39, None))
     """
     height, width = x.shape[-2:]
-    (top, bottom), (left, right) = (_both_sides(length, multiple) for length in (height, width))
-    padded = functional.pad(x, (left, right, top, bottom))
+    missing_rows, missing_columns = -height % multiple, -width % multiple
+    top, left = missing_rows // 2, missing_columns // 2
+    padded = functional.pad(x, (left, missing_columns - left, top, missing_rows - top))
     return padded, (slice(top, top + height), slice(left, left + width))
 
 
@@ -69,12 +70,6 @@ def sliding_logits(forward: Forward, images: Tensor, *, window: tuple[int, int],
         total[region] += logits
         number[region] += 1
     return total / number
-
-
-def _both_sides(length: int, multiple: int) -> tuple[int, int]:
-    """Return the padding before and after an axis."""
-    missing = -length % multiple
-    return missing // 2, missing - missing // 2
 
 
 Layers = Literal["last", "last4", "spread4"]

@@ -77,9 +77,13 @@ def principal_axes(x: Rows, *, standardise: bool = True, device: str = "cpu") ->
             alone.
         device: 'cuda' computes the covariances of many samples there.
     """
-    mean, std = _moments(x)
-    if not standardise:
-        std = np.ones_like(std)
+    # in two passes to avoid cancellation
+    blocks = range(0, len(x), _ROWS)
+    mean = np.sum([x[i : i + _ROWS].sum(axis=0, dtype=np.float64) for i in blocks], axis=0) / len(x)
+    squares = np.sum([((x[i : i + _ROWS].astype(np.float64) - mean) ** 2).sum(axis=0) for i in blocks], axis=0)
+    std = np.sqrt(squares / len(x))
+    # The computed deviation of a constant feature is the rounding error of its mean.
+    std = np.where(std > 1e-12 * np.abs(mean), std, np.inf) if standardise else np.ones_like(std)
     n, width = x.shape
     rotation = np.linalg.qr(_standardise(x[:], mean, std).T)[0] if n < width else np.eye(width)
     variance, open_axes = np.zeros(rotation.shape[1]), rotation.shape[1]
@@ -122,16 +126,6 @@ def _covariance(x: Rows, mean: FloatArray, std: FloatArray, axes: FloatArray | N
 
 def _standardise(x: Matrix, mean: FloatArray, std: FloatArray) -> FloatArray:
     return np.asarray((x.astype(np.float64) - mean) / std)
-
-
-def _moments(x: Rows) -> tuple[FloatArray, FloatArray]:
-    """Return mean and standard deviation per feature, in two passes to avoid cancellation."""
-    blocks = range(0, len(x), _ROWS)
-    mean = np.sum([x[i : i + _ROWS].sum(axis=0, dtype=np.float64) for i in blocks], axis=0) / len(x)
-    squares = np.sum([((x[i : i + _ROWS].astype(np.float64) - mean) ** 2).sum(axis=0) for i in blocks], axis=0)
-    std = np.sqrt(squares / len(x))
-    # The computed deviation of a constant feature is the rounding error of its mean.
-    return np.asarray(mean), np.where(std > 1e-12 * np.abs(mean), std, np.inf)
 
 
 def fit(problem: Problem, variance: FloatArray, c: float, *, start: Fit | None, max_iter: int, tolerance: float) -> Fit:

@@ -151,25 +151,17 @@ def polish(
         gradient = np.vstack([at.loss.by_weight + penalty * at.weight, at.loss.by_bias])
         step, taken = _solve(hessian, penalties, -gradient, min(_MAX_ITERATIONS, max_iter - iterations))
         iterations += taken
-        improved = _line_search(problem, at, step, penalty, tolerance)
-        if improved is None:
+        value = _objective(at, penalty)
+        for halvings in range(_HALVINGS):
+            weight, bias = at.weight + step[:-1] / 2**halvings, at.bias + step[-1] / 2**halvings
+            point = certify(problem, weight, bias, penalty, tolerance)
+            # The gain of the last steps is lost in the objective's rounding, but the gap falls.
+            if _objective(point, penalty) < value * (1 - 1e-13) or point.gap < 0.9 * at.gap:
+                at = point
+                break
+        else:  # no better point along the step
             break
-        at = improved
     return Fit(at.weight, at.bias, at.gap <= tolerance, iterations, at.gap)
-
-
-def _line_search(
-    problem: Problem, at: Certificate, step: FloatArray, penalty: float, tolerance: float
-) -> Certificate | None:
-    """Return the first better point by backtracking along the step; None if there is none."""
-    value = _objective(at, penalty)
-    for halvings in range(_HALVINGS):
-        weight, bias = at.weight + step[:-1] / 2**halvings, at.bias + step[-1] / 2**halvings
-        point = certify(problem, weight, bias, penalty, tolerance)
-        # The gain of the last steps is lost in the objective's rounding, but the gap falls.
-        if _objective(point, penalty) < value * (1 - 1e-13) or point.gap < 0.9 * at.gap:
-            return point
-    return None
 
 
 def _objective(at: Certificate, penalty: float) -> float:

@@ -189,7 +189,10 @@ def solve_by_qr(
     while steps < max_iter:
         steps += 1
         inside = signed @ v < 1
-        target = _least_squares(signed[inside], root[inside])
+        # the minimum of |v|^2 + |root (1 - signed v)|^2
+        left = np.vstack([signed[inside] * root[inside, None], np.eye(x.shape[1])])
+        orthogonal, triangle = np.linalg.qr(left)
+        target = np.linalg.solve(triangle, orthogonal.T @ np.append(root[inside], np.zeros(x.shape[1])))
         if not np.any((signed @ target < 1) != inside) or _relative_gap(signed, root, target) <= gap:
             return target, True, steps
         t = _line_search(signed, root, v, target - v)
@@ -205,15 +208,6 @@ def _relative_gap(signed: FloatArray, root: FloatArray, v: FloatArray) -> float:
     gradient = v - alpha @ signed
     value = float(v @ v + np.sum((alpha / root) ** 2))
     return float(gradient @ gradient) / max(value, float(np.finfo(np.float64).tiny))
-
-
-def _least_squares(signed: FloatArray, root: FloatArray) -> FloatArray:
-    """Return the minimum of |v|^2 + |root (1 - signed v)|^2."""
-    width = signed.shape[1]
-    left = np.vstack([signed * root[:, None], np.eye(width)])
-    right = np.append(root, np.zeros(width))
-    orthogonal, triangle = np.linalg.qr(left)
-    return np.asarray(np.linalg.solve(triangle, orthogonal.T @ right))
 
 
 def _line_search(signed: FloatArray, root: FloatArray, v: FloatArray, direction: FloatArray) -> float:
