@@ -57,13 +57,12 @@ class OfRows:
         """Return the rows at `indices`, in that order; other fields are unchanged."""
         # An empty list would become an array of floats, which selects nothing but an error.
         rows = np.asarray(indices, dtype=np.int64)
-        fields = {name: _selected(getattr(self, name), rows) for name in self.of_rows}
+        fields: dict[str, Any] = {}
+        for name in self.of_rows:
+            value = getattr(self, name)
+            if hasattr(value, "select"):
+                value = value.select(rows)
+            elif value is not None:
+                value = value[rows] if isinstance(value, np.ndarray) else tuple(value[row] for row in rows.tolist())
+            fields[name] = value
         return dataclasses.replace(self, **fields)  # type: ignore[type-var]
-
-
-def _selected(value: Any, rows: IntArray) -> Any:
-    if value is None:
-        return None
-    if hasattr(value, "select"):
-        return value.select(rows)
-    return value[rows] if isinstance(value, np.ndarray) else tuple(value[row] for row in rows.tolist())

@@ -82,6 +82,9 @@ class RunSettings:
                 f"{self.seed + self.seeds - 1}"
             )
         check_decoder(self.decoder)
+        from sslbench.results import sinks  # loads NumPy
+
+        sinks.requested()
 
     def torch_device(self) -> "torch.device":
         """Return the device of this process; see `choose_device`."""

@@ -116,7 +116,8 @@ def with_extras(board: Board, options: Sequence[str]) -> Board:
     for option in OPTIONS:
         columns = [column for column in COLUMNS if option in options and column.option == option]
         of_rows = [column for column in columns if column.of == "row"]
-        found += [Extra(c.heading, tuple(c.value(row_records(row)) for row in board.rows)) for c in of_rows]
+        of_row = [[record for cell in row.cells for record in cell_records(cell)] for row in board.rows]
+        found += [Extra(c.heading, tuple(c.value(records) for records in of_row)) for c in of_rows]
         found += [
             Extra(f"{column.name} {c.heading}", tuple(c.value(cell_records(row.cells[i])) for row in board.rows))
             for i, column in enumerate(board.columns)
@@ -125,11 +126,6 @@ def with_extras(board: Board, options: Sequence[str]) -> Board:
         ]
     shown = tuple(extra for extra in found if any(value is not None for value in extra.values))
     return dataclasses.replace(board, extras=shown)
-
-
-def row_records(row: Row) -> list[Result]:
-    """Return the records of all cells of a row."""
-    return [record for cell in row.cells for record in cell_records(cell)]
 
 
 def cell_records(cell: Cell | None) -> tuple[Result, ...]:

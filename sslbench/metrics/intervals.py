@@ -23,6 +23,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +79,10 @@ class Units:
     def having(self, rows: IntArray) -> int:
         """Return the number of units that have at least one of these samples."""
         return len(rows) if self.place is None else len(np.unique(self.place[rows]))
+
+    def having_each(self, table: npt.NDArray[Any]) -> tuple[int, ...]:
+        """Return the number of units with a nonzero value, for each column of (N, C) that has one."""
+        return tuple(self.having(rows) for column in table.T if len(rows := np.flatnonzero(column)))
 
 
 def half_samples(units: Units, n: int, seed: int, *, block: int = _BLOCK) -> Iterator[FloatArray]:
@@ -251,13 +256,10 @@ def known_mean(values: Sequence[float]) -> float:
     return float(np.mean(known)) if known else math.nan
 
 
-def resample_counts(units: Units, resamples: int, seed: int, *, block: int = _BLOCK) -> Iterator[FloatArray]:
-    """Yield blocks (r, N) of bootstrap counts: how often each sample's unit was drawn, `resamples` rows in all.
-
-    A block has at most `block` counts; the counts do not depend on it.
-    """
+def resample_counts(units: Units, resamples: int, seed: int) -> Iterator[FloatArray]:
+    """Yield blocks (r, N) of bootstrap counts: how often each sample's unit was drawn, `resamples` rows in all."""
     generator, number = np.random.default_rng(seed), units.number
-    per_block = max(1, block // max(1, units.samples))
+    per_block = max(1, _BLOCK // max(1, units.samples))
     for start in range(0, resamples, per_block):
         rows = min(per_block, resamples - start)
         drawn = generator.integers(0, number, size=(rows, number))

@@ -120,16 +120,6 @@ def precision_at(ranks: IntArray, k: int) -> float:
     return float((ranks < length).sum() / length)
 
 
-def recall_at(ranks: IntArray, k: int) -> float:
-    """Return 1 if a positive is among the first k items, else 0; NaN without positives.
-
-    >>> recall_at(np.array([3, 8]), 1), recall_at(np.array([3, 8]), 5)
-    (0.0, 1.0)
-    """
-    # The recall@k of metric learning (Oh Song et al., CVPR 2016, section 5), not the share of the positives found.
-    return float(ranks[0] < k) if len(ranks) else float("nan")
-
-
 def r_precision(ranks: IntArray) -> float:
     """Return the precision among the first R items, R being the number of positives; NaN without positives.
 
@@ -137,17 +127,6 @@ def r_precision(ranks: IntArray) -> float:
     0.5
     """
     return float((ranks < len(ranks)).mean()) if len(ranks) else float("nan")
-
-
-def map_at_r(ranks: IntArray) -> float:
-    """Return the mean over the first R places of the precision at each place that holds a positive, else 0.
-
-    MAP@R of Musgrave et al. (ECCV 2020, eq. 2); NaN without positives.
-
-    >>> map_at_r(np.array([0, 2]))
-    0.5
-    """
-    return average_precision(ranks[ranks < len(ranks)], len(ranks), interpolation="step")
 
 
 def ranking_values(ranks: IntArray) -> FloatArray:
@@ -158,9 +137,14 @@ def ranking_values(ranks: IntArray) -> FloatArray:
     >>> ranking_values(np.array([0, 2])).round(3).tolist()
     [1.0, 1.0, 1.0, 0.5, 0.833, 0.5]
     """
-    recalls = [recall_at(ranks, k) for k in _RECALLED]
+    if not len(ranks):
+        return np.full(len(RANKING), np.nan)
+    # Recall@k of metric learning (Oh Song et al., CVPR 2016, section 5): 1 if a positive is among the first k items.
+    recalls = [float(ranks[0] < k) for k in _RECALLED]
     mean_precision = average_precision(ranks, len(ranks), interpolation="step")
-    return np.array([*recalls, r_precision(ranks), mean_precision, map_at_r(ranks)])
+    # Musgrave et al. (ECCV 2020, eq. 2): mean over the first R places of the precision at each that holds a positive.
+    map_at_r = average_precision(ranks[ranks < len(ranks)], len(ranks), interpolation="step")
+    return np.array([*recalls, r_precision(ranks), mean_precision, map_at_r])
 
 
 def random_order_values(n_positives: int, n_candidates: int) -> FloatArray:

@@ -90,8 +90,7 @@ def label_measures(
     threshold = 0.5 if how == "scores" else 0.0
     counts = classification.LabelCounts(values, scores, threshold)
     scored = ~np.isnan(scores).any(axis=0)
-    having = [units.having(np.flatnonzero(column > 0)) for column in values[:, scored].T]
-    class_units = tuple(number for number in having if number)
+    class_units = units.having_each(values[:, scored] > 0)
     return [
         Measure(tuple(_RANKING), _multi_ranking(values, scores), class_units=class_units),
         Measure((classification.MICRO_F1,), lambda weights: counts.f1(weights)[:, :1]),

@@ -255,12 +255,11 @@ def boundary_f(counts: npt.NDArray[np.number]) -> FloatArray:
 
 def boundary_measure(counts: IntArray, units: Units, *, absent: Absent = "omit") -> Measure:
     """Return the mean F-score over classes of N images, counts (N, 4, C), as a function of the images' weights."""
-    having = (units.having(np.flatnonzero(of_class)) for of_class in counts[:, 2].T)
 
     def statistic(weights: FloatArray) -> FloatArray:
         return mean_over_classes(boundary_f(pooled(counts, weights)), absent=absent)[:, None]
 
-    return Measure((BOUNDARY_F,), statistic, class_units=tuple(number for number in having if number))
+    return Measure((BOUNDARY_F,), statistic, class_units=units.having_each(counts[:, 2]))
 
 
 def _boundaries(values: npt.NDArray[np.integer], counted: BoolArray) -> BoolArray:

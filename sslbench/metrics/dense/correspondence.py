@@ -164,12 +164,12 @@ def pck_measures(pairs: PairHits, units: Units) -> list[Measure]:
     >>> [round(value, 2) for value in with_intervals(per_image, units, 0, 200)["pck_per_image@0.1"]]
     [0.65, 0.58, 0.71]
     """
-    classes = range(int(pairs.classes.max(initial=-1)) + 1)
-    numbers = (units.having(np.flatnonzero((pairs.classes == c) & (pairs.points > 0))) for c in classes)
+    classes = np.arange(int(pairs.classes.max(initial=-1)) + 1)
+    of_class = (pairs.classes[:, None] == classes) & (pairs.points > 0)[:, None]
     measures = [
         Measure(PCK_PER_IMAGE, pairs.per_image),
         Measure(PCK_PER_POINT, pairs.per_point),
-        Measure(PCK_PER_CLASS, pairs.per_class, class_units=tuple(number for number in numbers if number)),
+        Measure(PCK_PER_CLASS, pairs.per_class, class_units=units.having_each(of_class)),
     ]
     if pairs.swapped is None:
         return measures

@@ -61,8 +61,8 @@ def overlaps(box: npt.ArrayLike, boxes: npt.ArrayLike) -> FloatArray:
     return np.asarray(np.divide(common, union, out=np.zeros(len(others)), where=union > 0))
 
 
-def is_located(box: npt.ArrayLike | None, boxes: npt.ArrayLike, overlap: float = OVERLAP) -> float:
-    """Return 1 if a box overlaps any of an image's objects by at least `overlap`, else 0; NaN without an object.
+def is_located(box: npt.ArrayLike | None, boxes: npt.ArrayLike) -> float:
+    """Return 1 if a box overlaps any of an image's objects by at least `OVERLAP`, else 0; NaN without an object.
 
     CorLoc is the mean over the images that have an object.
 
@@ -74,7 +74,7 @@ def is_located(box: npt.ArrayLike | None, boxes: npt.ArrayLike, overlap: float =
     """
     if not np.size(boxes):
         return float("nan")
-    return 0.0 if box is None else float(overlaps(box, boxes).max() >= overlap)
+    return 0.0 if box is None else float(overlaps(box, boxes).max() >= OVERLAP)
 
 
 def mask_iou(found: Mask, objects: npt.NDArray[np.bool_]) -> float:

@@ -123,9 +123,7 @@ def panoptic_values(counts: FloatArray, classes: BoolArray | None = None) -> Flo
 
 def panoptic_measure(counts: FloatArray, units: Units) -> Measure:
     """Return PQ, SQ and RQ of N images, counts (N, 4, C), as functions of the weights of the images."""
-    labelled = counts[:, 1] + counts[:, 3]
-    having = (units.having(np.flatnonzero(of_class)) for of_class in labelled.T)
-    class_units = tuple(number for number in having if number)
+    class_units = units.having_each(counts[:, 1] + counts[:, 3])
     return Measure(PANOPTIC, lambda weights: panoptic_values(pooled(counts, weights)), class_units=class_units)
 
 

@@ -87,9 +87,8 @@ def pose_measure(counts: IntArray, units: Units) -> Measure:
     >>> pose_measure(counts, Units.of(2, None)).statistic(np.ones((1, 2))).tolist()
     [[0.75, 0.875]]
     """
-    having = (units.having(np.flatnonzero(of_joint)) for of_joint in counts[:, -1].T)
     return Measure(
         POSE_PCK,
         lambda weights: mean_over_classes(np.swapaxes(pck(pooled(counts, weights)), -1, -2)),
-        class_units=tuple(number for number in having if number),
+        class_units=units.having_each(counts[:, -1]),
     )

@@ -167,8 +167,6 @@ def segmentation_measures(areas: IntArray, units: Units) -> list[Measure]:
     >>> [round(value, 2) for value in with_intervals(measure, Units.of(20, None), 0, 200)["aAcc"]]
     [0.47, 0.45, 0.5]
     """
-    labelled = (units.having(np.flatnonzero(of_class)) for of_class in areas[:, 2].T)
-    class_units = tuple(number for number in labelled if number)
 
     def statistic(weights: FloatArray) -> FloatArray:
         return segmentation_values(pooled(areas, weights))
@@ -178,7 +176,7 @@ def segmentation_measures(areas: IntArray, units: Units) -> list[Measure]:
         Measure(
             (MIOU, CLASS_ACCURACY, MEAN_F_SCORE),
             lambda weights: statistic(weights)[:, [0, 2, 3]],
-            class_units=class_units,
+            class_units=units.having_each(areas[:, 2]),
         ),
     ]
 

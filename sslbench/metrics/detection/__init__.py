@@ -185,11 +185,10 @@ def coco_ap(
         table = precision_recall.average_precisions(curves, once, precision_recall.coco_points)[:, 0, :, 0].T
     else:
         precision, recall = coco.evaluate(truth, detections, areas, kind=kind)
-        # in the order of `_COCO_NAMES`: means over all that have a value, as in pycocotools
+        # in the order of `_COCO_NAMES`
         parts = [*(precision[:, :, :, a, -1] for a in range(4)), *(precision[t, :, :, 0, -1] for t in (0, AT_75))]
         parts += [recall[:, :, 0, m] for m in range(3)] + [recall[:, :, a, -1] for a in (1, 2, 3)]
-        values = [float(np.nanmean(p)) if not np.isnan(p).all() else float("nan") for p in parts]
-        table = precision[:, :, :, 0, -1].mean(axis=1)
+        values, table = coco.means(parts), precision[:, :, :, 0, -1].mean(axis=1)
 
     def statistic(counts: FloatArray) -> FloatArray:
         return _coco_statistic(matches, curves, np.ascontiguousarray(counts.T))

@@ -1,5 +1,6 @@
 """COCO evaluation by faster-coco-eval, whose numbers are those of pycocotools."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -36,6 +37,11 @@ def evaluate(truth: Truth, detections: Detections, areas: FloatArray, *, kind: s
     evaluation.accumulate()
     precision, recall = (np.asarray(evaluation.eval[name], dtype=np.float64) for name in ("precision", "recall"))
     return np.where(precision < 0, np.nan, precision), np.where(recall < 0, np.nan, recall)
+
+
+def means(parts: Sequence[FloatArray]) -> list[float]:
+    """Return the mean of each part over all that have a value, as pycocotools summarises its tables."""
+    return [float(np.nanmean(part)) if not np.isnan(part).all() else float("nan") for part in parts]
 
 
 def _tables(truth: Truth, annotations: list[dict[str, Any]], sizes: dict[int, tuple[int, int]]) -> dict[str, Any]:

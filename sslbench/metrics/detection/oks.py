@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sslbench.arrays import FloatArray
+from sslbench.metrics.detection import coco
 from sslbench.metrics.detection import curves as precision_recall
 from sslbench.metrics.detection.matches import AT_75, ClassMatches, Truth
 
@@ -51,7 +52,7 @@ def values_of_coco(precision: FloatArray, recall: FloatArray) -> list[float]:
     """Return the metrics in the order of `TITLES` from the tables of `coco.evaluate`; NaN where there are none."""
     parts = [precision[at, :, :, 0] for _, at in _EACH] + [precision[:, :, :, area] for area in (1, 2)]
     parts += [recall[at, :, 0] for _, at in _EACH] + [recall[:, :, area] for area in (1, 2)]
-    return [float(np.nanmean(p)) if not np.isnan(p).all() else float("nan") for p in parts]
+    return coco.means(parts)
 
 
 def with_one(truth: Truth, keypoint: int) -> Truth:
