@@ -142,6 +142,8 @@ def rewrite(
         tables.write(temporary, table, plan.keys, heads_beside=plan.beside, backbone=backbone, note=note)
         _check_back(temporary, to, dict(plan.canonical), expected)
     source = tensors_at(file.content, found.where)
+    # As in `Recognised.ignored`.
+    head_patterns = {f"{_HEADS_BESIDE}*", *(rules.parse_pattern(text).summary() for text in source_table.file.heads)}
     return ConversionReport(
         source=file.path,
         target=dst,
@@ -152,7 +154,7 @@ def rewrite(
         prefix=found.prefix,
         tensors=len(plan.keys) + len(plan.beside),
         renamed=sum(key not in source for key in plan.keys),
-        dropped=tuple(p for p in found.ignored if not (keep_heads and p in _head_patterns(source_table))),
+        dropped=tuple(pattern for pattern in found.ignored if not (keep_heads and pattern in head_patterns)),
         dropped_count=len(found.dropped) + (0 if keep_heads else len(found.heads)),
         heads=tuple(found.heads) if keep_heads else (),
         counters_dropped=plan.counters_dropped,
@@ -278,11 +280,6 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 
 def _holds(table: FormatTable, name: str) -> bool:
     return any(pattern.match(name) is not None for rule in table.rules for pattern in rule.canonical)
-
-
-def _head_patterns(table: FormatTable) -> set[str]:
-    """Return the summaries of a table's head patterns, as in `Recognised.ignored`."""
-    return {f"{_HEADS_BESIDE}*"} | {rules.parse_pattern(text).summary() for text in table.file.heads}
 
 
 def _operations(source: FormatTable, found: Recognised, target: FormatTable, plan: _OutputFile) -> dict[str, int]:

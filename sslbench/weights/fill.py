@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import math
 import re
 from collections import Counter
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sslbench.errors import WeightsError
+from sslbench.weights.formats.places import prefixes
 from sslbench.weights.formats.recognise import OPTIONAL_LEAF
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -37,7 +39,14 @@ def likely_cause(file: Shapes, backbone: Shapes, *, missing: Sequence[str], unex
     file: canonical name -> shape of the tensors in the file.
     backbone: name -> shape of the tensors in the module.
     """
-    if cause := _folded(backbone, missing) or _prefix(file, backbone, missing, unexpected):
+    statistics = {name for name in backbone if name.endswith((".running_mean", ".running_var"))}
+    if statistics and set(missing) == statistics:
+        return (
+            "Its batch norm is folded into a scale and a bias, as in Detectron's Caffe2 files: use Detectron2's model "
+            "zoo, whose R-50.pkl and R-101.pkl are the same networks with running statistics (--format "
+            "detectron2_caffe2:msra)"
+        )
+    if cause := _prefix(file, backbone, missing, unexpected):
         return cause
     for names, here, there in ((unexpected, "file", "backbone"), (missing, "backbone", "file")):
         if names and all(_LAYER_SCALE.search(name) for name in names):
@@ -72,21 +81,16 @@ def describe(shapes: Shapes) -> str:
         first = shapes.get("layer1.0.conv1.weight", ())
         width = f" (first block of width {first[0]})" if first and first[0] != 64 else ""
         kind = "bottleneck" if bottleneck else "basic"
-        tail = width + _stem(shapes.get("conv1.weight", ()))
+        stem = shapes.get("conv1.weight", ())
+        kernel = "x".join(map(str, stem[2:]))
+        tail = width + (f" with a {kernel} stem" if len(stem) == 4 and kernel != "7x7" else "")
+        tail += _for_channels(stem[1]) if len(stem) == 4 else ""
         return f"a {known}{tail}" if known else f"a ResNet of {'-'.join(map(str, depths))} {kind} blocks{tail}"
     if blocks:
         patch = shapes.get("patch_embed.proj.weight", ())
         tail = f", width {patch[0]}, patch {patch[-1]}{_for_channels(patch[1])}" if len(patch) == 4 else ""
         return f"a ViT of {len(blocks)} blocks{tail}"
     return ""
-
-
-def _stem(shape: tuple[int, ...]) -> str:
-    """Describe a ResNet's first convolution where it is not the usual 7x7 one for 3 channels; else return ''."""
-    if len(shape) != 4:
-        return ""
-    kernel = "x".join(map(str, shape[2:]))
-    return (f" with a {kernel} stem" if kernel != "7x7" else "") + _for_channels(shape[1])
 
 
 def _for_channels(count: int) -> str:
@@ -98,33 +102,15 @@ def _prefix(file: Shapes, backbone: Shapes, missing: Sequence[str], unexpected: 
     if not missing or not unexpected:
         return ""
     lacking, extra = backbone.keys() - file.keys(), set(unexpected)
-    for name in unexpected[:3]:
-        segments = name.split(".")
-        for cut in range(1, len(segments)):
-            prefix = ".".join(segments[:cut]) + "."
-            fits = sum(other.removeprefix(prefix) in lacking for other in extra if other.startswith(prefix))
+    for names, prefixed, plain, how in (
+        (unexpected, extra, lacking, "without"),
+        (missing, lacking, extra, "with"),
+    ):
+        for prefix in dict.fromkeys(itertools.chain.from_iterable(prefixes([name]) for name in names[:3])):
+            fits = sum(other.removeprefix(prefix) in plain for other in prefixed if other.startswith(prefix))
             if 2 * fits > len(lacking):
-                return f"{fits} names in the file fit without the prefix '{prefix}'"
-    for name in missing[:3]:
-        segments = name.split(".")
-        for cut in range(1, len(segments)):
-            prefix = ".".join(segments[:cut]) + "."
-            fits = sum(other.removeprefix(prefix) in extra for other in lacking if other.startswith(prefix))
-            if 2 * fits > len(lacking):
-                return f"{fits} names in the file fit with the prefix '{prefix}'"
+                return f"{fits} names in the file fit {how} the prefix '{prefix}'"
     return ""
-
-
-def _folded(backbone: Shapes, missing: Sequence[str]) -> str:
-    """Return the cause of missing running statistics, where all of them and nothing else are missing."""
-    statistics = {name for name in backbone if name.endswith((".running_mean", ".running_var"))}
-    if not statistics or set(missing) != statistics:
-        return ""
-    return (
-        "Its batch norm is folded into a scale and a bias, as in Detectron's Caffe2 files: use Detectron2's model "
-        "zoo, whose R-50.pkl and R-101.pkl are the same networks with running statistics (--format "
-        "detectron2_caffe2:msra)"
-    )
 
 
 def _closest_rename(file: Shapes, backbone: Shapes, missing: Sequence[str], unexpected: Sequence[str]) -> str:
@@ -134,18 +120,11 @@ def _closest_rename(file: Shapes, backbone: Shapes, missing: Sequence[str], unex
     for wanted in missing[:20]:
         for name in unexpected[:2000]:
             if file[name] == backbone[wanted]:
-                best = max(best, (_shared_end(wanted, name), wanted, name), key=lambda pair: pair[0])
+                # Trailing dotted segments that the names share.
+                ends = zip(reversed(wanted.split(".")), reversed(name.split(".")), strict=False)
+                shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], ends))
+                best = max(best, (shared, wanted, name), key=lambda pair: pair[0])
     return f"Closest by shape and name: '{best[2]}' in the file for '{best[1]}'" if best[0] else ""
-
-
-def _shared_end(a: str, b: str) -> int:
-    """Count the trailing dotted segments that two names share."""
-    count = 0
-    for left, right in zip(reversed(a.split(".")), reversed(b.split(".")), strict=False):
-        if left != right:
-            break
-        count += 1
-    return count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,7 +314,11 @@ def _refusal(
     if unexpected:
         parts.append(f"{len(unexpected)} unexpected: {_abridged(unexpected)}")
     if mismatched:
-        pairs = [f"'{n}' {_kind(tensors[n], targets[n])}" for n in mismatched[:3]]
+        pairs = []
+        for name in mismatched[:3]:
+            given, wanted = tensors[name], targets[name]
+            differ = [f"{tuple(t.shape)}" if given.shape != wanted.shape else str(t.dtype)[6:] for t in (given, wanted)]
+            pairs.append(f"'{name}' {differ[0]} in the file, {differ[1]} in the backbone")
         more = f" and {len(mismatched) - 3} more" if len(mismatched) > 3 else ""
         parts.append(f"{len(mismatched)} of another shape: {', '.join(pairs)}{more}")
     cause = likely_cause(
@@ -344,25 +327,16 @@ def _refusal(
         missing=missing,
         unexpected=unexpected,
     )
+    remedy = "Give the right --format or --backbone"
+    if not any(name in tensors and name not in mismatched for name in targets):
+        remedy = "Nothing fits: give the right --format or --backbone."
+    elif unexpected:
+        remedy += f": --allow-partial would compute another network, without {len(unexpected)} tensors of the file."
+    else:
+        remedy += "; --allow-partial loads what fits and marks every result as partial."
     return WeightsError(
-        f"{what} does not fit the backbone: {'; '.join(parts)}" + (f". {cause}" if cause else ""),
-        _remedy(unexpected, fits=any(name in tensors and name not in mismatched for name in targets)),
+        f"{what} does not fit the backbone: {'; '.join(parts)}" + (f". {cause}" if cause else ""), remedy
     )
-
-
-def _remedy(unexpected: Sequence[str], *, fits: bool) -> str:
-    if not fits:
-        return "Nothing fits: give the right --format or --backbone."
-    right = "Give the right --format or --backbone"
-    if unexpected:
-        return f"{right}: --allow-partial would compute another network, without {len(unexpected)} tensors of the file."
-    return f"{right}; --allow-partial loads what fits and marks every result as partial."
-
-
-def _kind(tensor: Tensor, target: Tensor) -> str:
-    if tensor.shape != target.shape:
-        return f"{tuple(tensor.shape)} in the file, {tuple(target.shape)} in the backbone"
-    return f"{str(tensor.dtype)[6:]} in the file, {str(target.dtype)[6:]} in the backbone"
 
 
 def _abridged(names: Sequence[str]) -> str:

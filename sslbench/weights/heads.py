@@ -208,7 +208,9 @@ def _sequence(layers: _Layers, activation: str) -> tuple[list[str], dict[str, Te
     for position in sorted(layers):
         own = layers[position]
         gap = position[0] - len(kinds) if len(position) == 1 else 0
-        kind = _kind(own)
+        weight = own.get("weight")
+        matrix = weight is not None and weight.ndim == 2
+        kind = "batchnorm" if "running_mean" in own else "linear" if matrix else "layernorm"
         if kind == "linear" and "linear" in kinds:
             kinds.append(activation)
             gap -= 1
@@ -216,10 +218,3 @@ def _sequence(layers: _Layers, activation: str) -> tuple[list[str], dict[str, Te
         tensors |= {f"{len(kinds)}.{leaf}": tensor for leaf, tensor in own.items()}
         kinds.append(kind)
     return kinds, tensors
-
-
-def _kind(tensors: Mapping[str, Tensor]) -> str:
-    if "running_mean" in tensors:
-        return "batchnorm"
-    weight = tensors.get("weight")
-    return "linear" if weight is not None and weight.ndim == 2 else "layernorm"

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -107,8 +107,13 @@ class Search:
         """Return the networks in these dicts."""
         found: list[Match] = []
         taken: set[str] = set()
-        for root in self._worth_a_try(roots):
-            if root.where in taken and not root.prefix:
+        sizes = sorted((len(root.tensors) for root in roots), reverse=True)
+        # A slice, not an index: it is empty where there are fewer dicts.
+        least = max(self._fewest, *sizes[_MOST_DICTS - 1 : _MOST_DICTS], 0)
+        for root in roots:
+            outer = len(roots) <= _MOST_DICTS and any(isinstance(value, Mapping) for value in root.content.values())
+            small = root is not roots[0] and not outer and len(root.tensors) < least
+            if small or (root.where in taken and not root.prefix):
                 continue
             try:
                 here = self._at(root, self.tables if root is roots[0] else self.inner)
@@ -126,23 +131,15 @@ class Search:
     def _fewest(self) -> int:
         return min(_FEWEST, len(self.expected)) if self.expected else _FEWEST
 
-    def _worth_a_try(self, roots: Sequence[Place]) -> Iterator[Place]:
-        """Yield the first root, and of the others those that may hold a network."""
-        sizes = sorted((len(root.tensors) for root in roots), reverse=True)
-        # A slice, not an index: it is empty where there are fewer dicts.
-        least = max(self._fewest, *sizes[_MOST_DICTS - 1 : _MOST_DICTS], 0)
-        for root in roots:
-            outer = len(roots) <= _MOST_DICTS and any(isinstance(value, Mapping) for value in root.content.values())
-            if root is roots[0] or outer or len(root.tensors) >= least:
-                yield root
-
     def _at(self, root: Place, tables: Sequence[FormatTable]) -> list[Match]:
         """Return the network that is the whole dict, else those behind prefixes of its keys.
 
         A fallback that takes any keys is used only if there is nothing better in the file.
         """
         written = self._best(root, tables, bare=False)
-        if written is not None and (not written.table.file.fallback or self._covers(written)):
+        if written is not None and (
+            not written.table.file.fallback or written.table.file.needs_backbone or self.covered(written.split)
+        ):
             return [self._before(written, tables) or written]
         if (bare := self._best(root, self.inner, bare=True)) is not None:
             same = written is not None and same_tensors(written.split.canonical, bare.split.canonical)
@@ -238,7 +235,12 @@ class Search:
         A table whose rules contradict each other on this file does not match; the contradiction is added to
         `conflicts`. A table named by the user need not satisfy its `detect` entry, which only decides between tables.
         """
-        for where in self._places(table, root):
+        declared = table.file.state_dict
+        owners = _owners(table, root)
+        if owners and table.network not in owners:
+            return None
+        wheres = (*declared, "") if "" not in declared and (self.format or _declared(table, root)) else declared
+        for where in wheres:
             tensors = tensors_at(root.content, where) if where else root.tensors
             originals = places.without_wrappers(tensors) if bare else {}
             if bare:
@@ -251,18 +253,11 @@ class Search:
                 self.conflicts.append(error.message)
                 continue
             if self._is_complete(table, split):
-                network = table.network if where or _shows_network(table, root, split) else ""
-                return Match(table, root, where, tensors, originals, split, network)
+                network = table.file.networks.get(table.network)
+                # Shown by a place, or by the keys.
+                shown = where or not root.name or owners or (network and network.prefix and split.prefix)
+                return Match(table, root, where, tensors, originals, split, table.network if shown else "")
         return None
-
-    def _places(self, table: FormatTable, root: Place) -> tuple[str, ...]:
-        """Return the dotted paths in a dict at which a table's state dict may lie."""
-        declared = table.file.state_dict
-        if (owners := _owners(table, root)) and table.network not in owners:
-            return ()
-        if self.format or _declared(table, root):
-            return declared if "" in declared else (*declared, "")
-        return declared
 
     def _is_complete(self, table: FormatTable, split: Split) -> bool:
         expected = self.expected or {}
@@ -271,9 +266,6 @@ class Search:
         if table.file.needs_backbone and 2 * sum(name in split.canonical for name in expected) <= len(expected):
             return False
         return not any(places.has_wrapper(name) and name not in expected for name in split.canonical)
-
-    def _covers(self, match: Match) -> bool:
-        return match.table.file.needs_backbone or self.covered(match.split) > 0
 
     def covered(self, split: Split) -> int:
         """Return the number of tensors of the backbone, if it is known, among these."""
@@ -294,12 +286,6 @@ def _owners(table: FormatTable, place: Place) -> list[str]:
     """Return the networks of a table whose place this is."""
     networks = table.file.networks.items()
     return [name for name, network in networks if any(w and place.ends_with(w) for w in network.state_dict)]
-
-
-def _shows_network(table: FormatTable, root: Place, split: Split) -> bool:
-    """Return whether a dict or its keys show which of the table's networks they are."""
-    network = table.file.networks.get(table.network)
-    return not root.name or bool(_owners(table, root)) or bool(network and network.prefix and split.prefix)
 
 
 def tried(table: FormatTable, place: Place) -> Split | None:

@@ -22,7 +22,7 @@ from sslbench.weights import save
 from sslbench.weights.format_name import find_format
 from sslbench.weights.formats import rules, schema
 from sslbench.weights.formats.rules import Pattern
-from sslbench.weights.formats.schema import Detect, Rule, TableFile
+from sslbench.weights.formats.schema import Rule, TableFile
 
 NOTE = "sslbench"  # key of the provenance, in layouts with entries beside the state dict
 
@@ -80,7 +80,11 @@ class FormatTable:
     def split(self, tensors: Mapping[str, Tensor]) -> Split:
         """Sort every key into backbone, heads, dropped and unknown; drops are matched first, then heads, then rules."""
         drops, heads_patterns = _parse_all(self.file.drop), _parse_all(self.file.heads)
-        prefix = self._prefix(tensors, drops)
+        # The prefix of the majority of keys; the longest if several qualify.
+        kept = [key for key in tensors if not _first_match(drops, key)]
+        counts = {prefix: sum(key.startswith(prefix) for key in kept) for prefix in self.file.prefix}
+        enough = [prefix for prefix in self.file.prefix if prefix and counts[prefix] * 2 > len(kept)]
+        prefix = max(enough or [p for p in counts if counts[p] == max(counts.values())], key=len)
         heads: dict[str, Tensor] = {}
         dropped: list[str] = []
         unknown: list[str] = []
@@ -127,15 +131,13 @@ class FormatTable:
 
     def detected(self, keys: Mapping[str, Any]) -> bool:
         """Return True if the keys satisfy the table's `detect` entry."""
-        return not self.file.detect or any(_detect_holds(way, keys) for way in self.file.detect)
 
-    def _prefix(self, tensors: Mapping[str, Tensor], drops: tuple[Pattern, ...]) -> str:
-        """Return the prefix of the majority of keys; the longest if several qualify."""
-        keys = [key for key in tensors if not _first_match(drops, key)]
-        counts = {prefix: sum(key.startswith(prefix) for key in keys) for prefix in self.file.prefix}
-        most = max(counts.values())
-        enough = [prefix for prefix in self.file.prefix if prefix and counts[prefix] * 2 > len(keys)]
-        return max(enough or [p for p in counts if counts[p] == most], key=len)
+        def some(text: str) -> bool:
+            pattern = rules.parse_pattern(text)
+            return any(pattern.match(key) is not None for key in keys)
+
+        ways = self.file.detect
+        return not ways or any(all(map(some, way.present)) and not any(map(some, way.absent)) for way in ways)
 
     def _add(self, key: str, tensor: Tensor, renames: "dict[tuple[int, str], _Rename]", *, inverse: bool) -> bool:
         """Add the tensor to the rename of the one rule that matches its key; return False if no rule does."""
@@ -197,11 +199,8 @@ class _Rename:
                 raise WeightsError(f"the rule {self.rule} is not invertible for '{key}': its holes are ambiguous")
         try:
             whole = rules.concat(tensors, self.rule.shares) if len(tensors) > 1 else tensors[0]
-            if len(targets) == 1:
-                whole = rules.apply(self.rule.operations, whole, key=key, inverse=inverse)
-                return [(targets[0].fill(self.values), whole)]
             whole = rules.apply(self.rule.operations, whole, key=key, inverse=inverse)
-            pieces = rules.split(whole, self.rule.shares)
+            pieces = rules.split(whole, self.rule.shares) if len(targets) > 1 else [whole]
         except ValueError as error:
             raise WeightsError(f"the rule {self.rule} does not fit '{key}': it {error}") from error
         return [(target.fill(self.values), piece) for target, piece in zip(targets, pieces, strict=True)]
@@ -270,14 +269,6 @@ def _parse_all(texts: tuple[str, ...]) -> tuple[Pattern, ...]:
 
 def _first_match(candidates: tuple[Pattern, ...], key: str) -> Pattern | None:
     return next((pattern for pattern in candidates if pattern.match(key) is not None), None)
-
-
-def _detect_holds(way: Detect, keys: Mapping[str, Any]) -> bool:
-    def some(text: str) -> bool:
-        pattern = rules.parse_pattern(text)
-        return any(pattern.match(key) is not None for key in keys)
-
-    return all(some(text) for text in way.present) and not any(some(text) for text in way.absent)
 
 
 def check_layout(path: Path, table: FormatTable) -> None:

@@ -69,7 +69,11 @@ def read(folder: Path) -> tuple[dict[str, Any], str]:
     try:
         for name in sizes:
             if name in wanted:
-                _put(content, keys[name], _whole(pieces[name], sizes[name]))
+                inner = content
+                *outer, last = keys[name]
+                for step in outer:
+                    inner = inner.setdefault(step, {})
+                inner[last] = _whole(pieces[name], sizes[name])
     except (ValueError, TypeError, RuntimeError, IndexError) as error:
         raise WeightsError(f"{folder}: the pieces of '{name}' do not fit together: {error}") from error
     return content, digest.hexdigest()
@@ -142,13 +146,6 @@ def _whole(pieces: list[tuple[list[int], Any]], size: list[int]) -> torch.Tensor
     if list(whole.shape) != size:
         raise ValueError(f"they make {tuple(whole.shape)}, not {tuple(size)}")
     return whole
-
-
-def _put(content: dict[str, Any], steps: list[str], value: object) -> None:
-    *outer, last = steps
-    for step in outer:
-        content = content.setdefault(step, {})
-    content[last] = value
 
 
 def _damaged(path: Path, error: Exception) -> WeightsError:

@@ -93,7 +93,14 @@ def _read_file(path: Path, *, trust_pickle: bool = False) -> WeightsFile:
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     if container == "safetensors":
-        content, metadata = _read_safetensors(path)
+        try:
+            with safetensors.safe_open(path, framework="pt", device="cpu") as tensors:
+                content = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+                metadata = dict(tensors.metadata() or {})
+        except (safetensors.SafetensorError, OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
+            raise WeightsError(
+                f"{path} is a damaged safetensors file: {error}", "Download or copy the file again."
+            ) from error
         converter = _PlainConverter(path, Budget(path.stat().st_size))
         return WeightsFile(
             path,
@@ -183,16 +190,6 @@ def _read_distributed(folder: Path) -> WeightsFile:
     except RecursionError as error:
         raise _damaged(folder, error) from error
     return WeightsFile(folder, sha256, plain, "distributed checkpoint", unreadable=converter.left_out())
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    try:
-        with safetensors.safe_open(path, framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
-        raise WeightsError(
-            f"{path} is a damaged safetensors file: {error}", "Download or copy the file again."
-        ) from error
 
 
 def _read_part(path: Path, *, trust_pickle: bool) -> Any:

@@ -195,7 +195,10 @@ def joined(pieces: "list[tuple[list[int], Tensor]]") -> "Tensor":
     pieces = [(offset, piece) for offset, piece in pieces if piece.numel()] or pieces[:1]
     if not pieces:
         raise ValueError("a tensor is missing")
-    size = [max(ends) for ends in zip(*(_ends(*piece) for piece in pieces), strict=True)]
+    if min((start for offset, _ in pieces for start in offset), default=0) < 0:
+        raise ValueError("an offset is negative")
+    ends = ([start + n for start, n in zip(offset, piece.shape, strict=True)] for offset, piece in pieces)
+    size = [max(stops) for stops in zip(*ends, strict=True)]
     # Checked before memory is taken for a size that the file claims.
     if sum(piece.numel() for _, piece in pieces) != math.prod(size):
         raise ValueError("pieces are missing, or overlap")
@@ -207,10 +210,3 @@ def joined(pieces: "list[tuple[list[int], Tensor]]") -> "Tensor":
     if not bool(filled.all()):
         raise ValueError("pieces overlap")
     return whole
-
-
-def _ends(offset: list[int], piece: "Tensor") -> list[int]:
-    """Return the end of a piece in each dimension."""
-    if min(offset, default=0) < 0:
-        raise ValueError("an offset is negative")
-    return [start + length for start, length in zip(offset, piece.shape, strict=True)]

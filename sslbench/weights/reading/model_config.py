@@ -160,10 +160,16 @@ def read_configs(paths: tuple[Path, Path, Path, Path]) -> ModelConfig:
         mean, std = (_moment(images, f"image_{key}", paths[2]) for key in _MOMENTS)
         if images.get("do_normalize", True) is False:
             mean, std = (0.0,) * 3, (1.0,) * 3
-        range_ = _range(images, paths[2])
-        if not math.isclose(range_, 1.0):
+        scale = images.get("rescale_factor", 1 / 255) if images.get("do_rescale", True) else 1
+        if not isinstance(scale, int | float) or not 0 < scale < math.inf:
+            raise WeightsError(
+                f"{paths[2]}: rescale_factor should be a positive number, not {_text(scale)}",
+                "Correct it, or move it away and give --mean and --std.",
+            )
+        white = 255 * float(scale)  # a white pixel before mean and std: 1, or 255 where bytes are taken as they are
+        if not math.isclose(white, 1.0):
             # The processor subtracts them after a scaling of its own; here pixels are from 0 to 1.
-            mean, std = tuple(value / range_ for value in mean), tuple(value / range_ for value in std)
+            mean, std = tuple(value / white for value in mean), tuple(value / white for value in std)
         found = dataclasses.replace(found, path=found.path or paths[2], mean=mean, std=std)
     numbers = (*found.mean, *found.std)
     if len(found.mean) != len(found.std) or not all(map(math.isfinite, numbers)) or min(found.std, default=1) <= 0:
@@ -184,17 +190,6 @@ def _moment(images: Mapping[str, Any], key: str, path: Path) -> tuple[float, ...
             "Correct it, or move it away and give --mean and --std.",
         )
     return found
-
-
-def _range(images: Mapping[str, Any], path: Path) -> float:
-    """Return the value of a white pixel before mean and std: 1, or 255 in networks that take bytes as they are."""
-    scale = images.get("rescale_factor", 1 / 255) if images.get("do_rescale", True) else 1
-    if not isinstance(scale, int | float) or not 0 < scale < math.inf:
-        raise WeightsError(
-            f"{path}: rescale_factor should be a positive number, not {_text(scale)}",
-            "Correct it, or move it away and give --mean and --std.",
-        )
-    return 255 * float(scale)
 
 
 def _of_transformers(config: Mapping[str, Any], path: Path) -> ModelConfig:

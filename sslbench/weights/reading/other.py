@@ -66,8 +66,15 @@ def read_tar(path: Path, restricted: RestrictedPickle) -> Any:
     """Read a tar archive of torch.save before 0.1.10 (2017), with members 'storages', 'tensors' and 'pickle'."""
     with tarfile.open(path, mode="r:") as archive:
         kinds, numbers = _tar_storages(_member(archive, "storages"), restricted)
-        tensors = _tar_tensors(_member(archive, "tensors"), restricted, kinds)
-        known = {**kinds, **tensors}
+        known: dict[int, StorageDescription | TensorDescription] = {**kinds}
+        file = _member(archive, "tensors")
+        for _ in range(_count(restricted.load(file))):
+            key, storage, _kind = restricted.load(file)
+            (dimensions,) = struct.unpack("<i4x", file.read(8))
+            sizes = struct.unpack(f"<{dimensions}q", file.read(8 * dimensions))
+            strides = struct.unpack(f"<{dimensions}q", file.read(8 * dimensions))
+            (offset,) = struct.unpack("<q", file.read(8))
+            known[key] = TensorDescription(kinds[storage], offset, sizes, strides, None, None)
         content = restricted.load(
             _member(archive, "pickle"), lambda key: key[0] if isinstance(key, tuple) else known[int(key)]
         )
@@ -103,20 +110,6 @@ def _tar_storages(
         base = kinds[root]
         kinds[key] = StorageDescription(base.kind, base.key, base.count, (key, base.first + offset, count))
     return kinds, numbers
-
-
-def _tar_tensors(
-    file: IO[bytes], restricted: RestrictedPickle, kinds: dict[int, StorageDescription]
-) -> dict[int, TensorDescription]:
-    found = {}
-    for _ in range(_count(restricted.load(file))):
-        key, storage, _kind = restricted.load(file)
-        (dimensions,) = struct.unpack("<i4x", file.read(8))
-        sizes = struct.unpack(f"<{dimensions}q", file.read(8 * dimensions))
-        strides = struct.unpack(f"<{dimensions}q", file.read(8 * dimensions))
-        (offset,) = struct.unpack("<q", file.read(8))
-        found[key] = TensorDescription(kinds[storage], offset, sizes, strides, None, None)
-    return found
 
 
 def _count(value: object) -> int:

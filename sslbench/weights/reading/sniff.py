@@ -102,7 +102,13 @@ def _whole_of(path: Path) -> str | None:
 
 def _weights_in(folder: Path) -> str | None:
     """Return the weights or the newest checkpoint in a folder, else the names of what it holds."""
-    inside = sorted(folder.iterdir(), key=_number_last)
+    # checkpoint-1000 comes behind checkpoint-500.
+    inside = sorted(
+        folder.iterdir(),
+        key=lambda path: [
+            (part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", path.name)
+        ],
+    )
     inner = [path for path in inside if is_sharded(path) or is_distributed(path)]
     inner = inner or [path for path in inside if path.is_dir() and folders.weights_file(path)]
     saved = inner or sorted([*folder.glob("step_*.ckpt"), *folder.glob("checkpoints/step_*.ckpt")])
@@ -112,11 +118,6 @@ def _weights_in(folder: Path) -> str | None:
         return f"Did you mean {found[0]}{others}?"
     names = [path.name + ("/" if path.is_dir() else "") for path in inside]
     return f"It holds: {', '.join(names[:5])}{' ...' if len(names) > 5 else '.'}" if names else "It is empty."
-
-
-def _number_last(path: Path) -> list[tuple[bool, int, str]]:
-    """Return a key that sorts checkpoint-1000 behind checkpoint-500."""
-    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", path.name)]
 
 
 def _files_instead(path: Path) -> str:
@@ -207,23 +208,19 @@ def _sniff_zip(path: Path) -> Container:
 
 def damaged_member(archive: zipfile.ZipFile) -> str | None:
     """Return the first member with a wrong checksum; None if no tensor has a right one, as torch can omit them."""
-    members = archive.infolist()
-    wrong = [member.filename for member in members if _is_damaged(archive, member)]
-    tensors = [member.filename for member in members if "/data/" in member.filename]
+    wrong = []
+    for member in archive.infolist():
+        try:
+            with archive.open(member) as file:
+                while file.read(1 << 22):
+                    pass
+        except zipfile.BadZipFile as error:
+            if "CRC" not in str(error):
+                raise
+            wrong.append(member.filename)
+    tensors = [name for name in archive.namelist() if "/data/" in name]
     written_without = len(tensors) > 1 and set(tensors) <= set(wrong)
     return wrong[0] if wrong and not written_without else None
-
-
-def _is_damaged(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bool:
-    try:
-        with archive.open(member) as file:
-            while file.read(1 << 22):
-                pass
-    except zipfile.BadZipFile as error:
-        if "CRC" in str(error):
-            return True
-        raise
-    return False
 
 
 def _refuse_text(path: Path, head: bytes) -> None:

@@ -269,12 +269,10 @@ class _RestrictedUnpickler(pickle._Unpickler):
             raise pickle.UnpicklingError(f"the file sets the state of a {type(instance).__name__}")
 
     def load_append(self) -> None:
-        value = self.stack.pop()
-        self._extend([value])
+        self._extend([self.stack.pop()])
 
     def load_appends(self) -> None:
-        values = self.pop_mark()
-        self._extend(values)
+        self._extend(self.pop_mark())
 
     def _extend(self, values: list[Any]) -> None:
         if isinstance(self.stack[-1], list):
@@ -287,8 +285,7 @@ class _RestrictedUnpickler(pickle._Unpickler):
         self._set_items([key, value])
 
     def load_setitems(self) -> None:
-        items = self.pop_mark()
-        self._set_items(items)
+        self._set_items(self.pop_mark())
 
     def _set_items(self, items: list[Any]) -> None:
         instance = self.stack[-1]
@@ -365,7 +362,9 @@ class RestrictedPickle:
         full = f"{module}.{name}"
         if full not in self._known:
             is_class = _looks_like_class(module, name)
-            if not _is_silent(full):
+            # TorchScript's own classes, and storages, which are read.
+            silent = full.startswith("__torch__.") or (full.startswith("torch.") and full.endswith("Storage"))
+            if not silent:
                 (self.stubbed if is_class else self.suspicious).add(full)
             self._known[full] = PickledName(full, (lambda *_: InertObject(full)) if is_class else _refuse(full))
         return self._known[full]
@@ -381,10 +380,6 @@ class RestrictedPickle:
         if kind != "storage" or not isinstance(key, str) or not isinstance(count, int) or count < 0:
             raise pickle.UnpicklingError(f"{kind!r:.40} is not a storage")
         return StorageDescription(name, key, count, view[0] if view else None)
-
-
-def _is_silent(name: str) -> bool:
-    return name.startswith("__torch__.") or (name.startswith("torch.") and name.endswith("Storage"))
 
 
 def _looks_like_class(module: str, name: str) -> bool:
