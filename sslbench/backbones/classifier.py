@@ -78,17 +78,8 @@ class Classifier:
 
     def scores(self, module: nn.Module, images: Tensor) -> Tensor:
         """Return the scores (B, C) of normalised images; `module` is the backbone's."""
-        return classifier_scores(module, self.layer, self.head, images)
-
-
-def classifier_scores(module: nn.Module, layer: Layer, head: nn.Module, images: Tensor) -> Tensor:
-    """Return the head's scores (B, C) of one layer's pooled features.
-
-    head: from (B, D) to (B, C).
-    images: (B, channels, H, W), normalised.
-    """
-    scores: Tensor = head(forward_layers(module, images, (layer,))[layer.text])
-    return scores
+        scores: Tensor = self.head(forward_layers(module, images, (self.layer,))[self.layer.text])
+        return scores
 
 
 def classifier_metadata(info: ClassifierInfo) -> str:

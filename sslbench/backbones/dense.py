@@ -66,7 +66,11 @@ def layer_inputs(
             if part.pool is not None or part.head is not None:
                 raise UsageError(f"layer '{part.text}': maps are not pooled", f"Write {part.text.partition(':')[0]}.")
         if facet != "token":
-            parts = tuple(_attention(backbone, part) for part in parts)
+            paths = {part.text: f"{part.path}.attn.qkv" for part in parts}
+            modules = dict(backbone.module.named_modules())
+            if absent := [text for text, path in paths.items() if path not in modules]:
+                raise UsageError(f"layer '{absent[0]}' of {backbone.name} has no attn.qkv", "Name a block: blocks.11.")
+            parts = tuple(Layer(path, path) for path in paths.values())
         name = f"{layer.text}+cls" if cls else layer.text
         inputs.append(DenseInput(name if facet == "token" else f"{layer.text}@{facet}", parts, cls=cls, facet=facet))
     return tuple(inputs)
@@ -142,8 +146,8 @@ class DenseEncoder:
         pieces = torch.split(images, CPU_CHUNK) if self.device.type == "cpu" else (images,)
         with torch.inference_mode(), arithmetic(self.device):
             module = self._for_size(size)
-            found = [self._maps(module, piece) for piece in pieces]
-            joined = {name: torch.cat([maps[name] for maps in found]) for name in found[0]}
+            maps = [self._maps(module, piece) for piece in pieces]
+            joined = {name: torch.cat([piece[name] for piece in maps]) for name in maps[0]}
         return {name: value.clone() for name, value in joined.items()}  # autograd takes no inference tensors
 
     def state_sha256(self) -> str:
@@ -253,11 +257,3 @@ def number_of_blocks(backbone: Backbone) -> int:
             "Name layers with --layers.",
         )
     return total
-
-
-def _attention(backbone: Backbone, layer: Layer) -> Layer:
-    """Return the layer of queries, keys and values of a block."""
-    path = f"{layer.path}.attn.qkv"
-    if path not in dict(backbone.module.named_modules()):
-        raise UsageError(f"layer '{layer.text}' of {backbone.name} has no attn.qkv", "Name a block: blocks.11.")
-    return Layer(path, path)

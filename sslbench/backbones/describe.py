@@ -97,13 +97,15 @@ def describe(file: WeightsFile, *, backbone: str | None = None, format: str | No
     format: name of the format of its keys; recognised when None.
     """
     most = largest(file.content)
+    noted = file.content.get(NOTE)  # by `sslbench convert`
+    entries = {**file.content, **file.metadata, **(noted if isinstance(noted, Mapping) else {})}
     known = Description(
         container=file.container,
         size=file.size,
         sha256=file.sha256,
         stubbed=file.stubbed,
         suspicious=file.suspicious,
-        beside=_beside(file),
+        beside={key: value for key, value in entries.items() if isinstance(value, str | int | float)},
         where=most.where,
         tensors=_shapes(most.tensors),
     )
@@ -118,14 +120,17 @@ def describe(file: WeightsFile, *, backbone: str | None = None, format: str | No
         loaded = load_file(file, backbone=backbone, format=format)
     except (WeightsError, BackboneError) as error:
         return dataclasses.replace(known, problem=str(error))
-    default = loaded.default_layer
+    default, images, strides = loaded.default_layer, loaded.preprocessing, ""
+    if (resnet := parse(loaded.name)) is not None:
+        strides = f"in the {'1x1' if resnet.stride_in_1x1 else '3x3'} convolutions"
+        strides += ", 1 in the last stage" if resnet.last_stride == 1 else ""
     known = dataclasses.replace(
         known,
         backbone=loaded.name,
         parameters=sum(parameter.numel() for parameter in loaded.module.parameters()),
-        space=_space(known, loaded.preprocessing),
-        strides=_strides(loaded.name),
-        preprocessing=loaded.preprocessing,
+        space=(known.space or images.space) if images.channels == 3 or images.space != "RGB" else "",
+        strides=strides,
+        preprocessing=images,
         report=loaded.report.line() if loaded.report else "",
         layers=(default, *(layer for layer in loaded.aliases if layer != default)),
         tensors_sha256=loaded.weights_sha256,
@@ -203,28 +208,6 @@ def _why(found: Recognised, table: FormatTable) -> str:
         if shown and all(shown):
             return f"{fits}; typical is '{found.wrapper}{found.originals.get(shown[0], shown[0])}'"
     return fits + (f"; all begin with '{found.prefix}'" if found.prefix else "")
-
-
-def _beside(file: WeightsFile) -> dict[str, Any]:
-    """Numbers and text at the top of the file, and what `sslbench convert` noted there."""
-    noted = file.content.get(NOTE)
-    entries = {**file.content, **file.metadata, **(noted if isinstance(noted, Mapping) else {})}
-    return {key: value for key, value in entries.items() if isinstance(value, str | int | float)}
-
-
-def _space(known: Description, preprocessing: Preprocessing) -> str:
-    if preprocessing.channels == 3 or preprocessing.space != "RGB":
-        return known.space or preprocessing.space
-    return ""
-
-
-def _strides(name: str) -> str:
-    """Return the places of a ResNet's strides in words; '' for other backbones."""
-    spec = parse(name)
-    if spec is None:
-        return ""
-    where = "the 1x1 convolutions" if spec.stride_in_1x1 else "the 3x3 convolutions"
-    return f"in {where}" + (", 1 in the last stage" if spec.last_stride == 1 else "")
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

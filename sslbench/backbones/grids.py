@@ -29,15 +29,14 @@ def resolve_grids(backbone: Backbone, specs: Sequence[str], size: tuple[int, int
             f"{backbone.name}: grids of features need images of one size",
             "Give --resize HEIGHTxWIDTH --crop none, such as --resize 448x448 --crop none.",
         )
-    found: dict[str, Layer] = {}
+    grids: dict[str, Layer] = {}
     for spec in specs or [last_map(backbone)]:
-        name, kind = next(
-            ((spec.removesuffix(f":{kind}"), kind) for kind in _KINDS if spec.endswith(f":{kind}")), (spec, "")
-        )
-        layers = resolve_layers(backbone, [name])
+        kind = next((kind for kind in _KINDS if spec.endswith(f":{kind}")), "")
+        layers = resolve_layers(backbone, [spec.removesuffix(f":{kind}") if kind else spec])
         shapes = _shapes(backbone, layers, size)
-        found |= {layer.text: layer for layer in (_with_grid(each, shapes, kind or _KINDS[0]) for each in layers)}
-    return tuple(found.values())
+        resolved = [_with_grid(layer, shapes, kind or _KINDS[0]) for layer in layers]
+        grids |= {layer.text: layer for layer in resolved}
+    return tuple(grids.values())
 
 
 def last_map(backbone: Backbone) -> str:

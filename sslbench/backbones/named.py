@@ -100,7 +100,10 @@ def local(weights: str) -> FetchedWeights:
 def fetch(weights: str) -> FetchedWeights:
     """Return the local copy of weights given by name; downloaded when it is not there yet."""
     address, _, fragment = weights.partition("#")
-    sha256 = _hash_of(weights, fragment)
+    key, _, digest = fragment.partition("=")
+    sha256 = digest.lower()
+    if fragment and (key != "sha256" or not _SHA256.fullmatch(sha256)):
+        raise UsageError(f"--weights {weights}: behind '#' should stand sha256= and 64 hex digits")
     scheme = address.partition(":")[0]
     if scheme == "timm":
         found = _from_timm(address)
@@ -110,18 +113,9 @@ def fetch(weights: str) -> FetchedWeights:
         found = _from_url(_of_zoo(address))
     else:
         found = _from_url(address)
-    if sha256 is not None:
+    if sha256:
         _verify(found, sha256)
     return found
-
-
-def _hash_of(weights: str, fragment: str) -> str | None:
-    if not fragment:
-        return None
-    key, _, text = fragment.partition("=")
-    if key != "sha256" or not _SHA256.fullmatch(text.lower()):
-        raise UsageError(f"--weights {weights}: behind '#' should stand sha256= and 64 hex digits")
-    return text.lower()
 
 
 def _verify(found: FetchedWeights, sha256: str) -> None:

@@ -57,9 +57,13 @@ def fit_positions(tensors: Mapping[str, Tensor], module: nn.Module) -> tuple[dic
     tensors: canonical name -> tensor; not changed.
     """
     changed, notes = dict(tensors), []
-    target, grid = getattr(module, "pos_embed", None), _grid(module)
-    if "pos_embed" not in changed or not isinstance(target, Tensor) or grid is None:
+    target = getattr(module, "pos_embed", None)
+    cells = getattr(getattr(module, "patch_embed", None), "grid_size", None)
+    if "pos_embed" not in changed or not isinstance(target, Tensor):
         return changed, ()
+    if not isinstance(cells, tuple) or len(cells) != 2:
+        return changed, ()
+    grid = int(cells[0]), int(cells[1])
     prefix = target.shape[1] - grid[0] * grid[1]  # position rows without a patch
     if prefix == 0 and isinstance(getattr(module, "reg_token", None), Tensor):
         changed = without_class_position(changed)
@@ -81,7 +85,10 @@ def resampled_positions(positions: Tensor, module: nn.Module, side: int, grid: t
 
     -> (1, prefix + rows * columns, D).
     """
-    if _is_dino(module):
+    recorded = getattr(module, "pretrained_cfg", None) or {}
+    registers = isinstance(getattr(module, "reg_token", None), Tensor)
+    # DINO's, or DINOv2's without registers, by the name that timm keeps in the network.
+    if not registers and ("dinov2" in str(recorded.get("architecture")) or recorded.get("tag") == "dino"):
         # As `interpolate_pos_encoding` of DINO and DINOv2: the scale factor reaches 0.1 patches too far, and bicubic
         # interpolation is computed with the factor.
         tokens, patches = positions[:, :prefix], positions[:, prefix:]
@@ -100,19 +107,6 @@ def resampled_positions(positions: Tensor, module: nn.Module, side: int, grid: t
         antialias=True,
     )
     return resampled
-
-
-def _is_dino(module: nn.Module) -> bool:
-    """Return whether the network is DINO's, or DINOv2's without registers, by the name that timm keeps in it."""
-    known = getattr(module, "pretrained_cfg", None) or {}
-    registers = isinstance(getattr(module, "reg_token", None), Tensor)
-    return not registers and ("dinov2" in str(known.get("architecture")) or known.get("tag") == "dino")
-
-
-def _grid(module: nn.Module) -> tuple[int, int] | None:
-    """Return the module's grid of patches (rows, columns)."""
-    size = getattr(getattr(module, "patch_embed", None), "grid_size", None)
-    return (int(size[0]), int(size[1])) if isinstance(size, tuple) and len(size) == 2 else None
 
 
 def built_for(backbone: Backbone) -> Backbone:

@@ -112,7 +112,8 @@ def fit_stem(
     changed, notes, random = dict(tensors), list[str](), list[str]()
     for name, own in _stems(backbone).items():
         given = tensors.get(name)
-        if given is None or given.ndim != own.ndim or _without_channels(given) != _without_channels(own):
+        shapes = [(t.ndim, t.shape[:1] + t.shape[2:]) for t in (given, own) if t is not None]
+        if given is None or shapes[0] != shapes[1]:
             continue
         has = given.shape[1]
         if rule is None:
@@ -137,7 +138,12 @@ def fit_stem(
             )
         changed[name] = own if rule.name == "random" else map_stem(given, wanted, rule)
         random += [name] if rule.name == "random" else []
-        notes.append(f"stem {name} from {has} to {wanted} channels: {_in_words(rule, has, wanted)}")
+        how = {
+            "bands": f"bands={','.join('-' if band is None else str(band) for band in rule.bands)}, zero elsewhere",
+            "sum": "sum",
+            "random": "random, not from the file",
+        }.get(rule.name, f"{rule.name}, times {has}/{wanted}")
+        notes.append(f"stem {name} from {has} to {wanted} channels: {how}")
     if rule is not None and not notes:
         raise UsageError(f"--stem {rule.name}: {what} has no stem like that of {backbone.name}", "Leave it out.")
     return changed, tuple(notes), tuple(random)
@@ -162,19 +168,6 @@ def _stems(backbone: Backbone) -> dict[str, Tensor]:
         paths = tuple([path for path, module in modules.items() if isinstance(module, kinds)][:1])
     state = backbone.module.state_dict()
     return {f"{path}.weight": state[f"{path}.weight"] for path in paths if f"{path}.weight" in state}
-
-
-def _without_channels(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(tensor.shape[:1] + tensor.shape[2:])
-
-
-def _in_words(rule: StemRule, has: int, wanted: int) -> str:
-    if rule.name in ("repeat", "average"):
-        return f"{rule.name}, times {has}/{wanted}"
-    if rule.name == "bands":
-        bands = ",".join("-" if band is None else str(band) for band in rule.bands)
-        return f"bands={bands}, zero elsewhere"
-    return "sum" if rule.name == "sum" else "random, not from the file"
 
 
 def _channels(count: int) -> str:

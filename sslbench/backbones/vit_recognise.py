@@ -1,6 +1,7 @@
 """Recognition of vision transformers by the names and shapes of their tensors."""
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -162,6 +163,12 @@ def recognise_vit(shapes: Shapes, *, format: str = "", config: ModelConfig = NO_
     swiglu = fc1[0] == 2 * fc2[1] or bool(_any(shapes, "mlp.fc1_g.weight"))
     # DINOv2's gate is SiLU in transformers too, whatever the configuration says.
     told = "" if swiglu and family == "dinov2" else config.activation
+    activation = told or _ACTIVATIONS.get(format, "")
+    notes = []
+    if family == "clip" and not activation:
+        notes.append("GELU is assumed; models that open_clip calls -quickgelu need timm's clip_quickgelu names")
+    if family == "vit" and width == 384 and format in ("timm", "module", "mmpretrain_vit", "lightly_vit"):
+        notes.append("6 heads are assumed as in DeiT, DINO and timm; MoCo v3's ViT-S has 12 (add ,num_heads=12)")
     trained_by_dinov2 = family == "dinov2" and image == _DINOV2_TRAINED
     vit = ViT(
         name="",
@@ -181,12 +188,12 @@ def recognise_vit(shapes: Shapes, *, format: str = "", config: ModelConfig = NO_
         qkv_bias=bool(_any(shapes, "attn.qkv.bias") or _any(shapes, "attn.q_bias")),
         hidden=hidden,
         swiglu=swiglu,
-        activation=told or _ACTIVATIONS.get(format, ""),
+        activation=activation,
         eps=config.number("layer_norm_eps") or config.number("rms_norm_eps"),
         theta=config.number("rope_theta"),
         pooled_norm="fc_norm.weight" in shapes,
         no_norm=family == "beit" and not {"norm.weight", "fc_norm.weight"} & shapes.keys(),
-        notes=tuple(_notes(family, width, format, told or _ACTIVATIONS.get(format, ""))),
+        notes=tuple(notes),
     )
     return dataclasses.replace(vit, name=_name(vit, shapes, _TAGS.get(format, "")))
 
@@ -319,15 +326,6 @@ def grid_side(count: int, prefixes: tuple[int, ...]) -> int | None:
     return None
 
 
-def _notes(family: Family, width: int, format: str, activation: str) -> list[str]:
-    notes = []
-    if family == "clip" and not activation:
-        notes.append("GELU is assumed; models that open_clip calls -quickgelu need timm's clip_quickgelu names")
-    if family == "vit" and width == 384 and format in ("timm", "module", "mmpretrain_vit", "lightly_vit"):
-        notes.append("6 heads are assumed as in DeiT, DINO and timm; MoCo v3's ViT-S has 12 (add ,num_heads=12)")
-    return notes
-
-
 def _name(vit: ViT, shapes: Shapes, tag: str) -> str:
     """Return timm's name, followed by the options that differ from it."""
     base, says = _base(vit, tag)
@@ -421,7 +419,12 @@ def _base(vit: ViT, tag: str) -> tuple[str, dict[str, object]]:
 
     # Only DINOv2's giant has SwiGLU by default.
     sizes = (vit.size, "giant") if vit.swiglu and vit.family == "dinov2" else (vit.size, "small", "base", "large")
-    for size, patch, image in ((w, p, i) for w in sizes if w for p, i in _nearest(vit)):
+    # Its own patch and image first.
+    nearest = [
+        (vit.patch, vit.evaluated),
+        *itertools.product((vit.patch, 16, 14, 32), (224, 256, 336, 384, 448, 512)),
+    ]
+    for size, (patch, image) in itertools.product(filter(None, sizes), nearest):
         registers = 4 if vit.registers else 0
         gated = "_plus" if vit.swiglu and size != "7b" else ""
         biased = "_qkvb" if vit.qkv_bias and size != "7b" else ""
@@ -454,9 +457,3 @@ def _base(vit: ViT, tag: str) -> tuple[str, dict[str, object]]:
             says["activation"] = "quick_gelu" if vit.quick_gelu else "gelu_tanh"
         return name + (tag if tag and name + tag in timm.list_pretrained(f"{name}*") else ""), says
     raise AssertionError(f"timm has no base model of the family {vit.family}")
-
-
-def _nearest(vit: ViT) -> list[tuple[int, int]]:
-    """Return (patch, image) in the order in which names are tried: its own first."""
-    images = (224, 256, 336, 384, 448, 512)
-    return [(vit.patch, vit.evaluated), *((patch, image) for patch in (vit.patch, 16, 14, 32) for image in images)]

@@ -260,7 +260,12 @@ def _read_labels(
 ) -> _Table:
     path, grouped_by = _without_group(given)
     if not is_table(path):
-        return _array_of_labels(path, [*([column] if column else []), *numbers, *further, grouped_by], rows, features)
+        if asked := [name for name in (column, *numbers, *further, grouped_by) if name]:
+            raise UsageError(f"{path} has no column '{asked[0]}': it holds an array", "Give the labels as a table.")
+        array = read_label_array(path)
+        if len(array) != rows:
+            raise DataError(f"{path} has {len(array)} labels, {features} has {rows} rows")
+        return _without_columns(labels_of(array, rows, name=str(path)))
     if numbers and column:
         raise UsageError("--label-col names classes and --value-col numbers: give only one")
     columns = read_table(path, rows)
@@ -283,15 +288,6 @@ def _read_labels(
             "Name the column by --label-col, or give the labels in a file of their own.",
         )
     return _Table(labels, ids, splits, attributes, groups, grouped_by, "ids" if all(named) else "rows")
-
-
-def _array_of_labels(path: Path, columns: Sequence[str], rows: int, features: Path) -> _Table:
-    if asked := [name for name in columns if name]:
-        raise UsageError(f"{path} has no column '{asked[0]}': it holds an array", "Give the labels as a table.")
-    array = read_label_array(path)
-    if len(array) != rows:
-        raise DataError(f"{path} has {len(array)} labels, {features} has {rows} rows")
-    return _without_columns(labels_of(array, rows, name=str(path)))
 
 
 def _labels(path: Path, columns: Columns, column: str | None, numbers: Sequence[str], leave_out: set[str]) -> Target:
@@ -372,7 +368,10 @@ def _matched(train: Target, test: Target, *, own_classes: bool = False) -> tuple
     if isinstance(train, Numbers) != isinstance(test, Numbers) or (
         isinstance(train, Numbers) and len(train.classes) != len(test.classes)
     ):
-        raise DataError(f"the labels of train and test differ in kind: {_kind(train)} and {_kind(test)}")
+        kinds = (
+            f"{len(part.classes)} {'numbers' if isinstance(part, Numbers) else 'classes'}" for part in (train, test)
+        )
+        raise DataError(f"the labels of train and test differ in kind: {' and '.join(kinds)}")
     if isinstance(train, Numbers):
         return train, test
     several = isinstance(train, MultiLabel) or isinstance(test, MultiLabel)
@@ -390,10 +389,6 @@ def _matched(train: Target, test: Target, *, own_classes: bool = False) -> tuple
     if several:
         return fitted, MultiLabel(fitted.classes, among_classes(scored.values, columns, len(number)))
     return fitted, Classes(fitted.classes, columns[scored.values])
-
-
-def _kind(labels: Target) -> str:
-    return f"{len(labels.classes)} numbers" if isinstance(labels, Numbers) else f"{len(labels.classes)} classes"
 
 
 def _refuse_unknown(test: set[str], train: set[str]) -> None:

@@ -52,7 +52,8 @@ _MOST_COMPRESSED = 1000  # an HDF5 array that claims to be larger than this time
 
 
 SUFFIXES = (".parquet", ".npz", ".h5")
-_FIXED = {"id", "path", "split", "width", "height"}
+# Names in files of `write_one_file`.
+_WRITTEN = {"features", "id", "path", "split", "width", "height"}
 
 
 def read_features(path: Path, leave_out: Sequence[str] = ()) -> npt.NDArray[np.floating]:
@@ -395,48 +396,36 @@ class Summary:
 
 def read_summary(path: Path) -> Summary | None:
     """Return the content of a file of features without reading them; None for any other file."""
-    readers = {".parquet": _summary_of_parquet, ".npz": _summary_of_npz, ".h5": _summary_of_hdf5}
-    reader = readers.get(path.suffix.lower())
-    if reader is None or not path.is_file():
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES or not path.is_file():
         return None
     try:
-        return reader(path)
+        if suffix == ".parquet":
+            import pyarrow.parquet
+
+            schema = pyarrow.parquet.read_schema(path)
+            if not set(schema.names) >= _WRITTEN:
+                return None
+            features = schema.field("features").type
+            splits = pyarrow.parquet.read_table(path, columns=["split"])["split"].to_pylist()
+            width, dtype, names = features.list_size, str(features.value_type), schema.names
+        elif suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                if not set(arrays.files) >= _WRITTEN:
+                    return None
+                splits, names = arrays["split"].tolist(), arrays.files
+                width, dtype = arrays["features"].shape[1], str(arrays["features"].dtype)
+        else:
+            import h5py  # type: ignore[import-untyped]
+
+            with h5py.File(path, locking=False) as file:
+                if not set(file) >= _WRITTEN:
+                    return None
+                splits, names = [str(split) for split in file["split"].asstr()[:]], list(file)
+                width, dtype = file["features"].shape[1], str(file["features"].dtype)
     except (OSError, ValueError, KeyError, ImportError, zipfile.BadZipFile):
         return None
-
-
-def _summary_of_parquet(path: Path) -> Summary | None:
-    import pyarrow.parquet
-
-    schema = pyarrow.parquet.read_schema(path)
-    if "features" not in schema.names or not set(schema.names) >= _FIXED:
-        return None
-    splits = pyarrow.parquet.read_table(path, columns=["split"])["split"].to_pylist()
-    features = schema.field("features").type
-    columns = tuple(name for name in schema.names if name != "features")
-    return Summary(len(splits), features.list_size, str(features.value_type), Counter(splits), columns)
-
-
-def _summary_of_npz(path: Path) -> Summary | None:
-    with np.load(path, allow_pickle=False) as file:
-        if "features" not in file or not set(file.files) >= _FIXED:
-            return None
-        x, splits = file["features"], file["split"].tolist()
-        columns = tuple(name for name in file.files if name != "features")
-    return Summary(len(x), x.shape[1], str(x.dtype), Counter(splits), columns)
-
-
-def _summary_of_hdf5(path: Path) -> Summary | None:
-    import h5py  # type: ignore[import-untyped]
-
-    with h5py.File(path, locking=False) as file:
-        if "features" not in file or not set(file) >= _FIXED:
-            return None
-        x = file["features"]
-        splits = [str(split) for split in file["split"].asstr()[:]]
-        return Summary(
-            len(x), x.shape[1], str(x.dtype), Counter(splits), tuple(name for name in file if name != "features")
-        )
+    return Summary(len(splits), width, dtype, Counter(splits), tuple(name for name in names if name != "features"))
 
 
 def _columns(found: Mapping[str, "Extraction"]) -> dict[str, list[Any]]:

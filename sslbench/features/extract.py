@@ -193,12 +193,6 @@ def parameter_bytes(backbone: Backbone) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in [*module.parameters(), *module.buffers()])
 
 
-def decoded_alike(preprocessing: Preprocessing) -> Preprocessing:
-    """Return the part of a preprocessing that decoding depends on: mean, std and scales are applied later."""
-    channels = preprocessing.channels
-    return dataclasses.replace(preprocessing, mean=(0.0,) * channels, std=(1.0,) * channels, scales=(1.0,), origin="")
-
-
 def extract_together(
     wanted: Sequence[tuple[Backbone, Sequence[Layer]]],
     source: Source,
@@ -232,9 +226,12 @@ def extract_together(
                 presence = Presence(root, this_process())
                 job = ExtractionJob(backbone, source, missing, settings, entry, presence, digests)
                 if job.open():
+                    # Mean, std and scales are applied after decoding.
+                    channels = backbone.preprocessing.channels
+                    mean, std = (0.0,) * channels, (1.0,) * channels
+                    decoding = dataclasses.replace(backbone.preprocessing, mean=mean, std=std, scales=(1.0,), origin="")
                     # A continued job has fewer rows left than a new one, and cannot share its pass.
-                    alike = decoded_alike(backbone.preprocessing), job.pending.tobytes()
-                    groups.setdefault(alike, []).append((key, job))
+                    groups.setdefault((decoding, job.pending.tobytes()), []).append((key, job))
         for group in groups.values():
             pass_over([job for _, job in group], progress)
             for key, job in group:

@@ -83,11 +83,11 @@ class PartialLayer:
 
     def states(self) -> npt.NDArray[np.uint8]:
         """Return the state of every row, uint8 (N,), as marked by all processes so far."""
-        return self._records()["state"]
+        return np.fromfile(self._progress, dtype=RECORD)["state"]
 
     def verify(self, indices: IntArray) -> int:
         """Mark rows as pending whose checksum is wrong or whose state is unknown."""
-        records = self._records()
+        records = np.fromfile(self._progress, dtype=RECORD)
         done = indices[records["state"][indices] == DONE]
         damaged = [
             block[[zlib.crc32(row) != checksum for row, checksum in zip(rows, records["checksum"][block], strict=True)]]
@@ -141,9 +141,6 @@ class PartialLayer:
                         raise StoreError(f"{self._rows} ends too early", "Run the same command again.")
                     rows[first:stop] = np.frombuffer(content, dtype=self.dtype).reshape(-1, self.shape[1])
                 yield block, rows
-
-    def _records(self) -> npt.NDArray[np.void]:
-        return np.fromfile(self._progress, dtype=RECORD)
 
     def _mark(self, indices: IntArray, records: npt.NDArray[np.void]) -> None:
         with _opened(self._progress, self._flags) as file:

@@ -75,7 +75,13 @@ class Presence:
     @contextlib.contextmanager
     def announced(self) -> Iterator[None]:
         """Write heartbeats while the block runs, and leave its error for the others to read."""
-        self._tidy()
+        with contextlib.suppress(OSError):  # a read-only store has no heartbeats
+            self.folder.mkdir(parents=True, exist_ok=True)
+        if self.process.rank == 0:  # folders of old runs; files in this run's may be of processes that started earlier
+            for folder in self.folder.parent.glob(f"{_PREFIX}*"):
+                with contextlib.suppress(OSError):
+                    if folder != self.folder and time.time() - folder.stat().st_mtime > _DAY:
+                        shutil.rmtree(folder, ignore_errors=True)
         stop = threading.Event()
         thread = threading.Thread(target=self._beat, args=(stop,), daemon=True)
         thread.start()
@@ -138,16 +144,6 @@ class Presence:
         for rank in ranks:
             if rank not in self._moved:
                 raise self._error(rank, f"it has not started within {ABSENT_SECONDS:.0f} s")
-
-    def _tidy(self) -> None:
-        """Remove folders of old runs; files in this run's folder may be of processes that started earlier."""
-        with contextlib.suppress(OSError):  # a read-only store has no heartbeats
-            self.folder.mkdir(parents=True, exist_ok=True)
-        if self.process.rank == 0:
-            for folder in self.folder.parent.glob(f"{_PREFIX}*"):
-                with contextlib.suppress(OSError):
-                    if folder != self.folder and time.time() - folder.stat().st_mtime > _DAY:
-                        shutil.rmtree(folder, ignore_errors=True)
 
     def _error(self, rank: int, reason: str) -> StoreError:
         return StoreError(

@@ -302,7 +302,7 @@ def test_the_other_one_ends_soon_with_the_reason(backbone, tmp_path, clock, how,
 
     def act(second):
         if how in ("fails", "killed") and second <= 5:
-            other._tidy()
+            other.folder.mkdir(parents=True, exist_ok=True)
             other._write(f"17 {second}")
         elif how == "fails" and second == 6:
             fail(other)

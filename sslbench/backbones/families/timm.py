@@ -15,10 +15,6 @@ log = logging.getLogger("sslbench")
 _HUBS = ("hf-hub:", "hf_hub:", "local-dir:", "hf:", "http:", "https:")
 
 
-def _takes(name: str) -> bool:
-    return name.startswith(("timm:", *_HUBS)) or (":" not in name and is_timm_name(name))
-
-
 def _build(name: str) -> Backbone:
     if name.startswith(_HUBS):
         remedy = "Nothing is downloaded: give the architecture as --backbone timm:NAME and the file as --weights."
@@ -58,4 +54,10 @@ def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str,
     return vit.name
 
 
-FAMILY = Family(_takes, _build, _check_recorded, _recognise, last_resort=True)
+FAMILY = Family(
+    lambda name: name.startswith(("timm:", *_HUBS)) or (":" not in name and is_timm_name(name)),
+    _build,
+    _check_recorded,
+    _recognise,
+    last_resort=True,
+)

@@ -2,8 +2,6 @@
 
 import dataclasses
 import traceback
-from collections.abc import Callable
-from typing import Any
 
 from torch import nn
 
@@ -18,12 +16,6 @@ def _build(spec: str) -> Backbone:
     target = find_object(spec)
     if not callable(target):
         raise UsageError(f"'{spec}' is a {type(target).__name__}, not a function that builds a backbone")
-    module = _call(spec, target)
-    backbone = from_module(spec, module, users_preprocessing(spec, module))
-    return dataclasses.replace(backbone, kind=Kind(users=True), in_process="", builder=(target,))
-
-
-def _call(spec: str, target: Callable[[], Any]) -> nn.Module:
     if isinstance(target, nn.Module):
         raise UsageError(
             f"'{spec}' is a module, not a function that builds one",
@@ -37,7 +29,8 @@ def _call(spec: str, target: Callable[[], Any]) -> nn.Module:
         raise BackboneError(f"calling '{spec}()' failed at {frame.filename}, line {frame.lineno}: {reason}") from error
     if not isinstance(module, nn.Module):
         raise BackboneError(f"'{spec}()' returned a {type(module).__name__}, not a torch.nn.Module")
-    return module
+    backbone = from_module(spec, module, users_preprocessing(spec, module))
+    return dataclasses.replace(backbone, kind=Kind(users=True), in_process="", builder=(target,))
 
 
 def _check_recorded(name: str, where: str) -> None:
