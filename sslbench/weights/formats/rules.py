@@ -107,93 +107,67 @@ class Operation:
     inverse: Callable[[Tensor], Tensor]
 
 
-def flip_channels(weight: Tensor) -> Tensor:
-    """Reverse the input channels (dim 1) of a convolution: BGR to RGB and back. Its own inverse."""
-    if weight.ndim != 4:
-        raise ValueError("needs a convolution's weight (out, in, h, w)")
-    return weight.flip(1)
+def _step(needs: str, fits: Callable[[Tensor], bool], change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a function of tensors that refuses those that do not fit."""
+
+    def step(tensor: Tensor) -> Tensor:
+        if not fits(tensor):
+            raise ValueError(f"needs {needs}")
+        return change(tensor)
+
+    return step
 
 
-def transpose(weight: Tensor) -> Tensor:
-    """Convert a linear layer's weight from (in, out), as in TensorFlow and JAX, to (out, in). Its own inverse."""
-    if weight.ndim != 2:
-        raise ValueError("needs a matrix")
-    return weight.t().contiguous()
-
-
-def hwio_to_oihw(weight: Tensor) -> Tensor:
-    """Convert a convolution's weight from (h, w, in, out), as in TensorFlow, JAX and Haiku, to (out, in, h, w)."""
-    if weight.ndim != 4:
-        raise ValueError("needs a convolution's weight (h, w, in, out)")
-    return weight.permute(3, 2, 0, 1).contiguous()
-
-
-def oihw_to_hwio(weight: Tensor) -> Tensor:
-    """Convert a convolution's weight from (out, in, h, w) to (h, w, in, out)."""
-    if weight.ndim != 4:
-        raise ValueError("needs a convolution's weight (out, in, h, w)")
-    return weight.permute(2, 3, 1, 0).contiguous()
-
-
-def linear_to_conv(weight: Tensor) -> Tensor:
-    """Convert a linear layer's weight (out, in) to that of the equivalent 1x1 convolution, (out, in, 1, 1)."""
-    if weight.ndim != 2:
-        raise ValueError("needs a matrix")
-    return weight[:, :, None, None]
-
-
-def conv_to_linear(weight: Tensor) -> Tensor:
-    """Convert a 1x1 convolution's weight (out, in, 1, 1) to that of the equivalent linear layer, (out, in)."""
-    if weight.ndim != 4 or weight.shape[2:] != (1, 1):
-        raise ValueError("needs a 1x1 convolution's weight (out, in, 1, 1)")
-    return weight[:, :, 0, 0]
-
-
-def unsqueeze(tensor: Tensor) -> Tensor:
-    """Add a first dimension of 1; CLIP stores tokens and position embeddings without the batch dimension."""
-    return tensor[None]
-
-
-def squeeze(tensor: Tensor) -> Tensor:
-    """Remove a first dimension of 1."""
-    if tensor.ndim == 0 or tensor.shape[0] != 1:
-        raise ValueError("needs a first dimension of 1")
-    return tensor[0]
-
-
-def patches_to_conv(weight: Tensor) -> Tensor:
-    """Convert a linear layer on flat RGB patches, (out, side * side * 3), to a convolution (out, 3, side, side)."""
-    side = math.isqrt(weight.shape[1] // 3) if weight.ndim == 2 else 0
-    if not side or weight.shape[1] != side * side * 3:
-        raise ValueError("needs a matrix for square patches of three channels")
+def _patches_to_conv(weight: Tensor) -> Tensor:
+    side = math.isqrt(weight.shape[1] // 3)
     return weight.reshape(-1, side, side, 3).permute(0, 3, 1, 2).contiguous()
 
 
-def conv_to_patches(weight: Tensor) -> Tensor:
-    """Convert a convolution's weight (out, 3, side, side) to that of a linear layer on flattened patches."""
-    if weight.ndim != 4 or weight.shape[1] != 3 or weight.shape[2] != weight.shape[3]:
-        raise ValueError("needs a convolution's weight for three channels and square patches")
-    return weight.permute(0, 2, 3, 1).flatten(1).contiguous()
-
-
-def video(weight: Tensor) -> Tensor:
-    """Refuse everything but a convolution over frames, (out, in, frames, h, w); its own inverse."""
-    if weight.ndim != 5:
-        raise ValueError("needs a convolution's weight (out, in, frames, h, w)")
-    return weight
-
+# Reverses the input channels of a convolution: BGR to RGB and back.
+_FLIP = _step("a convolution's weight (out, in, h, w)", lambda w: w.ndim == 4, lambda w: w.flip(1))
+# A linear layer's weight from (in, out), as in TensorFlow and JAX, to (out, in), and back.
+_TRANSPOSE = _step("a matrix", lambda w: w.ndim == 2, lambda w: w.t().contiguous())
+# A convolution's weight from (h, w, in, out), as in TensorFlow, JAX and Haiku, to (out, in, h, w).
+_HWIO_TO_OIHW = _step(
+    "a convolution's weight (h, w, in, out)", lambda w: w.ndim == 4, lambda w: w.permute(3, 2, 0, 1).contiguous()
+)
+_OIHW_TO_HWIO = _step(
+    "a convolution's weight (out, in, h, w)", lambda w: w.ndim == 4, lambda w: w.permute(2, 3, 1, 0).contiguous()
+)
+# A linear layer's weight (out, in) to that of the equivalent 1x1 convolution, (out, in, 1, 1).
+_LINEAR_TO_CONV = _step("a matrix", lambda w: w.ndim == 2, lambda w: w[:, :, None, None])
+_CONV_TO_LINEAR = _step(
+    "a 1x1 convolution's weight (out, in, 1, 1)",
+    lambda w: w.ndim == 4 and w.shape[2:] == (1, 1),
+    lambda w: w[:, :, 0, 0],
+)
+# Removes a first dimension of 1: CLIP stores tokens and position embeddings without the batch dimension.
+_SQUEEZE = _step("a first dimension of 1", lambda t: t.ndim > 0 and t.shape[0] == 1, lambda t: t[0])
+# A linear layer on flat RGB patches, (out, side * side * 3), to a convolution (out, 3, side, side).
+_PATCHES_TO_CONV = _step(
+    "a matrix for square patches of three channels",
+    lambda w: w.ndim == 2 and w.shape[1] > 0 and w.shape[1] == 3 * math.isqrt(w.shape[1] // 3) ** 2,
+    _patches_to_conv,
+)
+_CONV_TO_PATCHES = _step(
+    "a convolution's weight for three channels and square patches",
+    lambda w: w.ndim == 4 and w.shape[1] == 3 and w.shape[2] == w.shape[3],
+    lambda w: w.permute(0, 2, 3, 1).flatten(1).contiguous(),
+)
+# Refuses everything but a convolution over frames.
+_VIDEO = _step("a convolution's weight (out, in, frames, h, w)", lambda w: w.ndim == 5, lambda w: w)
 
 OPERATIONS: Mapping[str, Operation] = {
-    "flip_channels": Operation(flip_channels, flip_channels),
-    "transpose": Operation(transpose, transpose),
-    "hwio_to_oihw": Operation(hwio_to_oihw, oihw_to_hwio),
-    "oihw_to_hwio": Operation(oihw_to_hwio, hwio_to_oihw),
-    "linear_to_conv": Operation(linear_to_conv, conv_to_linear),
-    "conv_to_linear": Operation(conv_to_linear, linear_to_conv),
-    "patches_to_conv": Operation(patches_to_conv, conv_to_patches),
-    "unsqueeze": Operation(unsqueeze, squeeze),
-    "video": Operation(video, video),
-    "squeeze": Operation(squeeze, unsqueeze),
+    "flip_channels": Operation(_FLIP, _FLIP),
+    "transpose": Operation(_TRANSPOSE, _TRANSPOSE),
+    "hwio_to_oihw": Operation(_HWIO_TO_OIHW, _OIHW_TO_HWIO),
+    "oihw_to_hwio": Operation(_OIHW_TO_HWIO, _HWIO_TO_OIHW),
+    "linear_to_conv": Operation(_LINEAR_TO_CONV, _CONV_TO_LINEAR),
+    "conv_to_linear": Operation(_CONV_TO_LINEAR, _LINEAR_TO_CONV),
+    "patches_to_conv": Operation(_PATCHES_TO_CONV, _CONV_TO_PATCHES),
+    "unsqueeze": Operation(lambda tensor: tensor[None], _SQUEEZE),
+    "video": Operation(_VIDEO, _VIDEO),
+    "squeeze": Operation(_SQUEEZE, lambda tensor: tensor[None]),
 }
 
 

@@ -236,7 +236,12 @@ class Search:
         `conflicts`. A table named by the user need not satisfy its `detect` entry, which only decides between tables.
         """
         declared = table.file.state_dict
-        owners = _owners(table, root)
+        # Networks of the table whose place this is.
+        owners = [
+            name
+            for name, network in table.file.networks.items()
+            if any(where and root.ends_with(where) for where in network.state_dict)
+        ]
         if owners and table.network not in owners:
             return None
         wheres = (*declared, "") if "" not in declared and (self.format or _declared(table, root)) else declared
@@ -280,12 +285,6 @@ class Search:
 
 def _declared(table: FormatTable, place: Place) -> bool:
     return any(not where or place.ends_with(where) for where in table.file.state_dict)
-
-
-def _owners(table: FormatTable, place: Place) -> list[str]:
-    """Return the networks of a table whose place this is."""
-    networks = table.file.networks.items()
-    return [name for name, network in networks if any(w and place.ends_with(w) for w in network.state_dict)]
 
 
 def tried(table: FormatTable, place: Place) -> Split | None:

@@ -138,7 +138,7 @@ def _read_shards(index: Path, *, trust_pickle: bool) -> WeightsFile:
         if both := content.keys() & part.content.keys():
             raise WeightsError(f"{index}: two of its shards have a tensor '{min(both)}'", "Copy them again.")
         content |= part.content
-    if lost := [name for name in folders.tensor_names(index) if name not in content]:
+    if lost := [name for name in folders.weight_map(index) if name not in content]:
         raise WeightsError(
             f"{index} names {len(lost)} tensors that its shards do not hold, such as '{lost[0]}'",
             f"It is of other shards: copy the whole folder of the model to {index.parent}.",

@@ -71,18 +71,14 @@ def shards_of(index: Path) -> list[Path]:
 
 def shard_names(index: Path) -> list[str]:
     """Return the names of the shards that an index names; errors as for `shards_of`."""
-    names = sorted(set(map(str, _weight_map(index).values())))
+    names = sorted(set(map(str, weight_map(index).values())))
     if not names or any(Path(name).name != name for name in names):
         raise WeightsError(f"{index} does not name the shards of a model", "Copy it again with its shards.")
     return names
 
 
-def tensor_names(index: Path) -> list[str]:
-    """Return the names of the tensors that an index lists; errors as for `shards_of`."""
-    return list(_weight_map(index))
-
-
-def _weight_map(index: Path) -> Mapping[str, object]:
+def weight_map(index: Path) -> Mapping[str, object]:
+    """Return tensor -> name of its shard, as an index lists them."""
     places = read_json(index).get("weight_map")
     return places if isinstance(places, Mapping) else {}
 

@@ -67,14 +67,11 @@ class _Archive:
 
     def storage(self, storage: StorageDescription) -> UntypedStorage:
         """Return the bytes of a storage."""
-        if storage.key not in self.storages:
-            self.storages[storage.key] = self._storage(storage)
-        return self.storages[storage.key]
-
-    def _storage(self, storage: StorageDescription) -> UntypedStorage:
+        if storage.key in self.storages:
+            return self.storages[storage.key]
         name = f"data/{storage.key}"
         if not storage.count and f"{self.root}/{name}" not in self.names:
-            return owned(b"")
+            return self.storages.setdefault(storage.key, owned(b""))
         member = self.zip.getinfo(f"{self.root}/{name}")
         start, size = self._start(member), member.file_size
         # torch aligns its members; in an archive that another program has packed again they lie anywhere.
@@ -83,12 +80,11 @@ class _Archive:
             if self.whole is None:
                 # Not shared: what is written to the tensors never reaches the file.
                 self.whole = UntypedStorage.from_file(os.fspath(self.path), False, self.path.stat().st_size)
-            part: UntypedStorage = self.whole[start : start + size]
-            return part
+            return self.storages.setdefault(storage.key, self.whole[start : start + size])
         memory = owned(self.read(name))
         if self.swapped and storage.dtype is not None:
             memory.byteswap(storage.dtype)  # type: ignore[no-untyped-call]
-        return memory
+        return self.storages.setdefault(storage.key, memory)
 
     def _start(self, member: zipfile.ZipInfo) -> int:
         """Return the offset of a member's bytes in the file."""
