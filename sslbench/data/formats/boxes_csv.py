@@ -81,11 +81,6 @@ def open_objects(
     return object_sources(spec, splits, grouped_by=(columns or {}).get("group", ""))
 
 
-def _open_boxes(spec: str, options: ObjectOptions) -> dict[str, ObjectSource]:
-    columns = {"group": options.group} if options.group else None
-    return open_objects(spec, images_folder(spec, options.images), columns)
-
-
 def _read(table: Path, below: Path | None, named: Mapping[str, str]) -> dict[str, list[AnnotatedImage]]:
     """Return the images of a table by the split in its rows, 'all' without such a column."""
     rows, columns = _cells(table, named)
@@ -191,5 +186,13 @@ def open(request: SampleRequest[BoxTableOptions]) -> dict[str, Source]:
 FORMAT = SourceFormat(
     __doc__,
     SampleReader(recognises, open, BoxTableOptions, frozenset(("image", "label"))),
-    {Boxes: Reader(lambda spec, _: recognises(spec), _open_boxes, ObjectOptions)},
+    {
+        Boxes: Reader(
+            lambda spec, _: recognises(spec),
+            lambda spec, options: open_objects(
+                spec, images_folder(spec, options.images), {"group": options.group} if options.group else None
+            ),
+            ObjectOptions,
+        )
+    },
 )

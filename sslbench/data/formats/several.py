@@ -114,7 +114,12 @@ def _each(spec: str, parts: Mapping[str, ListedSource], opened: Callable[[Listed
     for name, part in parts.items():
         try:
             splits = opened(part)
-            found[name] = splits if part.split is None else _only(splits, part.split)
+            if part.split is not None:
+                key = "all" if list(splits) == ["all"] else part.split
+                if key not in splits:
+                    raise UsageError(f"there is no split '{part.split}'", did_you_mean(part.split, splits))
+                splits = {part.split: splits[key]}
+            found[name] = splits
         except SslbenchError as error:
             raise type(error)(f"{spec}: {name}: {error.message}", error.remedy) from error
     return found
@@ -167,14 +172,6 @@ def _check(spec: str, parts: Mapping[str, ListedSource]) -> None:
                 f"{where}: {part.data} lists several sources itself",
                 "List those here directly, each under its own name.",
             )
-
-
-def _only(splits: dict[str, S], wanted: str) -> dict[str, S]:
-    if list(splits) == ["all"]:
-        return {wanted: splits["all"]}
-    if wanted not in splits:
-        raise UsageError(f"there is no split '{wanted}'", did_you_mean(wanted, splits))
-    return {wanted: splits[wanted]}
 
 
 def _joined(spec: str, parts: Mapping[str, ListedSource], opened: Opened[S]) -> dict[str, S]:

@@ -26,6 +26,8 @@ from sslbench.errors import DataError
 Listed = list[tuple[str, str]]
 """(file relative to the data set's folder, class name) of each image."""
 
+# Split -> name of its list, where train and val are one.
+_TRAINVAL = {"train": "trainval", "test": "test"}
 _OXFORD = "https://www.robots.ox.ac.uk/~vgg/data"
 
 
@@ -102,11 +104,12 @@ def _matlab(file: Path) -> dict[str, Any]:
 
 
 def _food101(base: Path) -> dict[str, Listed]:
-    def part(split: str) -> Listed:
-        by_class = json.loads((base / "meta" / f"{split}.json").read_text(encoding="utf-8"))
-        return [(f"images/{image}.jpg", name) for name, images in by_class.items() for image in images]
-
-    return {split: part(split) for split in ("train", "test")}
+    files = {split: base / "meta" / f"{split}.json" for split in ("train", "test")}
+    lists = {split: json.loads(file.read_text(encoding="utf-8")) for split, file in files.items()}
+    return {
+        split: [(f"images/{image}.jpg", name) for name, images in by_class.items() for image in images]
+        for split, by_class in lists.items()
+    }
 
 
 def _dtd(base: Path) -> dict[str, Listed]:
@@ -128,11 +131,9 @@ def _flowers(base: Path) -> dict[str, Listed]:
 
 
 def _pets(base: Path) -> dict[str, Listed]:
-    def part(split: str) -> Listed:
-        names = [line.split()[0] for line in text_lines(base / "annotations" / f"{split}.txt")]
-        return [(f"images/{name}.jpg", name.rsplit("_", 1)[0]) for name in names]
-
-    return {"train": part("trainval"), "test": part("test")}
+    lists = {split: text_lines(base / "annotations" / f"{part}.txt") for split, part in _TRAINVAL.items()}
+    names = {split: [line.split()[0] for line in lines] for split, lines in lists.items()}
+    return {split: [(f"images/{n}.jpg", n.rsplit("_", 1)[0]) for n in listed] for split, listed in names.items()}
 
 
 def _cars(base: Path) -> dict[str, Listed]:
@@ -148,11 +149,9 @@ def _cars(base: Path) -> dict[str, Listed]:
 
 
 def _aircraft(base: Path) -> dict[str, Listed]:
-    def part(split: str) -> Listed:
-        pairs = [line.split(" ", 1) for line in text_lines(base / "data" / f"images_variant_{split}.txt")]
-        return [(f"data/images/{image}.jpg", variant) for image, variant in pairs]
-
-    return {"train": part("trainval"), "test": part("test")}
+    lists = {split: text_lines(base / "data" / f"images_variant_{part}.txt") for split, part in _TRAINVAL.items()}
+    pairs = {split: [line.split(" ", 1) for line in lines] for split, lines in lists.items()}
+    return {split: [(f"data/images/{image}.jpg", name) for image, name in rows] for split, rows in pairs.items()}
 
 
 def _gtsrb(base: Path) -> dict[str, Listed]:
@@ -163,11 +162,11 @@ def _gtsrb(base: Path) -> dict[str, Listed]:
 
 
 def _sun397(base: Path) -> dict[str, Listed]:
-    def part(split: str) -> Listed:
-        lines = text_lines(base / "Partitions" / f"{split}_01.txt")
-        return [(line.lstrip("/"), line.lstrip("/").split("/", 1)[1].rsplit("/", 1)[0]) for line in lines]
-
-    return {"train": part("Training"), "test": part("Testing")}
+    lists = {
+        split: base / "Partitions" / f"{part}_01.txt" for split, part in (("train", "Training"), ("test", "Testing"))
+    }
+    paths = {split: [line.lstrip("/") for line in text_lines(file)] for split, file in lists.items()}
+    return {split: [(p, p.split("/", 1)[1].rsplit("/", 1)[0]) for p in listed] for split, listed in paths.items()}
 
 
 def _country211(base: Path) -> dict[str, Listed]:
@@ -194,12 +193,11 @@ def _caltech101(base: Path) -> dict[str, Listed]:
 
 def _clevr(base: Path, label: Callable[[list[dict[str, Any]]], str]) -> dict[str, Listed]:
     """Return the splits with public scenes; the label is a function of the scene's objects."""
-
-    def part(split: str) -> Listed:
+    listed = {}
+    for split in ("train", "val"):
         scenes = json.loads((base / "scenes" / f"CLEVR_{split}_scenes.json").read_text(encoding="utf-8"))["scenes"]
-        return [(f"images/{split}/{scene['image_filename']}", label(scene["objects"])) for scene in scenes]
-
-    return {split: part(split) for split in ("train", "val")}
+        listed[split] = [(f"images/{split}/{scene['image_filename']}", label(scene["objects"])) for scene in scenes]
+    return listed
 
 
 def _clevr_distance(base: Path) -> dict[str, Listed]:
