@@ -282,16 +282,7 @@ def _surface(picture: _Picture, test: bool) -> Texture:
     import cv2
     from PIL import Image
 
-    package, folder = picture.place
-    module = importlib.util.find_spec(package)
-    if module is None or not module.submodule_search_locations:
-        raise UsageError(
-            f"drawn textures need the pictures of {package}, which is not installed", "pip install scikit-image"
-        )
-    file = Path(module.submodule_search_locations[0]) / folder / picture.file
-    if not file.is_file():
-        raise DataError(f"drawn textures need {file}, which is missing")
-    with Image.open(file) as opened:
+    with Image.open(_file(picture)) as opened:
         grey = np.asarray(opened.convert("L").crop(picture.box), dtype=np.float32)
     half = grey.shape[1] // 2
     grey = grey[:, half:] if test else grey[:, :half]
@@ -306,6 +297,19 @@ def _surface(picture: _Picture, test: bool) -> Texture:
     rank[np.argsort(value, axis=None, kind="stable")] = np.arange(value.size)
     # The middles of equal steps from -1 to 1.
     return np.asarray((2 * rank + 1) / value.size - 1, dtype=np.float32).reshape(value.shape)
+
+
+def _file(picture: _Picture) -> Path:
+    package, folder = picture.place
+    module = importlib.util.find_spec(package)
+    if module is None or not module.submodule_search_locations:
+        raise UsageError(
+            f"drawn textures need the pictures of {package}, which is not installed", "pip install scikit-image"
+        )
+    file = Path(module.submodule_search_locations[0]) / folder / picture.file
+    if not file.is_file():
+        raise DataError(f"drawn textures need {file}, which is missing")
+    return file
 
 
 _NAME = re.compile(rf"{PREFIX}(?P<what>images|videos)(-seed(?P<seed>\d{{1,9}}))?")
