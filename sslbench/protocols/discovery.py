@@ -23,10 +23,8 @@ import numpy as np
 
 from sslbench.arrays import FloatArray
 from sslbench.data.objects import ObjectSource
-from sslbench.data.source import Source
 from sslbench.metrics.dense.discovery import discovery_row
-from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.search import ObjectSearch, cost
+from sslbench.protocols._parts.search import FOUND, TRUE, ObjectSearch, cost, with_boxes
 from sslbench.protocols._parts.untrained import SearchSettings
 from sslbench.protocols.protocol import Protocol
 from sslbench.results import Outcome
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from sslbench.protocols._parts.objects import Box
+    from sslbench.protocols._parts.pictures import Drawing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,22 +75,21 @@ class Discovery(ObjectSearch[Settings]):
                 notes.append(
                     f"{unmasked:,} of {len(test):,} images have an object without a mask: none counts in the mask IoU."
                 )
-            picture = _picture(scores[:, 1], boxes[row], test, self.preprocessing)
-            outcomes[row] = outcome_of_regions(Boxes, scores_of, self, notes, picture)
+            draw = _drawing(boxes[row], test.target)
+            outcomes[row] = outcome_of_regions(Boxes, scores_of, self, notes, scores[:, 1], draw)
         return outcomes
 
 
-def _picture(overlap: FloatArray, boxes: "Sequence[Box | None]", test: Source, preprocessing: Preprocessing) -> bytes:
-    """Return a sheet of the images of best, median and worst IoU: true boxes green, the found one red."""
-    from sslbench.protocols._parts.pictures import FOUND, TRUE, sheet_by_overlap, with_boxes
+def _drawing(boxes: "Sequence[Box | None]", true: Boxes) -> "Drawing":
+    """Return the function that draws the true boxes of an image green, the found one red."""
 
     def draw(picture: "Image.Image", index: int, factor: float) -> "Image.Image":
-        with_boxes(picture, Boxes.of(test.target).boxes_of(index), TRUE, factor)
+        with_boxes(picture, true.boxes_of(index), TRUE, factor)
         box = boxes[index]
         with_boxes(picture, [] if box is None else [box], FOUND, factor)
         return picture
 
-    return sheet_by_overlap(test, overlap, draw, preprocessing)
+    return draw
 
 
 PROTOCOL = Protocol(

@@ -11,20 +11,22 @@ centred box of half the image's area.
 
 import dataclasses
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sslbench.arrays import ByteArray, FloatArray
 from sslbench.config import setting
-from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.metrics.dense.discovery import saliency_values
-from sslbench.preprocessing import Preprocessing
-from sslbench.protocols._parts.search import ObjectSearch, cost
+from sslbench.protocols._parts.search import FOUND, TRUE, ObjectSearch, cost, with_mask
 from sslbench.protocols._parts.untrained import Fit, SearchSettings
 from sslbench.protocols.protocol import Protocol
 from sslbench.results import Outcome
 from sslbench.targets.label_maps import IGNORED, Foreground, PixelLabels
+
+if TYPE_CHECKING:
+    from sslbench.protocols._parts.pictures import Drawing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,24 +69,14 @@ class Saliency(ObjectSearch[Settings]):
                 found.setdefault(row, {})[image.index] = np.packbits(regions[""].mask)
         notes = [f"{empty:,} of {len(test):,} masks have no foreground; any region is wrong there."] if empty else []
         return {
-            row: outcome_of_regions(
-                Foreground, scores, self, notes, _picture(scores[""][:, 0], found[row], test, masks, self.preprocessing)
-            )
+            row: outcome_of_regions(Foreground, scores, self, notes, scores[""][:, 0], _drawing(found[row], masks))
             for row, scores in values.items()
         }
 
 
-def _picture(
-    overlap: FloatArray,
-    regions: Mapping[int, ByteArray],
-    test: Source,
-    masks: PixelLabels,
-    preprocessing: Preprocessing,
-) -> bytes:
-    """Return a sheet of the images of best, median and worst IoU: the found region red, the mask beside it green."""
+def _drawing(regions: Mapping[int, ByteArray], masks: PixelLabels) -> "Drawing":
+    """Return the function that draws the found region of an image red, the mask beside it green."""
     from PIL import Image
-
-    from sslbench.protocols._parts.pictures import FOUND, TRUE, sheet_by_overlap, with_mask
 
     def draw(picture: Image.Image, index: int, factor: float) -> Image.Image:
         truth = masks.read_map(index).semantic
@@ -94,7 +86,7 @@ def _picture(
         both.paste(with_mask(picture, truth == 1, TRUE), (picture.width, 0))
         return both
 
-    return sheet_by_overlap(test, overlap, draw, preprocessing)
+    return draw
 
 
 PROTOCOL = Protocol(

@@ -278,9 +278,8 @@ def starts_short(protocol, **named):
         for length in (1, 2, 3):
             settings, _ = settings_of(protocol, {name: length}, **named)
             if name == "updates":
-                module = importlib.import_module(f"sslbench.protocols.{protocol.replace('-', '_')}.settings")
                 for passes in (0.001, 1, 50):
-                    factor = module.schedule(settings, passes)
+                    factor = settings.rate_schedule(passes)
                     assert all(0 <= factor(i / 10) <= 1 for i in range(11))
 
 
@@ -324,8 +323,8 @@ def test_what_was_shortened_is_said_and_what_the_user_typed_stays_or_is_refused(
 def test_with_a_number_of_updates_parts_keep_their_share_of_the_epochs(protocol):
     recipe = importlib.import_module(f"sslbench.protocols.{protocol}.settings")
     published = recipe.Settings(epochs=20, warmup_epochs=5, schedule="constant")
-    alone = recipe.schedule(dataclasses.replace(published, updates=8), 0.01)
+    alone = dataclasses.replace(published, updates=8).rate_schedule(0.01)
     assert [alone(i / 8) for i in range(4)] == pytest.approx([0, 0.5, 1, 1])
     drop = {"name": "multistep", "values": [1.0, 0.1], "milestones": [10]}
-    later = recipe.schedule(dataclasses.replace(published, updates=8, warmup_epochs=0.0, schedule=drop), 400.0)
+    later = dataclasses.replace(published, updates=8, warmup_epochs=0.0, schedule=drop).rate_schedule(400.0)
     assert [later(i / 8) for i in (3, 4)] == [1.0, 0.1]

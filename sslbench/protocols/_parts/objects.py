@@ -20,6 +20,7 @@ from sslbench.data.loading import loader
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.summary import summarise, without_intervals
 from sslbench.protocols._parts.images import unreadable_images
+from sslbench.protocols._parts.pictures import Drawing, chosen_by_score, sheet
 from sslbench.protocols._parts.untrained import Fit, MapRun, SearchSettings
 from sslbench.results import Outcome
 from sslbench.solvers.discovery import DiscoveredObject, Mask, dino_seg
@@ -225,12 +226,19 @@ def _filled(box: Box, size: tuple[int, int]) -> Region:
 
 
 def outcome_of_regions(
-    kind: type[Target], values: Mapping[str, FloatArray], run: MapRun[Any], notes: Sequence[str], picture: bytes
+    kind: type[Target],
+    values: Mapping[str, FloatArray],
+    run: MapRun[Any],
+    notes: Sequence[str],
+    overlap: FloatArray,
+    draw: Drawing,
 ) -> Outcome:
-    """Return the outcome of a row.
+    """Return the outcome of a row, with a sheet of the images of best, median and worst IoU, these below them.
 
-    `values`: '' and floors -> values (N, K) of the regions of the test images.
+    `values`: '' and floors -> values (N, K) of the regions of the test images; `overlap`: their IoU (N,).
     """
+    shown = chosen_by_score(overlap)
+    captions = {i: f"IoU {overlap[i]:.2f}" for rows in shown.values() for i in rows}
     labels, scores = run.test.target.values, values[""]
     metrics, headline, _ = summarise(kind, (), labels, scores, seed=run.seed, groups=source_groups(run.test))
     return Outcome(
@@ -240,7 +248,7 @@ def outcome_of_regions(
         per_class={},
         notes=tuple(notes),
         floors={name: without_intervals(kind, labels, each) for name, each in values.items() if name},
-        picture=picture,
+        picture=sheet(run.test, shown, captions, draw, run.preprocessing),
     )
 
 

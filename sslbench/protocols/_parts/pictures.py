@@ -5,7 +5,6 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from sslbench.arrays import FloatArray
@@ -17,8 +16,6 @@ from sslbench.preprocessing import Preprocessing
 
 # Longer side of a picture in pixels.
 SIDE = 160
-# Colours of truth (green) and prediction (red).
-TRUE, FOUND = (20, 150, 60), (230, 30, 30)
 _GAP, _TEXT = 4, 16
 
 # Function from a small picture, the number of the image and the factor of its size to the picture with the drawing.
@@ -81,26 +78,3 @@ def sheet(
     file = io.BytesIO()
     paper.save(file, "PNG")
     return file.getvalue()
-
-
-def sheet_by_overlap(source: Source, overlap: FloatArray, draw: Drawing, preprocessing: Preprocessing) -> bytes:
-    """Return a sheet of the images of best, median and worst IoU (N,), with these below them."""
-    chosen = chosen_by_score(overlap)
-    captions = {i: f"IoU {overlap[i]:.2f}" for rows in chosen.values() for i in rows}
-    return sheet(source, chosen, captions, draw, preprocessing)
-
-
-def with_boxes(picture: Image.Image, boxes: npt.ArrayLike, colour: tuple[int, int, int], factor: float) -> None:
-    """Draw boxes (n, 4) of the original image on a picture that is smaller or larger by `factor`."""
-    pen = ImageDraw.Draw(picture)
-    for box in np.asarray(boxes, dtype=np.float64).reshape(-1, 4).tolist():
-        left, top, right, bottom = (value * factor for value in box)
-        # Pillow draws the last row and column too, and refuses a box that ends before it begins.
-        pen.rectangle((left, top, max(right - 1, left), max(bottom - 1, top)), outline=colour, width=2)
-
-
-def with_mask(picture: Image.Image, mask: npt.NDArray[np.bool_], colour: tuple[int, int, int]) -> Image.Image:
-    """Return a picture with a coloured mask (H, W) of the original image over it."""
-    small = Image.fromarray(mask).resize(picture.size, Image.Resampling.NEAREST)
-    tinted = Image.blend(picture, Image.new("RGB", picture.size, colour), 0.5)
-    return Image.composite(tinted, picture, small)

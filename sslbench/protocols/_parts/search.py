@@ -3,14 +3,22 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from sslbench.protocols._parts.untrained import MapRun, SearchSettings
 from sslbench.protocols.protocol import Cost, Part, Shapes
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from sslbench.backbones.backbone import Backbone
     from sslbench.backbones.dense import DenseInput
     from sslbench.backbones.layers import Layer
 
+
+# Colours of truth (green) and prediction (red).
+TRUE, FOUND = (20, 150, 60), (230, 30, 30)
 
 T = TypeVar("T", bound=SearchSettings)
 
@@ -36,3 +44,23 @@ class ObjectSearch(MapRun[T]):
 def cost(settings: SearchSettings, shapes: Shapes) -> Cost:
     """Return one pass per image."""
     return Cost(images=shapes.test, rest="the search for regions in the maps")
+
+
+def with_boxes(picture: "Image.Image", boxes: npt.ArrayLike, colour: tuple[int, int, int], factor: float) -> None:
+    """Draw boxes (n, 4) of the original image on a picture that is smaller or larger by `factor`."""
+    from PIL import ImageDraw
+
+    pen = ImageDraw.Draw(picture)
+    for box in np.asarray(boxes, dtype=np.float64).reshape(-1, 4).tolist():
+        left, top, right, bottom = (value * factor for value in box)
+        # Pillow draws the last row and column too, and refuses a box that ends before it begins.
+        pen.rectangle((left, top, max(right - 1, left), max(bottom - 1, top)), outline=colour, width=2)
+
+
+def with_mask(picture: "Image.Image", mask: npt.NDArray[np.bool_], colour: tuple[int, int, int]) -> "Image.Image":
+    """Return a picture with a coloured mask (H, W) of the original image over it."""
+    from PIL import Image
+
+    small = Image.fromarray(mask).resize(picture.size, Image.Resampling.NEAREST)
+    tinted = Image.blend(picture, Image.new("RGB", picture.size, colour), 0.5)
+    return Image.composite(tinted, picture, small)
