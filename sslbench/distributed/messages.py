@@ -54,7 +54,11 @@ def shown_elsewhere() -> bool:
 @contextlib.contextmanager
 def _meeting() -> Iterator[tuple[Process, "Store | None"]]:
     """Reach the store of torchrun, else one that the first process serves; None for a single process or without any."""
-    process, store = _this_process(), None
+    store: Store | None = None
+    try:
+        process = this_process()
+    except UsageError:
+        process = Process()
     by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     serves = process.rank == 0 and not by_torchrun
     if process.world > 1:
@@ -69,13 +73,6 @@ def _meeting() -> Iterator[tuple[Process, "Store | None"]]:
         while serves and left < process.world and time.monotonic() < end:
             time.sleep(0.05)
             left = store.add("left", 0)
-
-
-def _this_process() -> Process:
-    try:
-        return this_process()
-    except UsageError:
-        return Process()
 
 
 def _reached(process: Process, *, serves: bool) -> "Store":

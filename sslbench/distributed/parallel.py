@@ -244,7 +244,15 @@ def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 
 def load_optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load a state from `optimizer_state` of the first process; it may be of another number of processes."""
-    state = _with_keys_of(module, optimizer, state)
+    name_of = {parameter: name for name, parameter in module.named_parameters()}
+    # Heads that are views of one tensor are no parameters of the module: they go by numbers.
+    names = [name_of.get(parameter, "") for group in optimizer.param_groups for parameter in group["params"]]
+    # Numbers count the parameters in the order of the groups.
+    numbers = list(range(len(names)))
+    own, other = (names, numbers) if is_sharded(module) else (numbers, names)
+    given = {key for group in state["param_groups"] for key in group["params"]}
+    keys: list[Any] = [*(own if given == set(own) else other)]
+    state = _renamed(optimizer, state, dict(zip(keys, own, strict=True)))
     if is_sharded(module):
         # Not strict: parameters that were frozen until the checkpoint have no state.
         options = sharded.StateDictOptions(full_state_dict=True, strict=False)
@@ -300,18 +308,6 @@ def load_optimizer_shards(
     # Numbers depend on the order of parameters, names do not: compared above, so nothing is exchanged silently.
     numbered = _renamed(optimizer, whole_state, dict(zip(names, range(len(names)), strict=True)))
     optimizer.load_state_dict(numbered)
-
-
-def _with_keys_of(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of an optimizer under the keys of this one: names if it is sharded, else numbers."""
-    name_of = {parameter: name for name, parameter in module.named_parameters()}
-    # Heads that are views of one tensor are no parameters of the module: they go by numbers.
-    names = [name_of.get(parameter, "") for group in optimizer.param_groups for parameter in group["params"]]
-    own: list[Any] = names if is_sharded(module) else list(range(len(names)))
-    given = [key for group in state["param_groups"] for key in group["params"]]
-    # Numbers count the parameters in the order of the groups.
-    others: list[Any] = own if set(given) == set(own) else list(range(len(names))) if is_sharded(module) else names
-    return _renamed(optimizer, state, dict(zip(others, own, strict=True)))
 
 
 def _renamed(optimizer: torch.optim.Optimizer, state: dict[str, Any], order: Mapping[Any, Any]) -> dict[str, Any]:

@@ -131,7 +131,8 @@ def shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
 
 def read(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Fill tensors from a folder of shards; each process reads the parts that it has, without any other."""
-    with _readable(folder), _quiet():
+    with _readable(folder), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is")  # torch's remark that processes read alone
         load(
             dict(tensors),
             storage_reader=HuggingFaceStorageReader(str(folder)),
@@ -150,11 +151,3 @@ def _readable(folder: Path) -> Iterator[None]:
         yield
     except Exception as error:  # torch and safetensors raise many kinds
         raise WeightsError(f"{folder} cannot be read as a sharded checkpoint: {error}") from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out torch's remark that processes read alone."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is")
-        yield

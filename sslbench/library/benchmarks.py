@@ -89,9 +89,14 @@ def load_benchmark(name: str) -> Benchmark:
     """Load the benchmark of that name, or that YAML file."""
     file = names.find_file("benchmark", name)
     content = _read(file, name)
-    shipped = _shipped(name)
+    root = paths.builtin_dir("benchmarks")
+    shipped = root / f"{name}.yaml"
+    is_shipped = shipped.is_file()
+    if not is_shipped:
+        shipped = root / name.rpartition("/")[0] / _EACH
+        is_shipped = shipped.is_file() and (root / "data" / f"_{_data_set(name)}.yaml").is_file()
     # A user's file may shadow a shipped one: its numbers must not be taken for those of the shipped benchmark.
-    modified = shipped is None or (file.resolve() != shipped.resolve() and _read(shipped, name) != content)
+    modified = not is_shipped or (file.resolve() != shipped.resolve() and _read(shipped, name) != content)
     return identified(Benchmark, file, content, name=name.removesuffix(".yaml"), modified=modified, place=name)
 
 
@@ -153,15 +158,6 @@ _NAME = "{name}"
 
 def _data_set(name: str) -> str:
     return name.rpartition("/")[2]
-
-
-def _shipped(name: str) -> Path | None:
-    """Return the file of the benchmark that sslbench ships under a name, or None."""
-    root = paths.builtin_dir("benchmarks")
-    own, template = root / f"{name}.yaml", root / name.rpartition("/")[0] / _EACH
-    if own.is_file():
-        return own
-    return template if template.is_file() and (root / "data" / f"_{_data_set(name)}.yaml").is_file() else None
 
 
 def _read(file: Path, name: str, around: tuple[Path, ...] = ()) -> dict[str, Any]:

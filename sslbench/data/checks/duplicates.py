@@ -374,15 +374,8 @@ def near_copies(
 ) -> tuple[list[Finding], tuple[Pair, ...]]:
     """Find near duplicates across the parts and within each, without the exact ones; see `near.near_pairs`.
 
-    Args:
-        train: N images.
-        test: M images.
-        vectors: (N, D) and (M, D), descriptors of the images.
-        threshold: minimum cosine of the whitened vectors of near duplicates.
-        by: name of the descriptors in messages.
-
-    Returns:
-        The findings, and the pairs of rows in test and train, including exact duplicates.
+    `vectors`: descriptors of the images, (N, D) of train and (M, D) of test; `by`: their name in messages. Returns the
+    findings, and the pairs of rows in test and train, including exact duplicates.
     """
     in_train, in_test = vectors
     near = near_pairs(in_test, in_train, threshold=threshold)
@@ -411,23 +404,16 @@ def _alike(first: Source, second: Source, pairs: list[Pair]) -> str:
     return some(shown, total=len(pairs))
 
 
-def small_pictures(source: Source, *, workers: int, reading: Reading, side: int = 16) -> npt.NDArray[np.float16]:
-    """Return every image as side x side RGB pixels, which another encoding or size hardly changes.
+def small_pictures(source: Source, *, workers: int, reading: Reading) -> npt.NDArray[np.float16]:
+    """Return every image as 16 x 16 RGB pixels, which another encoding or size hardly changes.
 
-    Args:
-        source: N images, which are all decoded.
-        workers: number of decoding processes.
-        reading: the decoder and its limit.
-        side: in pixels.
-
-    Returns:
-        (N, side * side * 3); NaN for an unreadable image.
+    (N, 768) float16; NaN for an unreadable image.
     """
     preprocessing = Preprocessing(
-        resize=(side, side), crop=None, decoder=reading.decoder or ("reference",), max_pixels=reading.max_pixels
+        resize=(16, 16), crop=None, decoder=reading.decoder or ("reference",), max_pixels=reading.max_pixels
     )
     # float16 holds whole numbers up to 2,048 exactly.
-    vectors = np.full((len(source), side * side * 3), np.nan, dtype=np.float16)
+    vectors = np.full((len(source), 16 * 16 * 3), np.nan, dtype=np.float16)
     for batch in loader.batches(source, np.arange(len(source)), preprocessing, batch_size=64, workers=workers):
         if len(batch.indices):
             vectors[batch.indices] = batch.images.reshape(len(batch.indices), -1).float().numpy()
@@ -462,11 +448,8 @@ def suspects(
 ) -> list[Suspect]:
     """Return one pair per suspected test image, in order of the test ids; exact duplicates take precedence.
 
-    Args:
-        train: N images.
-        test: M images.
-        near: (id in test, id in train, cosine) of near duplicates.
-        exact: look for equal content too; files not hashed yet are read.
+    `near`: (id in test, id in train, cosine) of near duplicates; `exact`: look for equal content too, for which files
+    not hashed yet are read.
     """
     found = {}
     in_test, in_train = ({name: i for i, name in enumerate(part.ids)} for part in (test, train))

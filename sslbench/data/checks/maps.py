@@ -74,35 +74,35 @@ def map_facts(source: CodedMaps, rows: npt.NDArray[np.int64], *, workers: int, r
 
 
 def _facts(source: CodedMaps, max_pixels: int, chunk: npt.NDArray[np.int64]) -> list[MapFacts]:
-    return [_facts_of(source, index, max_pixels) for index in chunk.tolist()]
-
-
-def _facts_of(source: CodedMaps, index: int, max_pixels: int) -> MapFacts:
-    path = source.maps.path(index)
-    try:
-        raw = source.maps.read(index, max_pixels)
-    except UnreadableImage as error:
-        return MapFacts(index, path, error.reason if error.path == path else str(error))
-    semantic = source.coding.positions(raw.values)
-    # bincount takes no negative numbers: -2 (unknown) and -1 (ignored) become the first two.
-    counts = np.bincount(semantic.reshape(-1) - UNKNOWN, minlength=len(source.classes) + 2)
-    values, pixels = np.unique(raw.values[semantic == UNKNOWN], return_counts=True)
-    size, turned = size_and_turn(source.images, index)
-    objects = None if raw.instances is None else distinct(raw.instances)[0]
-    return MapFacts(
-        index=index,
-        path=path,
-        pixels=counts[2:].astype(np.int64),
-        ignored=int(counts[1]),
-        unknown=dict(zip(values.tolist(), pixels.tolist(), strict=True)),
-        smooth=not source.coding.colours and is_smooth(raw.values),
-        size=size_difference(raw.values.shape, size),
-        broken=raw.broken,
-        contradictions=raw.contradictions,
-        crowds=raw.crowds,
-        instances=None if objects is None else int((objects > 0).sum()),
-        turned=turned,
-    )
+    facts = []
+    for index in chunk.tolist():
+        path = source.maps.path(index)
+        try:
+            raw = source.maps.read(index, max_pixels)
+        except UnreadableImage as error:
+            facts.append(MapFacts(index, path, error.reason if error.path == path else str(error)))
+            continue
+        semantic = source.coding.positions(raw.values)
+        # bincount takes no negative numbers: -2 (unknown) and -1 (ignored) become the first two.
+        counts = np.bincount(semantic.reshape(-1) - UNKNOWN, minlength=len(source.classes) + 2)
+        values, pixels = np.unique(raw.values[semantic == UNKNOWN], return_counts=True)
+        size, turned = size_and_turn(source.images, index)
+        fact = MapFacts(
+            index=index,
+            path=path,
+            pixels=counts[2:].astype(np.int64),
+            ignored=int(counts[1]),
+            unknown=dict(zip(values.tolist(), pixels.tolist(), strict=True)),
+            smooth=not source.coding.colours and is_smooth(raw.values),
+            size=size_difference(raw.values.shape, size),
+            broken=raw.broken,
+            contradictions=raw.contradictions,
+            crowds=raw.crowds,
+            instances=None if raw.instances is None else int((distinct(raw.instances)[0] > 0).sum()),
+            turned=turned,
+        )
+        facts.append(fact)
+    return facts
 
 
 def is_smooth(values: Grid) -> bool:
@@ -179,13 +179,8 @@ def check_maps(
 ) -> CheckedMaps:
     """Check all splits of a data location.
 
-    Args:
-        spec: data location, as the user gave it.
-        sources: result of `open_as`.
-        copies: look for duplicates; images and maps not hashed yet are read.
-        read: number of evenly spaced images and maps to read per split; None: all.
-        workers: number of decoding processes.
-        reading: the decoder and its limit.
+    `copies`: look for duplicates, for which images and maps not hashed yet are read; `read`: number of evenly spaced
+    images and maps to read per split; None: all.
     """
     findings: list[Finding] = []
     unreadable: list[tuple[str, str]] = []
@@ -365,6 +360,7 @@ def _copies(parts: Mapping[str, CodedMaps]) -> list[Finding]:
 
 _OPACITY = 0.55
 _SWATCH = 14
+_SIDE = 128  # pixels of the longer side of a picture
 _IGNORED, _UNKNOWN = (255, 255, 255), (0, 0, 0)
 _GOLDEN = 0.618033988749895
 
@@ -375,23 +371,14 @@ def class_colours(n: int) -> npt.NDArray[np.uint8]:
     return np.round(255 * np.array(rows).reshape(n, 3)).astype(np.uint8)
 
 
-def overlays(
-    checked: CheckedMaps, split: str, *, classes: int, each: int, side: int = 128, seed: int = 0
-) -> dict[str, list[Thumbnail]]:
+def overlays(checked: CheckedMaps, split: str, *, classes: int, each: int) -> dict[str, list[Thumbnail]]:
     """Return for each class its colour, and images beside their overlaid maps.
 
-    White pixels are ignored ones, black pixels have values of no class.
-
-    Args:
-        checked: result of the check; the images are those whose maps were read.
-        split: name of the split.
-        classes: maximum number of classes; those with most pixels are shown.
-        each: maximum number of images per class.
-        side: longer side of an image in pixels.
-        seed: of the choice of images.
+    White pixels are ignored ones, black pixels have values of no class. Shown are `classes` classes, those with most
+    pixels, and `each` images of each, of those whose maps were read.
     """
     part, present = checked.parts[split], checked.present[split]
-    rng, colours = np.random.default_rng(seed), class_colours(len(part.classes))
+    rng, colours = np.random.default_rng(0), class_colours(len(part.classes))
     order = np.argsort(-checked.counts[split].pixels, kind="stable").tolist()[:classes]
     made: dict[int, Thumbnail | None] = {}
     found: dict[str, list[Thumbnail]] = {}
@@ -400,16 +387,14 @@ def overlays(
         chosen = sorted(rng.permutation(np.array(rows, dtype=np.int64))[:each].tolist())
         for row in chosen:
             if row not in made:
-                made[row] = _overlay(checked, part, row, colours, side)
-        swatch = Image.new("RGB", (_SWATCH, side // 2), tuple(colours[c].tolist()))
+                made[row] = _overlay(checked, part, row, colours)
+        swatch = Image.new("RGB", (_SWATCH, _SIDE // 2), tuple(colours[c].tolist()))
         pictures = [thumbnail for row in chosen if (thumbnail := made[row]) is not None]
         found[part.classes[c]] = [Thumbnail(swatch, "", "its colour"), *pictures] if pictures else []
     return found
 
 
-def _overlay(
-    checked: CheckedMaps, part: CodedMaps, row: int, colours: npt.NDArray[np.uint8], side: int
-) -> Thumbnail | None:
+def _overlay(checked: CheckedMaps, part: CodedMaps, row: int, colours: npt.NDArray[np.uint8]) -> Thumbnail | None:
     reading = checked.reading
     decoder = make_decoder(reading.decoder, Wanted(max_pixels=reading.max_pixels), part.images)
     try:
@@ -418,7 +403,7 @@ def _overlay(
     except UnreadableImage:
         return None
     picture = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
-    factor = side / max(picture.size)
+    factor = _SIDE / max(picture.size)
     size = max(1, round(picture.width * factor)), max(1, round(picture.height * factor))
     small = picture.resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0)
     places = part.coding.positions(raw.values)

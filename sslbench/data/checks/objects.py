@@ -41,11 +41,7 @@ def unusable(
 ) -> list[Problem]:
     """Decode images and return those that cannot be read, or have another size than their boxes are for.
 
-    Args:
-        source: the images.
-        rows: (n,), positions of those to decode.
-        workers: number of decoding processes; 0: this one.
-        progress: called with the number of images that are done.
+    `rows`: (n,), positions of the images; `progress`: called with the number of images that are done.
     """
     chunks = [rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK)]
     found: list[Problem] = []
@@ -107,11 +103,6 @@ def check_objects(train: ObjectSource, test: ObjectSource, *, copies: bool = Tru
     """Return all findings about two parts of images with boxes, errors first.
 
     Notes about boxes outside of their image, without area or clipped become warnings, since they change a score.
-
-    Args:
-        train: to train on.
-        test: to score on.
-        copies: as in `samples.check`.
     """
     images = check(as_source(train), as_source(test), copies=copies)
     findings = [Finding("warning" if reports_changed_boxes(f.message) else f.level, f.message) for f in images]
@@ -197,10 +188,7 @@ def _keypoints(part: ObjectSource, *, train: bool) -> list[Finding]:
 def unusable_objects(part: ObjectSource, decoded: IntArray, workers: int) -> list[Problem]:
     """Return the images that an evaluation would refuse.
 
-    Args:
-        part: the images; `reading` counts.
-        decoded: (n,), positions of the images to decode; of the others only the size in the file is compared.
-        workers: number of decoding processes.
+    `decoded`: (n,), positions of the images to decode; of the others only the size in the file is compared.
     """
     others = np.setdiff1d(np.arange(len(part)), decoded)
     return sorted([*unusable(part, decoded, workers=workers), *of_other_size(part, others)])

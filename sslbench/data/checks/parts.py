@@ -118,13 +118,8 @@ def check_parts(
 ) -> CheckedParts:
     """Check labels, splits and boxes, and decode images.
 
-    Args:
-        opened: the parts.
-        copies: look for duplicates; files not hashed yet are read.
-        decode: number of evenly spaced images to decode per part; None: all. The sizes of all images with boxes are
-            compared with those in the heads of their files.
-        workers: number of decoding processes.
-        reading: the decoder and its limit.
+    `copies`: look for duplicates, for which files not hashed yet are read; `decode`: number of evenly spaced images to
+    decode per part, None: all. The sizes of all images with boxes are compared with those in the heads of their files.
     """
     both, objects = opened.data, opened.objects
     if objects is not None:
@@ -221,10 +216,7 @@ class CheckedValues:
 def check_values(parts: Mapping[str, Source], quantity: Quantity, read: int | None) -> CheckedValues:
     """Read depth or normals and return what they hold and what is wrong with them.
 
-    Args:
-        parts: split -> images with values.
-        quantity: of the values.
-        read: number of images of each split, evenly spaced; None: all.
+    `read`: number of images of each split, evenly spaced; None: all.
     """
     lines, findings = [], list[Finding]()
     for source in parts.values():

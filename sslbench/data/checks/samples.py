@@ -27,11 +27,7 @@ FEW = 20
 def check(train: Source, test: Source, *, labels: bool = True, copies: bool = True) -> list[Finding]:
     """Return all findings about two parts, errors first; works before and after `match_classes`.
 
-    Args:
-        train: to fit on.
-        test: to score on.
-        labels: check the classes; False if the labels are not used.
-        copies: look for duplicates; files not hashed yet are read.
+    `labels`: check the classes; `copies`: look for duplicates, for which files not hashed yet are read.
     """
     empty = [part for part in (train, test) if not len(part)]
     if empty:
@@ -148,8 +144,7 @@ def _multi_classes(train: Source, test: Source) -> list[Finding]:
 
 
 def _case(source: Source) -> list[Finding]:
-    seen: dict[str, str] = {}
-    pairs = []
+    seen, pairs = dict[str, str](), list[str]()
     for name in source.target.classes:
         other = seen.setdefault(name.casefold(), name)
         if other != name:
@@ -183,11 +178,7 @@ def enlargement(images: Images, preprocessing: Preprocessing) -> str | None:
     """Return a warning if a default resize more than doubles the images; None otherwise.
 
     A network that was trained on 32 pixels scores far lower, and many times slower, on the same images of 224. Sizes
-    that weights, a preset or a flag name are wanted.
-
-    Args:
-        images: a few of them are looked at: the heads of their files.
-        preprocessing: of the backbone.
+    that weights, a preset or a flag name are wanted. Only the heads of a few files are read.
     """
     is_default = "default" in preprocessing.origin and "resize" not in preprocessing.origin
     if not is_default or not isinstance(preprocessing.resize, int):

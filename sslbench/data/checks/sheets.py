@@ -44,16 +44,13 @@ class Thumbnail:
     text: str
 
 
-def chosen_by_class(source: Source, *, classes: int, each: int, seed: int = 0) -> dict[str, list[int]]:
+def chosen_by_class(source: Source, *, classes: int, each: int) -> dict[str, list[int]]:
     """Choose random images of every class: class -> at most `each` positions, ascending.
 
-    Args:
-        source: the images; unlabelled ones and regression targets form one group, ''.
-        classes: maximum number of classes, evenly spaced in the list of all.
-        each: maximum number of images per class.
-        seed: of the choice.
+    Unlabelled images and regression targets form one group, ''. Of more than `classes` classes evenly spaced ones are
+    chosen.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     labels = source.target
     if not labels.of_classes:
         return {"": _some(np.arange(len(source)), each * min(classes, 4), rng)}
@@ -76,12 +73,7 @@ def thumbnails(
 ) -> dict[str, list[Thumbnail]]:
     """Return the thumbnails of the chosen images, without unreadable ones.
 
-    Args:
-        source: source of the images.
-        chosen: group -> positions.
-        reading: the decoder and its limit.
-        side: longer side in pixels.
-        boxes: of every image of the source, to draw.
+    `chosen`: group -> positions; `side`: longer side in pixels; `boxes`: of every image of the source, to draw.
     """
     decoder = make_decoder(reading.decoder, Wanted(max_pixels=reading.max_pixels), source.images)
     made: dict[int, Thumbnail | None] = {}
@@ -120,10 +112,7 @@ def _thumbnail(
 def class_sheet(shown: Mapping[str, Sequence[Thumbnail]], counts: Mapping[str, str], path: Path) -> None:
     """Write a PNG with one row per class: its name, count and pictures.
 
-    Args:
-        shown: class -> pictures.
-        counts: class -> text below its name; may lack classes.
-        path: of the PNG, written atomically.
+    `shown`: class -> pictures; `counts`: class -> text below its name, may lack classes.
     """
     heights = [max([t.picture.height for t in row] + [32]) for row in shown.values()]
     widths = [sum(t.picture.width + _GAP for t in row) for row in shown.values()]
@@ -145,9 +134,7 @@ def class_sheet(shown: Mapping[str, Sequence[Thumbnail]], counts: Mapping[str, s
 def neighbour_sheet(rows: Sequence[tuple[Thumbnail, Sequence[tuple[Thumbnail, bool]]]], path: Path) -> None:
     """Write a JPEG with one row per query: the query, then the images that it found, framed green (right) or red.
 
-    Args:
-        rows: query, and its images with whether they are right, nearest first.
-        path: of the JPEG, written atomically.
+    `rows`: query, and its images with whether they are right, nearest first.
     """
     side = max([1, *(max(t.picture.size) for query, found in rows for t in (query, *(each for each, _ in found)))])
     cell, columns = side + 2 * _FRAME + _GAP, 1 + max([0, *(len(found) for _, found in rows)])
@@ -218,14 +205,8 @@ def write_page(
 ) -> None:
     """Write the report as one self-contained file, atomically.
 
-    Args:
-        path: of the page.
-        title: title of the page.
-        about: lines below the title.
-        findings: errors first.
-        counts: column ('train', 'test') -> class -> number.
-        pictures: part -> class -> pictures.
-        unit: name of the counted things.
+    `counts`: column ('train', 'test') -> class -> number, `pictures`: part -> class -> pictures; `unit`: name of the
+    counted things.
     """
     names = list(dict.fromkeys(name for column in counts.values() for name in column))
     rows = [(name, [column.get(name, 0) for column in counts.values()]) for name in names]

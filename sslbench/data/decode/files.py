@@ -292,11 +292,7 @@ def strict_and_silent(max_pixels: int) -> Iterator[None]:
 def decode_with_pillow(data: bytes, path: str, wanted: Wanted, scale: int = 1) -> Decoded:
     """Decode a picture that Pillow can read, inside `strict_and_silent`.
 
-    Args:
-        data: the encoded file.
-        path: name of the image in messages.
-        wanted: form of the picture.
-        scale: 2, 4 or 8: decode a JPEG at 1 / scale of its size, without its high frequencies (libjpeg).
+    `scale`: 2, 4 or 8: decode a JPEG at 1 / scale of its size, without its high frequencies (libjpeg).
     """
     kind = _signature(data) or "image"
     try:
@@ -428,13 +424,9 @@ def _file_kind(data: bytes) -> str:
         return "not an image (zero bytes)"
     if b"<html" in head.lower():
         return "not an image (HTML page)"
-    printable = all(byte >= 32 or byte in b"\t\n\r\f" for byte in head)
-    return "not an image (text)" if printable and _is_utf8(head) else "not an image"
-
-
-def _is_utf8(head: bytes) -> bool:
+    is_text = all(byte >= 32 or byte in b"\t\n\r\f" for byte in head)
     try:
         head[:-3].decode("utf-8")  # a character may be cut at the end
     except UnicodeDecodeError as error:
-        return error.start >= len(head) - 8
-    return True
+        is_text = is_text and error.start >= len(head) - 8
+    return "not an image (text)" if is_text else "not an image"

@@ -166,9 +166,7 @@ class Composite(Protocol):
 def picture_decoder(preprocessing: Preprocessing | None, images: Images) -> PictureDecoder:
     """Return the decoder of a source's images: the user's handlers, the source's, the default one.
 
-    Args:
-        preprocessing: its `decoder` names the user's handlers; None: 8-bit RGB without any.
-        images: of the source.
+    `preprocessing`: its `decoder` names the user's handlers; None: 8-bit RGB without any.
     """
     if preprocessing is None:
         return make_decoder((), RGB, images)
@@ -178,10 +176,7 @@ def picture_decoder(preprocessing: Preprocessing | None, images: Images) -> Pict
 def make_decoder(names: Iterable[str], wanted: Wanted, images: Images) -> PictureDecoder:
     """Return the decoder of a source's images for given handlers and wanted pictures.
 
-    Args:
-        names: of the user's handlers; 'reference' and 'fast' are ignored.
-        wanted: channels, depth and maximum size of the pictures.
-        images: of the source.
+    `names`: of the user's handlers; 'reference' and 'fast' are ignored.
     """
     names = tuple(names)
     parts = (

@@ -31,11 +31,7 @@ DEFAULT = Reading()
 
 
 def check_decoder(decoder: Iterable[str]) -> None:
-    """Refuse names that are neither a mode nor a function with its module; nothing is imported.
-
-    Args:
-        decoder: as in `Preprocessing.decoder`.
-    """
+    """Refuse names that are neither a mode nor a function with its module; nothing is imported."""
     names = tuple(decoder)
     if len([name for name in names if name in WAYS]) > 1:
         raise UsageError(f"decoder {', '.join(names)}: 'reference' and 'fast' exclude each other")

@@ -101,9 +101,7 @@ def _of_hub(name: str, repo: str) -> Download:
 def download(wanted: Download, root: Path) -> str:
     """Fetch a data set, verify it where checksums are published, and return the location for --data.
 
-    Args:
-        wanted: from `find_download`.
-        root: the data folder; data sets of the Hub and of TFDS lie in their own caches.
+    `root`: the data folder; data sets of the Hub and of TFDS lie in their own caches.
     """
     if wanted.archives:
         return _archives(wanted, root)

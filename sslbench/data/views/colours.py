@@ -57,7 +57,8 @@ def change_colours(images: Tensor, values: Tensor, order: Sequence[str | Mapping
         elif name == "blur":
             _replace(x, sigma[:, 0] > 0, _blur, torch.cat([sigma, reach], dim=1))
         elif name == "solarize":
-            _replace(x, threshold[:, 0] < NEVER, _invert_from, threshold[:, 0])
+            limit = threshold[:, 0]
+            _replace(x, limit < NEVER, lambda part, t: torch.where(part >= _each(t, part), 255 - part, part), limit)
     return x
 
 
@@ -123,21 +124,14 @@ def _blur(x: Tensor, kernels: Tensor) -> Tensor:
     weights = (weights / weights.sum(dim=1, keepdim=True)).float().to(x.device, non_blocking=True)
     for axis in (2, 3):
         side = x.shape[axis]
-        padded = x.index_select(axis, _mirrored(torch.arange(-most, side + most), side).to(x.device, non_blocking=True))
+        # Mirrored at the centres of the first and last pixel.
+        period = max(2 * side - 2, 1)
+        places = torch.arange(-most, side + most) % period
+        places = torch.minimum(places, period - places) if side > 1 else torch.zeros_like(places)
+        padded = x.index_select(axis, places.to(x.device, non_blocking=True))
         shifted = (padded.narrow(axis, tap, side) * weights[:, tap].view(-1, 1, 1, 1) for tap in range(2 * most + 1))
         x = functools.reduce(torch.add, shifted)
     return x.round().clamp(0, 255)
-
-
-def _mirrored(places: Tensor, side: int) -> Tensor:
-    """Return places inside a side for places beyond its ends, mirrored at the centres of the first and last pixel."""
-    period = max(2 * side - 2, 1)
-    places = places % period
-    return torch.minimum(places, period - places) if side > 1 else torch.zeros_like(places)
-
-
-def _invert_from(x: Tensor, thresholds: Tensor) -> Tensor:
-    return torch.where(x >= _each(thresholds, x), 255 - x, x)
 
 
 NEVER = 256

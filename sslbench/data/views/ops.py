@@ -323,10 +323,7 @@ def make_view(view: View, channels: int = 3) -> Callable[[torch.Tensor], torch.T
 def make_views(view: View, channels: int = 3, *, colours: bool = True) -> Callable[[torch.Tensor], Crop]:
     """Return a picklable function that computes the views of one crop, several if a grid divides it.
 
-    Args:
-        view: its settings.
-        channels: of the pictures.
-        colours: False leaves the changes of colours of an undivided view to `colours`.
+    Without `colours` the changes of colours of an undivided view are left to the training device.
     """
     if not colours:
         return functools.partial(augment_but_colours, view)
