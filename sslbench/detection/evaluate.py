@@ -14,7 +14,6 @@ from torchvision.ops import batched_nms, clip_boxes_to_image
 from sslbench.data.decode.files import UnreadableImage, decode
 from sslbench.data.objects import ObjectSource
 from sslbench.detection.batches import HALF, read, resize, test_images
-from sslbench.detection.models import boxes as found_by_network
 from sslbench.detection.models.boxes import InstancePredictions, Size, rescale
 from sslbench.detection.models.detector import Detector
 from sslbench.detection.pictures import draw_predictions
@@ -103,7 +102,7 @@ def detect(
     return joined(sorted(everything, key=lambda part: int(part.images[0]) if len(part) else -1))
 
 
-def _as_arrays(found: found_by_network.InstancePredictions, position: int) -> Detections:
+def _as_arrays(found: InstancePredictions, position: int) -> Detections:
     masks = None if found.masks is None else tuple(rle.encode(mask.cpu().numpy()) for mask in found.masks)
     return Detections(
         np.full(len(found.scores), position, dtype=np.int64),
@@ -111,8 +110,13 @@ def _as_arrays(found: found_by_network.InstancePredictions, position: int) -> De
         found.scores.cpu().numpy(),
         found.classes.cpu().numpy(),
         masks,
-        None if found.keypoints is None else found.keypoints.cpu().numpy() - np.array([HALF, HALF, 0], np.float32),
+        _keypoints(found),
     )
+
+
+def _keypoints(found: InstancePredictions) -> npt.NDArray[np.float32] | None:
+    """Return the keypoints as COCO's files have them: the centre of the first pixel is 0."""
+    return None if found.keypoints is None else found.keypoints.cpu().numpy() - np.array([HALF, HALF, 0], np.float32)
 
 
 def joined(parts: list[Detections]) -> Detections:
@@ -225,20 +229,18 @@ class TrainedDetector:
         Raises:
             DataError: an image cannot be read.
         """
-        return [self._found(image) for image in images]
-
-    @torch.inference_mode()
-    def _found(self, image: Picture) -> ImageDetections:
-        picture = _opened(image)
-        size = int(picture.shape[1]), int(picture.shape[2])
-        views = [resize(picture, seen) for seen in view_sizes(*size, self.recipe)]
-        found = detect_views(self.detector, views, size)
-        labels = tuple(self.classes[number] for number in found.classes.tolist())
-        masks = None if found.masks is None else found.masks.cpu().numpy()
-        points = None
-        if found.keypoints is not None:
-            points = found.keypoints.cpu().numpy() - np.array([HALF, HALF, 0], np.float32)
-        return ImageDetections(found.boxes.cpu().numpy(), found.scores.cpu().numpy(), labels, masks, points)
+        results = []
+        for image in images:
+            picture = _opened(image)
+            size = int(picture.shape[1]), int(picture.shape[2])
+            views = [resize(picture, seen) for seen in view_sizes(*size, self.recipe)]
+            with torch.inference_mode():
+                found = detect_views(self.detector, views, size)
+            labels = tuple(self.classes[number] for number in found.classes.tolist())
+            masks = None if found.masks is None else found.masks.cpu().numpy()
+            boxes, scores = found.boxes.cpu().numpy(), found.scores.cpu().numpy()
+            results.append(ImageDetections(boxes, scores, labels, masks, _keypoints(found)))
+        return results
 
 
 def load_detector(path: str | Path, *, device: str = "cpu") -> TrainedDetector:

@@ -154,10 +154,6 @@ def _id(value: Any) -> _Key:
     return int(value) if float(value).is_integer() else None
 
 
-def _file(value: Any) -> _Key:
-    return PurePosixPath(plain_path(value)).name if isinstance(value, str) else None
-
-
 def _stem(value: Any) -> _Key:
     if not isinstance(value, str):
         return None
@@ -178,7 +174,11 @@ def _of_images(test: ObjectSource) -> tuple[_Reading, ...]:
     return (
         _reading("the manifest's ids", ids, _id),
         _reading("paths", test.ids, lambda name: plain_path(name) if isinstance(name, str) else None),
-        _reading("file names", test.ids, _file),
+        _reading(
+            "file names",
+            test.ids,
+            lambda name: PurePosixPath(plain_path(name)).name if isinstance(name, str) else None,
+        ),
         _reading("file names without suffix", test.ids, _stem),
         _reading("numbers in file names", test.ids, _digits),
     )

@@ -31,7 +31,6 @@ def draw_predictions(
     which: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
     least_score: float = 0.5,
-    columns: int = 2,
 ) -> None:
     """Write a PNG with the ground truth (left) and the predictions (right) of each image.
 
@@ -45,7 +44,6 @@ def draw_predictions(
         which: positions of `images` in the test set; by default 0, 1, 2, ...
         names: headings of the images.
         least_score: minimum score of a drawn prediction; the heading counts the others.
-        columns: number of image pairs side by side.
 
     Raises:
         ValueError: there are no images, or not as many as positions or names.
@@ -60,7 +58,7 @@ def draw_predictions(
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path) as temporary:
-        _grid(pairs, columns).save(temporary, "PNG")
+        _grid(pairs).save(temporary, "PNG")
 
 
 def colour(label: int) -> tuple[int, int, int]:
@@ -188,9 +186,10 @@ def _pose(
             draw.ellipse(at, outline=colour(number), width=2)
 
 
-def _grid(pairs: Sequence[Image.Image], columns: int) -> Image.Image:
-    rows = [pairs[i : i + columns] for i in range(0, len(pairs), columns)]
-    widths = [max(pair.width for pair in pairs[i::columns]) for i in range(min(columns, len(pairs)))]
+def _grid(pairs: Sequence[Image.Image]) -> Image.Image:
+    """Return a sheet with two pairs of images side by side."""
+    rows = [pairs[i : i + 2] for i in range(0, len(pairs), 2)]
+    widths = [max(pair.width for pair in pairs[i::2]) for i in range(min(2, len(pairs)))]
     heights = [max(pair.height for pair in row) for row in rows]
     size = (sum(widths) + _GAP * (len(widths) + 1), sum(heights) + _GAP * (len(heights) + 1))
     sheet = Image.new("RGB", size, _PAPER)

@@ -7,14 +7,13 @@ process's images), and more than two views are averaged over all pairs.
 
 import dataclasses
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from sslbench.config import setting
 from sslbench.distributed.collectives import sum_
 from sslbench.methods._parts.losses import in_float32, mean_over_pairs, similarities
-from sslbench.methods._parts.networks import encode, mlp
+from sslbench.methods._parts.networks import embed_views, mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
@@ -68,7 +67,6 @@ class Method(method.Method[Config]):
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the decoupled loss over all pairs of views."""
-        features = torch.cat(encode(self.backbone, batch.views))
-        embeddings = self.head(features).unflatten(0, (len(batch.views), -1))
+        embeddings = embed_views(self.backbone, self.head, batch.views)
         value = decoupled(embeddings, self.config.temperature, self.config.sigma)
         return Loss(value, functional.normalize(embeddings[0].detach().float(), dim=1))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update_copies
-from sslbench.methods._parts.networks import encode
+from sslbench.methods._parts.networks import drop_gradients, encode
 from sslbench.methods._parts.self_distillation import (
     DinoHead,
     PendingLogits,
@@ -110,8 +110,7 @@ class Method(method.Method[Config]):
     def before_update(self, step: Step) -> None:
         """Drop the gradient of the last layer while it is frozen (appendix C)."""
         if step.index < round(self.config.frozen_epochs * step.per_epoch):
-            for parameter in self.head.last_layer.parameters():
-                parameter.grad = None
+            drop_gradients(self.head.last_layer)
 
     def after_update(self, step: Step) -> None:
         """Update the centre by the logits of this update, and the teacher by the student."""

@@ -27,7 +27,7 @@ from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32, sinkhorn
 from sslbench.methods._parts.masks import block_masks, check_shares, masked_rows, random_numbers, take_rows
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update, update_copies
-from sslbench.methods._parts.networks import encode
+from sslbench.methods._parts.networks import drop_gradients, encode
 from sslbench.methods._parts.self_distillation import (
     DinoHead,
     PendingLogits,
@@ -263,9 +263,7 @@ class Method(method.Method[Config]):
     def before_update(self, step: Step) -> None:
         """Drop the gradients of the last layers while they are frozen."""
         if step.index < round(self.config.frozen_epochs * step.per_epoch):
-            for head in (self.head, self._patch_heads()[0]):
-                for parameter in head.last_layer.parameters():
-                    parameter.grad = None
+            drop_gradients(self.head.last_layer, self._patch_heads()[0].last_layer)
 
     def after_update(self, step: Step) -> None:
         """Update the centres, the teacher by the student, and at intervals the Gram teacher by the teacher."""

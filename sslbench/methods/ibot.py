@@ -28,7 +28,7 @@ from sslbench.methods._parts.masks import (
     view_by_view,
 )
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update_copies
-from sslbench.methods._parts.networks import encode
+from sslbench.methods._parts.networks import drop_gradients, encode
 from sslbench.methods._parts.self_distillation import (
     DinoHead,
     PendingLogits,
@@ -224,9 +224,9 @@ class Method(method.Method[Config]):
     def before_update(self, step: Step) -> None:
         """Drop the gradients of the last layers while they are frozen."""
         if step.index < round(self.config.frozen_epochs * step.per_epoch):
-            for name, parameter in self.named_parameters():
-                if name.startswith(("head.last_layer", "patch_layer")):
-                    parameter.grad = None
+            drop_gradients(self.head.last_layer)
+            if self.config.patch_prototypes is not None:
+                drop_gradients(self.patch_layer)
 
     def after_update(self, step: Step) -> None:
         """Update the centres by the logits of this update, and the teacher by the student."""

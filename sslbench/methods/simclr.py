@@ -7,13 +7,12 @@ processes are negatives too.
 
 import dataclasses
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from sslbench.config import setting
 from sslbench.methods._parts.losses import in_float32, mean_over_pairs, similarities
-from sslbench.methods._parts.networks import encode, mlp
+from sslbench.methods._parts.networks import embed_views, mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
@@ -60,7 +59,6 @@ class Method(method.Method[Config]):
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return NT-Xent over all pairs of views."""
-        features = torch.cat(encode(self.backbone, batch.views))
-        embeddings = self.head(features).unflatten(0, (len(batch.views), -1))
+        embeddings = embed_views(self.backbone, self.head, batch.views)
         value = nt_xent(embeddings, self.config.temperature)
         return Loss(value, functional.normalize(embeddings[0].detach().float(), dim=1))

@@ -15,7 +15,7 @@ from sslbench.config import setting
 from sslbench.distributed.collectives import gather, gather_with_gradient, rank
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32
-from sslbench.methods._parts.networks import encode, mlp
+from sslbench.methods._parts.networks import embed_views, mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
@@ -88,7 +88,6 @@ class Method(method.Method[Config]):
         """Return the supervised contrastive loss of all views."""
         if batch.labels is None:
             raise UsageError("supcon received a batch without labels")
-        features = torch.cat(encode(self.backbone, batch.views))
-        embeddings = self.head(features).unflatten(0, (len(batch.views), -1))
+        embeddings = embed_views(self.backbone, self.head, batch.views)
         value = supervised_contrastive(embeddings, batch.labels, self.config.temperature, self.config.summation)
         return Loss(self.config.scale * value, functional.normalize(embeddings[0].detach().float(), dim=1))

@@ -14,7 +14,7 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32
-from sslbench.methods._parts.networks import encode, mlp
+from sslbench.methods._parts.networks import embed_views, mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
@@ -90,8 +90,7 @@ class Method(method.Method[Config]):
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the loss over random slices of the batch."""
-        features = torch.cat(encode(self.backbone, batch.views))
-        embeddings = self.head(features).unflatten(0, (len(batch.views), -1))
+        embeddings = embed_views(self.backbone, self.head, batch.views)
         size, images = self.config.slice, embeddings.shape[1]
         terms = []
         for _ in range(self.config.iterations):

@@ -124,9 +124,7 @@ def regression_loss(predicted: Tensor, truth: Tensor, beta: float) -> Tensor:
     return functional.smooth_l1_loss(predicted, truth, beta=beta, reduction="sum")
 
 
-def rescale(
-    found: InstancePredictions, *, seen: tuple[int, int], size: tuple[int, int], threshold: float = 0.5
-) -> InstancePredictions:
+def rescale(found: InstancePredictions, *, seen: tuple[int, int], size: tuple[int, int]) -> InstancePredictions:
     """Return the detections of one image in its own pixels, without those outside of it.
 
     Returns boxes clipped to the image, and any masks as bool (n, height, width).
@@ -137,7 +135,7 @@ def rescale(
     boxes = boxes[keep]
     masks = None
     if found.masks is not None:
-        pasted = [_pasted(mask, box, size) >= threshold for mask, box in zip(found.masks[keep], boxes, strict=True)]
+        pasted = [_pasted(mask, box, size) >= 0.5 for mask, box in zip(found.masks[keep], boxes, strict=True)]
         masks = torch.stack(pasted) if pasted else found.masks.new_zeros((0, *size), dtype=torch.bool)
     keypoints = None if found.keypoints is None else found.keypoints[keep] * boxes.new_tensor((x, y, 1))
     return InstancePredictions(boxes, found.scores[keep], found.classes[keep], masks, keypoints)

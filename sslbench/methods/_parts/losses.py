@@ -145,7 +145,7 @@ def info_nce(query: Tensor, key: Tensor, queue: Tensor, temperature: float) -> T
     return functional.softplus(negatives - positives).mean()
 
 
-def variance_and_covariance(z: Tensor, *, epsilon: float = 1e-4) -> tuple[Tensor, Tensor]:
+def variance_and_covariance(z: Tensor) -> tuple[Tensor, Tensor]:
     """Return VICReg's terms of one set of embeddings (Bardes et al., arXiv 2105.04906, equations 1 to 4).
 
     `z`: (n, d), or (S, n, d) for the mean of both terms over S sets; returns the mean hinge max(0, 1 - standard
@@ -156,7 +156,7 @@ def variance_and_covariance(z: Tensor, *, epsilon: float = 1e-4) -> tuple[Tensor
     [0.495, 0.0]
     """
     n, d = z.shape[-2:]
-    hinge = functional.relu(1 - (z.var(dim=-2) + epsilon).sqrt()).mean()
+    hinge = functional.relu(1 - (z.var(dim=-2) + 1e-4).sqrt()).mean()
     centred = z - z.mean(dim=-2, keepdim=True)
     covariance = centred.mT @ centred / (n - 1)
     # All but the last entry as rows of d + 1: the diagonal is the first column.

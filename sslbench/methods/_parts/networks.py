@@ -72,6 +72,19 @@ def encode(network: Callable[[Tensor], Tensor], views: Sequence[Tensor]) -> tupl
     return tuple(outputs)
 
 
+def embed_views(network: nn.Module, head: nn.Module, views: Sequence[Tensor]) -> Tensor:
+    """Return the embeddings (V, B, d) of V views by a network and a head on its output."""
+    embeddings: Tensor = head(torch.cat(encode(network, views))).unflatten(0, (len(views), -1))
+    return embeddings
+
+
+def drop_gradients(*frozen: nn.Module) -> None:
+    """Remove the gradients of modules, so that the next update changes none of their parameters."""
+    for module in frozen:
+        for parameter in module.parameters():
+            parameter.grad = None
+
+
 def feature_map(network: ResNet | AlexNet, images: Tensor) -> Tensor:
     """Return the last feature map before the pooling that gives the backbone's output.
 
