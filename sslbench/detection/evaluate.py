@@ -40,7 +40,11 @@ def detect_views(detector: Detector, views: Sequence[Tensor], size: Size) -> Ins
         seen = views[0].shape[1], views[0].shape[2]
         return rescale(detector([views[0].to(device)])[0], seen=seen, size=size)
     every = [(view.flip(2) if flip else view, flip) for view in views for flip in flips]
-    found = [_found(detector, view, flip, size) for view, flip in every]
+    found = []  # in pixels of the upright image, without masks
+    for view, flip in every:
+        one = detector([view.to(device)], with_masks=False)[0]
+        boxes = _mirrored(one.boxes, view.shape[2]) if flip else one.boxes
+        found.append(InstancePredictions(boxes * _factors(view, size).to(boxes), one.scores, one.classes))
     boxes = clip_boxes_to_image(torch.cat([one.boxes for one in found]), size)
     scores, classes = torch.cat([one.scores for one in found]), torch.cat([one.classes for one in found])
     keep = batched_nms(boxes, scores, classes, detector.recipe.nms)[: detector.recipe.detections]
@@ -60,13 +64,6 @@ def detect_views(detector: Detector, views: Sequence[Tensor], size: Size) -> Ins
         total = total + (masks.flip(2) if flip else masks)
     merged = InstancePredictions(merged.boxes, merged.scores, merged.classes, torch.as_tensor(total) / len(every))
     return rescale(merged, seen=size, size=size)
-
-
-def _found(detector: Detector, view: Tensor, flip: bool, size: Size) -> InstancePredictions:
-    """Return the detections in one view, with boxes in pixels of the upright image and without masks."""
-    found = detector([view.to(next(detector.parameters()).device)], with_masks=False)[0]
-    boxes = _mirrored(found.boxes, view.shape[2]) if flip else found.boxes
-    return InstancePredictions(boxes * _factors(view, size).to(boxes), found.scores, found.classes)
 
 
 def _factors(view: Tensor, size: Size) -> Tensor:
@@ -97,9 +94,7 @@ def detect(
             parts.append(_as_arrays(detect_views(detector, views, size), position))
             if progress is not None:
                 progress("detecting on the test part", min(len(parts) * world_size(), len(source)), len(source))
-    # In the order of the images, whatever the number of processes.
-    everything = [part for own in gather_objects(parts) for part in own]
-    return joined(sorted(everything, key=lambda part: int(part.images[0]) if len(part) else -1))
+    return gathered(parts)
 
 
 def _as_arrays(found: InstancePredictions, position: int) -> Detections:
@@ -119,8 +114,10 @@ def _keypoints(found: InstancePredictions) -> npt.NDArray[np.float32] | None:
     return None if found.keypoints is None else found.keypoints.cpu().numpy() - np.array([HALF, HALF, 0], np.float32)
 
 
-def joined(parts: list[Detections]) -> Detections:
-    """Concatenate detections in their order."""
+def gathered(of_images: list[Detections]) -> Detections:
+    """Concatenate the detections of all processes, in the order of the images whatever the number of processes."""
+    everywhere = [part for of_process in gather_objects(of_images) for part in of_process]
+    parts = sorted(everywhere, key=lambda part: int(part.images[0]) if len(part) else -1)
     columns = [(p.images, p.boxes, p.scores, p.labels) for p in (_ALONE, *parts)]
     images, boxes, scores, labels = (np.concatenate(column) for column in zip(*columns, strict=True))
     has_masks = bool(parts) and all(p.masks is not None for p in parts)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from sslbench.backbones.build import build
 from sslbench.detection import batches as b
-from sslbench.detection.evaluate import detect, draw, joined, score
+from sslbench.detection.evaluate import detect, draw, gathered, score
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.recipe import DetectionRecipe, DetectionSettings
 from sslbench.detection.train import TrainingRun, check_processes, make_optimizer, precise_statistics, rate, train
@@ -251,7 +251,7 @@ def test_what_is_found_is_in_pixels_of_the_image_and_can_be_scored_and_drawn(tmp
     assert {"AP", "AP50", "AP75"} <= set(scores.metrics) and {"mask_AP", "mask_AP50"} <= set(of_masks)
     draw(data, truth, found, tmp_path / "p.png")
     assert Image.open(tmp_path / "p.png").size[0] > 400
-    assert len(joined([])) == 0
+    assert len(gathered([])) == 0
 
 
 def test_finding_exactly_what_is_there_scores_one():

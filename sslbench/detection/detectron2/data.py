@@ -16,8 +16,8 @@ from sslbench.data.splits import Parts
 from sslbench.detection.batches import HALF, read
 from sslbench.detection.detectron2.config import changed
 from sslbench.detection.detectron2.library import load
-from sslbench.detection.evaluate import joined
-from sslbench.distributed.collectives import gather_objects, world_size
+from sslbench.detection.evaluate import gathered
+from sslbench.distributed.collectives import world_size
 from sslbench.errors import ResultError, SslbenchError, UsageError
 from sslbench.metrics.detection import Detections
 from sslbench.metrics.detection import masks as rle
@@ -224,15 +224,13 @@ def detect(
         evaluators = evaluation.DatasetEvaluators([theirs, collected])
         loader = test_loader(source, cfg, workers=workers)
         scores = evaluation.inference_on_dataset(model, loader, evaluators)
-    parts = [part for own in gather_objects(collected.parts) for part in own]
-    found = joined(sorted(parts, key=lambda part: int(part.images[0]) if len(part) else -1))
     variants: Variants = {
         f"Detectron2's COCOEvaluator, {_KINDS.get(kind, kind)}": {
             name: None if math.isnan(value) else float(value) for name, value in values.items()
         }
         for kind, values in scores.items()
     }
-    return found, variants
+    return gathered(collected.parts), variants
 
 
 def _make_collector(n: int, progress: Progress | None) -> Any:
