@@ -145,7 +145,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # Python's own OSErrors without errno and file are bugs: their traceback is needed.
         if error.filename is None and error.strerror is None:
             raise
-        code = _fail(_os_problem(error), 1)
+        problem = str(error)
+        if error.filename and error.errno in FULL:
+            problem = not_written(Path(os.fsdecode(error.filename)), error)
+        elif error.filename:
+            problem = f"{error.strerror}: {error.filename}"
+        code = _fail(problem, 1)
     except Exception as error:
         if _ends_of(error):
             sys.exit(_interrupted(error))
@@ -197,15 +202,6 @@ def _interrupted(cause: BaseException | None) -> int:
     by_signal = any(isinstance(end, _Terminated) for end in ends)
     said = [str(words) for end in ends for words in end.args]
     return _fail(": ".join(["terminated" if by_signal else "interrupted", *said]), 143 if by_signal else 130)
-
-
-def _os_problem(error: OSError) -> str:
-    """Return the message of an error of the system, which names its file."""
-    if not error.filename:
-        return str(error)
-    if error.errno in FULL:
-        return not_written(Path(os.fsdecode(error.filename)), error)
-    return f"{error.strerror}: {error.filename}"
 
 
 def _run(words: list[str]) -> int:

@@ -80,7 +80,12 @@ def command(
     if any(stored) and not all(stored):
         raise UsageError("A and B must both be weights or both be features", "Features: .npy files or store folders.")
     if all(stored):
-        _refuse_wrong_features(ctx, networks)
+        used = ("layers", "layers_b", "debiased", "csv_path", "png_path")
+        options.refuse(ctx, used=used, what="features, which are already computed")
+        files = [each for each in networks if not Path(each.weights).is_dir()]
+        if any(each.layers for each in files) and len(files) == len(networks):
+            raise UsageError("--layers names layers of networks or of stored features", "A .npy file is one layer.")
+        early.refuse_missing_files(*(each.weights for each in files))
     else:
         _refuse_wrong_networks(networks, data, preprocessing, run)
 
@@ -113,16 +118,6 @@ class _Network:
     format: str | None
     layers: tuple[str, ...]
     trust_pickle: bool
-
-
-def _refuse_wrong_features(ctx: click.Context, sides: Sequence[_Network]) -> None:
-    """Refuse flags that have no effect on features, and files that do not exist."""
-    used = ("layers", "layers_b", "debiased", "csv_path", "png_path")
-    options.refuse(ctx, used=used, what="features, which are already computed")
-    files = [each for each in sides if not Path(each.weights).is_dir()]
-    if any(each.layers for each in files) and len(files) == len(sides):
-        raise UsageError("--layers names layers of networks or of stored features", "A .npy file is one layer.")
-    early.refuse_missing_files(*(each.weights for each in files))
 
 
 def _refuse_wrong_networks(

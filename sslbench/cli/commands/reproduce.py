@@ -143,7 +143,12 @@ def _results(request: Request | FeaturesRequest, run: RunSettings, out: Path | N
 @contextlib.contextmanager
 def _folders(out: Path | None) -> Iterator[tuple[Path, Path]]:
     """Return an empty feature store and an empty folder of records, removed at the end; `out` gets the records then."""
-    with tempfile.TemporaryDirectory(dir=_temporary_root(), prefix="reproduce-") as folder:
+    root = paths.cache_dir()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"the cache folder {root} cannot be written: {error.strerror}") from error
+    with tempfile.TemporaryDirectory(dir=root, prefix="reproduce-") as folder:
         results = Path(folder) / "results"
         yield Path(folder) / "store", results
         if out is not None and results.is_dir() and this_process().rank == 0:
@@ -151,15 +156,6 @@ def _folders(out: Path | None) -> Iterator[tuple[Path, Path]]:
                 shutil.copytree(results, out, dirs_exist_ok=True)
             except OSError as error:
                 raise ResultError(not_written(out, error)) from error
-
-
-def _temporary_root() -> Path:
-    root = paths.cache_dir()
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"the cache folder {root} cannot be written: {error.strerror}") from error
-    return root
 
 
 def _absolute(places: Mapping[str, str | None]) -> dict[str, str]:

@@ -166,7 +166,14 @@ def draw_features(
         options.refuse(ctx, used=used, what="--features, which are already computed")
         early.refuse_missing_files(str(features), None if labels is None else str(labels))
     else:
-        _refuse_wrong_flags(ctx, labels, weights)
+        if labels is not None:
+            raise UsageError("--labels belongs to --features", "Labels of images are in --data.")
+        if not weights.weights:
+            raise UsageError("--weights is missing", "Give weights and --data, or --features FILE.npy.")
+        used_here = {str(p.name) for p in ctx.command.params} - {"test_data"}
+        reasons = {"test_data": "Give the images as --data."}
+        options.refuse(ctx, used=used_here, what="show features", reasons=reasons)
+        options.refuse_loading_flags(ctx, weights.weights)
     settings = early.checked_run(run, weights, preprocessing)
     early.refuse_other_files([weights.weights])
 
@@ -183,20 +190,6 @@ def draw_features(
             points = points_of_images(request, settings, store=store, progress=progress)
     reading = Reading(settings.decoder, settings.max_pixels)
     return show_scatter(points, projection or "tsne", settings.seed, out, command=str(ctx.obj), reading=reading)
-
-
-_FEATURE_REASONS = {"test_data": "Give the images as --data."}
-
-
-def _refuse_wrong_flags(ctx: click.Context, labels: Path | None, weights: options.WeightsFlags) -> None:
-    """Refuse flags that do not go with features of images."""
-    if labels is not None:
-        raise UsageError("--labels belongs to --features", "Labels of images are in --data.")
-    if not weights.weights:
-        raise UsageError("--weights is missing", "Give weights and --data, or --features FILE.npy.")
-    used = {str(p.name) for p in ctx.command.params} - {"test_data"}
-    options.refuse(ctx, used=used, what="show features", reasons=_FEATURE_REASONS)
-    options.refuse_loading_flags(ctx, weights.weights)
 
 
 def _read(features: Path, labels: Path | None, label_column: str | None, seed: int) -> "FeaturePair":

@@ -3,7 +3,6 @@
 import dataclasses
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
@@ -62,7 +61,15 @@ def command(**_: Any) -> int | None:
             slurm.show([_written(each) for each in runs])
         return None
     with told_on_interrupt(KEPT), remote_folder.synchronised(chosen.out) as out:
-        return _run(runs, chosen.run.store_folder(), out, str(ctx.find_root().obj))
+        from sslbench.cli.commands.eval import work
+
+        results, lost = work.run_sweep(runs, chosen.run.store_folder(), out, str(ctx.find_root().obj))
+        if this_process().rank != 0:
+            return None
+        if results:
+            write_board([out], {"csv": out / "leaderboard.csv"})
+        work.print_holes(lost, len(runs), out)
+        return 1 if lost else None
 
 
 def _written(run: SweepRun) -> list[dict[str, Any]]:
@@ -92,19 +99,6 @@ def _submit(runs: Sequence[SweepRun], launcher: slurm.Slurm, chosen: EvalOptions
         if ends is not None:
             write_board([out], {"csv": out / "leaderboard.csv"})
     return slurm.exit_code(ends)
-
-
-def _run(runs: Sequence[SweepRun], store: Path, out: Path, typed: str) -> int | None:
-    """Run everything here, print the leaderboard and the holes; return the exit code, None where all went well."""
-    from sslbench.cli.commands.eval import work
-
-    results, lost = work.run_sweep(runs, store, out, typed)
-    if this_process().rank != 0:
-        return None
-    if results:
-        write_board([out], {"csv": out / "leaderboard.csv"})
-    work.print_holes(lost, len(runs), out)
-    return 1 if lost else None
 
 
 def plan(ctx: click.Context) -> tuple[list[SweepRun], EvalOptions, slurm.Slurm | None]:

@@ -21,7 +21,6 @@ from sslbench.evaluation.trainings import check_seeds
 from sslbench.library.benchmarks import Benchmark, load_benchmark, load_suite
 from sslbench.library.presets import Preset, find_presets
 from sslbench.names import did_you_mean, list_names, plugin_remedy
-from sslbench.protocols import NeededBenchmark
 from sslbench.protocols import find as find_protocol
 from sslbench.runtime.folders import is_address, refuse_unwritable
 from sslbench.runtime.resources import float_precision
@@ -156,7 +155,16 @@ def _benchmarks(chosen: EvalOptions, names: Sequence[str]) -> list[Benchmark]:
         )
     for name in names if not benchmarks else ():
         if (needed := find_protocol(name).benchmark) is not None:
-            return [_needed_benchmark(name, needed, chosen, names)]
+            # A protocol that is not run without a benchmark gets its own where no data are given.
+            if others := [other for other in names if other != name]:
+                raise UsageError(
+                    f"{name} trains a network and cannot go together with {', '.join(others)}",
+                    "Run sslbench eval twice.",
+                )
+            if chosen.data.data:
+                there = ", ".join(each for each in list_names("benchmark") if each.startswith(f"{name}/"))
+                raise UsageError(f"--benchmark, {needed.content}, is missing", f"{needed.advice} Benchmarks: {there}.")
+            return [load_benchmark(needed.default)]
     if not benchmarks and not names and not chosen.presets:
         raise UsageError("no protocol is named: give a protocol, a --preset or a --benchmark", did_you_mean("", known))
     if benchmarks and names:
@@ -164,18 +172,6 @@ def _benchmarks(chosen: EvalOptions, names: Sequence[str]) -> list[Benchmark]:
         if not benchmarks:
             raise UsageError(f"none of the requested benchmarks uses the protocol {' or '.join(names)}")
     return benchmarks
-
-
-def _needed_benchmark(name: str, needed: NeededBenchmark, chosen: EvalOptions, names: Sequence[str]) -> Benchmark:
-    """Return the benchmark of a protocol that is not run without one, where no data are given."""
-    if others := [other for other in names if other != name]:
-        raise UsageError(
-            f"{name} trains a network and cannot go together with {', '.join(others)}", "Run sslbench eval twice."
-        )
-    if chosen.data.data:
-        there = ", ".join(each for each in list_names("benchmark") if each.startswith(f"{name}/"))
-        raise UsageError(f"--benchmark, {needed.content}, is missing", f"{needed.advice} Benchmarks: {there}.")
-    return load_benchmark(needed.default)
 
 
 def protocol_runs(
