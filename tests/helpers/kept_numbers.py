@@ -1,7 +1,7 @@
 """Numbers of small runs beside those that are kept: a change of the house must not move them.
 
     PYTHONPATH=tests python -m helpers.kept_numbers            # write tests/contracts/same_numbers/*.json anew
-    PYTHONPATH=tests python -m helpers.kept_numbers zip knn    # write these runs only
+    PYTHONPATH=tests python -m helpers.kept_numbers coco knn   # write these runs only
     PYTHONPATH=tests python -m helpers.kept_numbers spread     # the power of ten by which a machine is apart, per run
 
 The files hold what a user reads: metrics with intervals, choices, scores of samples, losses of updates, and which of
