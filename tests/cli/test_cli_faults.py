@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import signal
+import types
 from pathlib import Path
 
 import numpy as np
@@ -150,7 +151,7 @@ def test_a_full_disk_under_a_manifest_or_a_name_is_told_with_its_bytes(sslbench,
     def full(*arguments, **named):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(kwcoco, "_dump", full)
+    monkeypatch.setattr(kwcoco, "json", types.SimpleNamespace(dumps=full))
     monkeypatch.setattr(yaml, "safe_dump", full)
     monkeypatch.chdir(tmp_path)
     digits = "sklearn:digits"
