@@ -242,18 +242,26 @@ def response_rate_statistic(confidence: FloatArray, correct: BoolArray) -> Stati
     """Return the function from weights (R, N) of the samples to AURRA (R, 1)."""
     order = np.argsort(confidence, kind="stable")[::-1]
     right, ordered = correct[order].astype(np.float64), confidence[order]
-    first = np.flatnonzero(np.r_[True, np.diff(ordered) != 0])  # of samples with an equal confidence
-    equal = np.diff(np.r_[first, len(ordered)])
 
     def statistic(weights: FloatArray) -> FloatArray:
         ranked = weights[:, order]
         seen = np.cumsum(ranked, axis=1)
-        sums, number = (np.add.reduceat(part, first, axis=1) for part in (ranked * right, ranked))
-        share = np.repeat(np.divide(sums, number, out=np.zeros_like(sums), where=number > 0), equal, axis=1)
+        share = _means_of_equals(ordered, right[None], ranked)
         accuracy = np.cumsum(ranked * share, axis=1) / np.maximum(seen, 1e-300)
         return np.asarray((ranked * accuracy).sum(axis=1) / seen[:, -1])[:, None]
 
     return statistic
+
+
+def _means_of_equals(ordered: FloatArray, values: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return the mean (R, N) of the values over the samples with an equal score, for R weightings.
+
+    `ordered`: (N,), scores in order; `values`: (1, N), in that order; `weights`: (R, N), in that order.
+    """
+    first = np.flatnonzero(np.r_[True, np.diff(ordered) != 0])
+    sums, number = (np.add.reduceat(part, first, axis=1) for part in (weights * values, weights))
+    means = np.divide(sums, number, out=np.zeros_like(sums), where=number > 0)
+    return np.asarray(np.repeat(means, np.diff(np.r_[first, len(ordered)]), axis=1))
 
 
 def effective_robustness(accuracy: float, standard: float, line: tuple[float, float]) -> float:

@@ -202,9 +202,7 @@ def one_to_one(table: IntArray, by: Literal["pixels", "iou"]) -> IntArray:
     # Hummingbird takes those that are left over for class 0.
     from scipy.optimize import linear_sum_assignment
 
-    union = table.sum(axis=1, keepdims=True) + table.sum(axis=0) - table
-    gain = table if by == "pixels" else np.divide(table, union, out=np.zeros(table.shape), where=union > 0)
-    classes, clusters = linear_sum_assignment(gain, maximize=True)
+    classes, clusters = linear_sum_assignment(table if by == "pixels" else _ious(table), maximize=True)
     assigned = np.full(table.shape[1], UNASSIGNED, np.int64)
     assigned[clusters] = classes
     return assigned
@@ -240,3 +238,9 @@ def matched_values(weights: FloatArray, areas: IntArray, *, absent: Absent = "om
 def matched_measure(areas: IntArray) -> Measure:
     """Return the metrics `MATCHED` of N images as a function of the weights of the images; see `matched_values`."""
     return Measure(MATCHED, lambda weights: matched_values(weights, areas))
+
+
+def _ious(table: IntArray) -> FloatArray:
+    """Return the IoU of every class with every cluster, (C, P); 0 where both are empty."""
+    union = table.sum(axis=1, keepdims=True) + table.sum(axis=0) - table
+    return np.asarray(np.divide(table, union, out=np.zeros(table.shape), where=union > 0))
