@@ -151,6 +151,19 @@ def shared(run_folder):
     assert not changed, f"tests have changed what they share: {changed}"
 
 
+@pytest.fixture
+def world(shared, tmp_path, monkeypatch):
+    """The current folder, to be changed: photos/train, photos/test, tiny_net_of_the_tests.py, w.pth."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("tiny_net_of_the_tests", None)
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    return shared.copy("photos", tmp_path)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def composed_once():
     """Shipped settings are composed once: Hydra takes longer than the rest of a small command."""
