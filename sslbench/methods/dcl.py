@@ -41,6 +41,7 @@ def decoupled(views: Tensor, temperature: float, sigma: float | None = None) -> 
 
     `views`: (V, B, d), this process's embeddings of V >= 2 views, not necessarily normalised.
 
+    >>> import torch
     >>> views = torch.eye(2).expand(2, 2, 2)  # two equal views of two orthogonal images: -1 + log(2)
     >>> round(float(decoupled(views, 1.0)), 4)
     -0.3069

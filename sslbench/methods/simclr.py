@@ -38,6 +38,7 @@ def nt_xent(views: Tensor, temperature: float) -> Tensor:
 
     `views`: (V, B, d), this process's embeddings of V >= 2 views, not necessarily normalised.
 
+    >>> import torch
     >>> views = torch.eye(2).expand(2, 2, 2)  # two equal views of two orthogonal images: log(1 + 2 / e)
     >>> round(float(nt_xent(views, 1.0)), 4)
     0.5514

@@ -56,7 +56,7 @@ def test_one_block_or_a_hundred_give_the_same_bits(monkeypatch):
     train[500:] = train[:500]
     whole = nearest(train, test, 20, metric="cosine", max_memory=1.0)
     monkeypatch.setattr(neighbours, "_block_size", lambda *_: 10)
-    monkeypatch.setattr(neighbours, "_queries_at_once", lambda *_: 7)
+    monkeypatch.setattr(neighbours, "_MOST_QUERIES", 7)
     parts = nearest(train, test, 20, metric="cosine", max_memory=1.0)
     np.testing.assert_array_equal(whole[0], parts[0])
     np.testing.assert_array_equal(whole[1], parts[1])
