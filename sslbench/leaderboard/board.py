@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sslbench.errors import UsageError
 from sslbench.identity import row_key
 from sslbench.leaderboard.columns import column_names, natural, precision_text, preprocessing_text, row_names
-from sslbench.leaderboard.marks import mark_best, row_flags
+from sslbench.leaderboard.marks import mark_best, row_flags, with_floor_tests
 from sslbench.leaderboard.model import (
     Board,
     Cell,
@@ -19,6 +19,7 @@ from sslbench.leaderboard.model import (
     value,
     without_parts,
 )
+from sslbench.leaderboard.verdict import verdicts
 from sslbench.metrics.catalog import find
 from sslbench.names import did_you_mean
 from sslbench.results import MetricValue, Result, mean_metric
@@ -67,17 +68,21 @@ def table(
     labels = row_names({key: dataclasses.replace(record, weights=weights) for key, (record, weights) in used.items()})
     measured = [_row(labels[key], records, columns, groups) for key, records in rows.items()]
     body, without_ties = mark_best([row for row in measured if not row.floor], columns, paired_seed)
+    body = with_floor_tests(body, [row for row in measured if row.floor], columns, paired_seed)
     notes += without_ties
-    body.sort(key=lambda row: _sort_key(row, columns))
-    notes += _disagreements(body, columns)
+    filled = (i for i in range(len(columns)) if any(value(row, i, columns) is not None for row in body))
+    sorted_by = next(filled, 0)
+    body.sort(key=lambda row: _sort_key(row, sorted_by, columns))
     notes += _known_by_rows(shown)
-    notes += [
-        f"{c.name}: the direction of {c.metric} is unknown, so no best value is marked."
-        for c in columns
-        if find(c.metric).direction == 0
-    ]
     bottom = floor_rows([row for row in measured if row.floor], shown, columns, groups)
-    board = Board(columns=columns, rows=(*body, *bottom), notes=tuple(notes))
+    board = Board(
+        columns=columns,
+        rows=(*body, *bottom),
+        verdicts=verdicts(body, columns),
+        notes=tuple(notes),
+        disagreements=tuple(_disagreements(body, columns)),
+        sorted_by=sorted_by,
+    )
     return _with_average(board) if average else board
 
 
@@ -130,14 +135,14 @@ def _row(label: str, members: Sequence[Result], columns: Sequence[Column], group
     )
 
 
-def _sort_key(row: Row, columns: tuple[Column, ...]) -> tuple[float, str, str]:
-    first = value(row, 0, columns)
-    direction = find(columns[0].metric).direction if columns else 0
+def _sort_key(row: Row, position: int, columns: tuple[Column, ...]) -> tuple[float, str, str]:
+    first = value(row, position, columns)
+    direction = find(columns[position].metric).direction if columns else 0
     return (float("inf") if first is None or direction == 0 else -direction * first, row.label, row.layer)
 
 
 def _disagreements(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
-    """Return one short note per column whose metrics disagree on the best row; the numbers are in the long CSV."""
+    """Return one short note per column by whose other metrics a row is best that is not tied with the best."""
     notes = []
     several = len({row.layer for row in rows}) > 1
     names = {id(row): f"{row.label} {row.layer}" if several else row.label for row in rows}
@@ -151,7 +156,10 @@ def _disagreements(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
             if len(numbers) == len(cells) > 1 and direction:
                 best = max(direction * v for v in numbers.values())
                 winners[name] = frozenset(row for row, v in numbers.items() if direction * v == best)
-        if winners and not frozenset.intersection(*winners.values()):
+        leading = {
+            names[id(row)] for row in rows if (cell := row.cells[position]) is not None and (cell.best or cell.tied)
+        }
+        if any(not best & leading for best in winners.values()):
             groups = {winner: [m for m, w in winners.items() if w == winner] for winner in winners.values()}
             found = ", ".join(
                 f"{' and '.join(sorted(best))} by {metrics[0]}"

@@ -217,7 +217,7 @@ def row_names(rows: Mapping[str, Result]) -> dict[str, str]:
         described = {
             key: {
                 **{"backbone": rows[key].weights.backbone, "precision": precision_text(rows[key])},
-                **_preprocessing_words(rows[key].preprocessing),
+                **preprocessing_words(rows[key].preprocessing),
                 **{"sha256": rows[key].weights.sha256[:8], "code": code_text(rows[key].weights.code)},
             }
             for key in keys
@@ -247,10 +247,10 @@ def code_text(code: Mapping[str, str]) -> str:
 
 def preprocessing_text(values: Mapping[str, Any]) -> str:
     """Return the preprocessing in a few words ('resize 256 bilinear, crop 224'), mean and std unless ImageNet's."""
-    return ", ".join(_preprocessing_words(values).values())
+    return ", ".join(preprocessing_words(values).values())
 
 
-def _preprocessing_words(values: Mapping[str, Any]) -> dict[str, str]:
+def preprocessing_words(values: Mapping[str, Any]) -> dict[str, str]:
     """Return the words of `preprocessing_text`, each under the name of its value."""
     words = {}
     for key in ("resize", "squash", "crop"):

@@ -51,7 +51,7 @@ def to_html(board: Board, path: Path, title: str = "Leaderboard") -> None:
         ranks=charts.ranks(board),
         csv=base64.b64encode(csv_text(tables.wide(board)).encode()).decode(),
         title=title,
-        legend=tables.LEGEND,
+        legend=tables.legend(board),
         width=charts.WIDTH,
     )
     tables.write_text(path, page)
@@ -68,7 +68,7 @@ def _cell(board: Board, row: Row, number: int, position: int) -> dict[str, Any]:
     return {
         "id": f"made-{number}-{position}",
         "column": board.columns[position].name,
-        "text": tables.cell_text(board, row, position),
+        "text": tables.marked_text(board, row, position),
         "number": tables.number(value(row, position, board.columns)),
         "leads": tables.leads(cell),
         "train": extra_text(mean_train(cell_records(cell))),

@@ -2,11 +2,18 @@
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sslbench.errors import ResultError
-from sslbench.leaderboard.compare import RESAMPLES, ChangedRecordError, Scored, compare_all, compare_detectors
-from sslbench.leaderboard.model import Cell, Column, Row, seeds_of, value
+from sslbench.leaderboard.compare import (
+    RESAMPLES,
+    ChangedRecordError,
+    Comparison,
+    Scored,
+    compare_all,
+    compare_detectors,
+)
+from sslbench.leaderboard.model import FLOORS, Cell, Column, FloorTest, Row, seeds_of, value
 from sslbench.metrics.catalog import find
 from sslbench.metrics.differences import TOP_K
 from sslbench.results import Result
@@ -32,9 +39,7 @@ def row_flags(members: Sequence[Result], columns: Sequence[Column], cells: Seque
     for column, cell in zip(columns, cells, strict=True):
         for flag in cell_flags(cell, column.metric) if cell is not None else ():
             concerned[flag].append(column.name)
-    filled = sum(cell is not None for cell in cells)
-    flags += [flag if len(names) == filled else f"{flag}: {', '.join(names)}" for flag, names in concerned.items()]
-    return tuple(flags)
+    return (*flags, *_with_columns(concerned, cells))
 
 
 def underfitted(result: Result) -> bool:
@@ -67,11 +72,6 @@ def cell_flags(cell: Cell, metric: str) -> list[str]:
         flags.append(f"{suspected:.1%} of test suspected to be in train")
     if any(str(record.selected.get("on", "")).startswith("test") for record in cell.records):
         flags.append("selected on test")
-    floor = [record.floors.get("untrained", {}).get(metric) for record in cell.records]
-    floors, value = [f for f in floor if f is not None], cell.metrics[metric].value
-    sign = find(metric).sign
-    if floors and value is not None and sign * value <= max(sign * f for f in floors) and not cell.records[0].is_floor:
-        flags.append("not above untrained")
     if any(underfitted(record) for record in cell.records if record.headline == metric):
         flags.append("underfitted")
     seeds = [seed for record in cell.records for seed in seeds_of(record)]
@@ -90,7 +90,7 @@ def mark_best(rows: Sequence[Row], columns: tuple[Column, ...], seed: int) -> tu
         if not numbers or direction == 0:
             continue
         best = max(numbers, key=lambda i: direction * numbers[i])
-        ties: _Ties | None = _Ties(rows[best].cells[position], column.metric, seed)
+        ties: _Paired | None = _Paired(rows[best].cells[position], column.metric, seed)
         size = sum(_detections_bytes(rows[i].cells[position]) for i in numbers) if len(numbers) > 1 else 0
         if len(numbers) == 1 and ties is not None:
             ties.check_alone()
@@ -103,43 +103,108 @@ def mark_best(rows: Sequence[Row], columns: tuple[Column, ...], seed: int) -> tu
         for i, v in numbers.items():
             cell = cells[i][position]
             if cell is not None:
-                tied = True if i == best else None if ties is None else ties.with_best(cell)
+                found = None if ties is None or i == best else ties.with_other(cell)
+                tied = True if i == best else None if found is None else found.verdict == "tied"
                 cells[i][position] = dataclasses.replace(cell, best=v == numbers[best], tied=tied)
         notes += [] if ties is None else ties.contradicted
     return [dataclasses.replace(row, cells=tuple(changed)) for row, changed in zip(rows, cells, strict=True)], notes
 
 
-class _Ties:
-    """Ties with the best cell of one column, whose scores are read once."""
+def with_floor_tests(rows: Sequence[Row], floors: Sequence[Row], columns: tuple[Column, ...], seed: int) -> list[Row]:
+    """Test every cell of the rows in pairs against its floors, and flag the rows that are not above them."""
+    cells = [list(row.cells) for row in rows]
+    for position, column in enumerate(columns):
+        if find(column.metric).direction == 0:
+            continue
+        tests = [(floor, _Paired(floor.cells[position], column.metric, seed)) for floor in floors]
+        for row, own in zip(rows, cells, strict=True):
+            if (cell := own[position]) is not None and value(row, position, columns) is not None:
+                found = {name: _against(name, row, cell, column.metric, tests) for name in FLOORS}
+                tested = {name: test for name, test in found.items() if test is not None}
+                own[position] = dataclasses.replace(cell, floors=tested)
+    return [
+        dataclasses.replace(row, cells=tuple(own), flags=(*row.flags, *_floor_flags(own, columns)))
+        for row, own in zip(rows, cells, strict=True)
+    ]
 
-    def __init__(self, best: Cell | None, metric: str, seed: int) -> None:
-        self.best, self.metric, self.seed = best, metric, seed
-        self.scores = _scores(best)
+
+def _against(name: str, row: Row, cell: Cell, metric: str, tests: "Sequence[tuple[Row, _Paired]]") -> FloorTest | None:
+    """Return the test of a cell against one of its floors; None where it has no such floor."""
+    sign, own = find(metric).sign, cell.metrics[metric].value
+    same = [paired for floor, paired in tests if paired.cell is not None and _is_floor_of(name, floor, row)]
+    measured = [(v, p) for p in same if p.cell is not None and (v := p.cell.metrics[metric].value) is not None]
+    stated = [v for record in cell.records if (v := record.floors.get(name, {}).get(metric)) is not None]
+    if own is None or not (measured or stated):
+        return None
+    # Of several floors (pixels of two sizes), the best counts.
+    level = sign * max(sign * v for v in (*(v for v, _ in measured), *stated[: 0 if measured else None]))
+    if sign * own <= sign * level:
+        return FloorTest(level, above=False)
+    better = [
+        None if (found := paired.with_other(cell)) is None else found.verdict == "B better" for _, paired in measured
+    ]
+    return FloorTest(level, above=None if not better or None in better else all(better))
+
+
+def _is_floor_of(name: str, floor: Row, row: Row) -> bool:
+    """Return whether a floor's row is the floor of that name for a row of results."""
+    if floor.weights.partition(":")[0] == "pixels" or floor.backbone.partition(":")[0] == "pixels":
+        return name == "pixels"
+    alike = ("backbone", "layer", "preprocessing", "precision")
+    return name == "untrained" and all(getattr(floor, key) == getattr(row, key) for key in alike)
+
+
+def _floor_flags(cells: Sequence[Cell | None], columns: Sequence[Column]) -> list[str]:
+    concerned = {
+        f"not above {name}": [
+            column.name
+            for column, cell in zip(columns, cells, strict=True)
+            if cell is not None and name in cell.floors and cell.floors[name].above is False
+        ]
+        for name in FLOORS
+    }
+    return _with_columns(concerned, cells)
+
+
+def _with_columns(concerned: Mapping[str, Sequence[str]], cells: Sequence[Cell | None]) -> list[str]:
+    """Return the flags of a row; one that does not hold for all its numbers names the columns."""
+    filled = sum(cell is not None for cell in cells)
+    return [
+        flag if len(names) == filled else f"{flag}: {', '.join(names)}" for flag, names in concerned.items() if names
+    ]
+
+
+class _Paired:
+    """Paired tests of cells against one cell of the same column, whose scores are read once."""
+
+    def __init__(self, cell: Cell | None, metric: str, seed: int) -> None:
+        self.cell, self.metric, self.seed = cell, metric, seed
+        self.scores: list[Scored] | None = None
         self.contradicted: dict[str, None] = {}
 
     def check_alone(self) -> None:
         """Check that the scores of the only cell give its value; detections, which take long, are not read."""
-        if self.scores:
+        if self._own_scores():
             try:
-                compare_all(self.scores, self.scores, self.metric, seed=self.seed, resamples=2)
+                compare_all(self._own_scores(), self._own_scores(), self.metric, seed=self.seed, resamples=2)
             except ChangedRecordError as error:
                 self.contradicted[f"{error.message}."] = None
             except ResultError:
                 pass
 
-    def with_best(self, cell: Cell) -> bool | None:
-        """Return whether the 95 % interval of the paired difference between the two covers 0, as in `compare`.
+    def with_other(self, cell: Cell) -> Comparison | None:
+        """Return the paired difference of the first cell and another one, as in `compare`.
 
         None where it cannot be computed: scores are missing or of other samples, or the metric needs more than scores.
         """
         try:
-            if self.best is not None and _detections_bytes(self.best) and _detections_bytes(cell):
+            if self.cell is not None and _detections_bytes(self.cell) and _detections_bytes(cell):
                 found = compare_detectors(
-                    self.best.records, cell.records, self.metric, seed=self.seed, resamples=_OF_DETECTORS
+                    self.cell.records, cell.records, self.metric, seed=self.seed, resamples=_OF_DETECTORS
                 )
-            elif self.scores and (other := _scores(cell)):
+            elif self._own_scores() and (other := _scores(cell)):
                 resamples = RESAMPLES if self.metric in TOP_K else _FEWER
-                found = compare_all(self.scores, other, self.metric, seed=self.seed, resamples=resamples)
+                found = compare_all(self._own_scores(), other, self.metric, seed=self.seed, resamples=resamples)
             else:
                 return None
         except ChangedRecordError as error:
@@ -147,7 +212,12 @@ class _Ties:
             return None
         except ResultError:
             return None
-        return None if found.verdict == "not computable" else found.verdict == "tied"
+        return None if found.verdict == "not computable" else found
+
+    def _own_scores(self) -> list[Scored]:
+        if self.scores is None:
+            self.scores = _scores(self.cell)
+        return self.scores
 
 
 def _scores(cell: Cell | None) -> list[Scored]:

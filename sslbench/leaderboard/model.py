@@ -9,6 +9,8 @@ from typing import Any, Literal
 from sslbench.identity import Comparability, comparability_key, digest, row_key
 from sslbench.results import MetricValue, Result, tables
 
+FLOORS = ("untrained", "pixels")
+"""Floors that rows are tested against, which have records of their own."""
 UNSET = "unset"
 """Text for a setting that the other record has and this one lacks."""
 
@@ -189,6 +191,19 @@ class Column:
 
 
 @dataclasses.dataclass(frozen=True)
+class FloorTest:
+    """Paired test of a cell against a floor of the same column.
+
+    Attributes:
+        value: metric of the floor.
+        above: True if the whole 95 % interval of the difference is on the better side; None where it was not tested.
+    """
+
+    value: float
+    above: bool | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Cell:
     """Results of one row in one column.
 
@@ -198,6 +213,7 @@ class Cell:
         best: True if no row has a better value in this column.
         tied: True if the paired 95 % interval of the difference to the best row covers 0; None when not tested.
         published: source of a published number, which has no records.
+        floors: 'untrained' (the same architecture, layer and preprocessing), 'pixels' -> the test against it.
     """
 
     metrics: Mapping[str, MetricValue]
@@ -205,6 +221,7 @@ class Cell:
     best: bool = False
     tied: bool | None = None
     published: Published | None = None
+    floors: Mapping[str, FloorTest] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -249,23 +266,31 @@ class Extra:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Board:
-    """Table of results: rows best first by the first column, then by name; floors at the bottom.
+    """Table of results: rows best first by one column, then by name; floors at the bottom.
 
     Attributes:
+        verdicts: a sentence per column: the best row, ties with it, floors; and differences in preprocessing.
         notes: remarks on the table as a whole, one sentence each.
+        disagreements: columns whose other metrics have another best row, one sentence each.
+        sorted_by: position of the column that orders the rows: the first with a result.
         averaged: number of columns in the rows' average; 0 without one.
         extras: columns on request.
     """
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+    verdicts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    disagreements: tuple[str, ...] = ()
+    sorted_by: int = 0
     averaged: int = 0
     extras: tuple[Extra, ...] = ()
 
     def __repr__(self) -> str:
-        """Return a line per row, a column per benchmark, and the notes."""
-        return "\n".join([tables.as_text(self._rows(shown)), *self.notes]) if self.rows else "no results"
+        """Return the verdicts, a line per row with a column per benchmark, and the notes."""
+        return (
+            "\n".join([*self.verdicts, tables.as_text(self._rows(shown)), *self.notes]) if self.rows else "no results"
+        )
 
     def _repr_html_(self) -> str:
         """Return the table as HTML, for notebooks."""

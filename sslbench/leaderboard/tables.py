@@ -2,13 +2,13 @@
 
 import html
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sslbench.errors import ResultError
 from sslbench.leaderboard.columns import COLUMNS, extra_texts
-from sslbench.leaderboard.model import Board, Cell, Row, seeds_of, shown, value
+from sslbench.leaderboard.model import FLOORS, Board, Cell, Row, seeds_of, shown, value
 from sslbench.metrics.catalog import find
 from sslbench.paths import not_written
 from sslbench.results.records import replace_file
@@ -18,17 +18,22 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-LEGEND = (
-    "In brackets: 95 % interval. "
-    "Bold: the best value and those tied with it (paired 95 % interval over the test samples)."
-)
+_MARKS: dict[str, tuple[str, Callable[[Cell], bool]]] = {
+    "*": ("best", lambda cell: cell.best),
+    "=": ("tied with it", lambda cell: not cell.best and cell.tied is True),
+    "!": ("not above untrained", lambda cell: _below_floor(cell, "untrained")),
+    "#": ("not above pixels", lambda cell: _below_floor(cell, "pixels")),
+}
+"""Characters before a value: their meaning, and whether a cell has it."""
 _LONG = (
-    "kind weights backbone layer preprocessing precision column metric shown value low high n tied_with_best seeds "
-    "protocol protocol_version settings benchmark benchmark_version preset modified converged n_train train_part"
+    "kind weights backbone layer preprocessing precision column metric shown value low high n "
+    "tied_with_best above_untrained above_pixels seeds protocol protocol_version settings benchmark benchmark_version "
+    "preset modified converged n_train train_part"
 ).split()
 _LONG += [column.name for column in COLUMNS]
 _LONG += ["weights_sha256", "train_fingerprint", "test_fingerprint", "ids", "source", "flags"]
 
+_ANSWERS = {True: "yes", False: "no", None: "unknown"}
 _NAME = 60
 """Characters of a name that are not broken."""
 _STYLES = {"result": "", "published": "italic", "floor": "dim"}
@@ -65,16 +70,30 @@ def write_text(path: Path, text: str) -> None:
 
 def wide(board: Board) -> Iterator[list[Any]]:
     """Yield the lines of a CSV with one row per row of the board and one column per column."""
+    # Behind each value its interval, 'best', 'yes' or 'no' for a tie with the best, and 'yes', 'no' or 'unknown' for
+    # each floor that it was tested against.
     fixed = ["weights", "backbone", "layer", "preprocessing", "precision"]
     average = ["average"] if board.averaged else []
     further = [extra.name for extra in board.extras]
-    yield [*fixed, *(column.name for column in board.columns), *average, *further, "flags"]
+    tests = ["low", "high", "tied", *(f"above_{name}" for name in FLOORS)]
+    heads = [head for column in board.columns for head in (column.name, *(f"{column.name} {test}" for test in tests))]
+    yield [*fixed, *heads, *average, *further, "flags"]
     for position, row in enumerate(board.rows):
-        values = [number(value(row, i, board.columns)) for i in range(len(board.columns))]
+        values = [text for i in range(len(board.columns)) for text in _tested(board, row, i)]
         named = [getattr(row, name) for name in fixed[1:]]
         extras = [number(extra.values[position]) for extra in board.extras]
         mean = [number(row.average)] if average else []
         yield [row.label, *named, *values, *mean, *extras, "; ".join(row.flags)]
+
+
+def _tested(board: Board, row: Row, position: int) -> list[str]:
+    """Return a value of a wide CSV, its interval, its tie with the best and its floors."""
+    metric, cell = shown(row, position, board.columns), row.cells[position]
+    numbers = [number(getattr(metric, part, None)) for part in ("value", "low", "high")]
+    if metric is None or cell is None:
+        return [*numbers, "", *("" for _ in FLOORS)]
+    tied = "best" if cell.best else _ANSWERS[cell.tied] if row.kind == "result" else ""
+    return [*numbers, tied, *(_ANSWERS[cell.floors[name].above] if name in cell.floors else "" for name in FLOORS)]
 
 
 def _long_rows(board: Board, row: Row, position: int, cell: Cell) -> Iterator[dict[str, Any]]:
@@ -125,6 +144,8 @@ def _long_rows(board: Board, row: Row, position: int, cell: Cell) -> Iterator[di
         entry |= {part: number(getattr(metric, part)) for part in ("value", "low", "high")}
         if leads and cell.tied is not None:
             entry["tied_with_best"] = int(cell.tied)
+        if leads:
+            entry |= {f"above_{floor}": _ANSWERS[test.above] for floor, test in cell.floors.items()}
         if cell.records and name == cell.records[0].headline:
             entry |= {column.name: further[column.name] for column in COLUMNS if column.headline_only}
         yield common | entry
@@ -149,6 +170,29 @@ def cell_text(board: Board, row: Row, position: int) -> str:
     return str(metric) if metric is not None else "" if row.cells[position] is None else "n/a"
 
 
+def marks(cell: Cell | None) -> str:
+    """Return the characters of a cell: '*' best, '=' tied with it, '!' not above untrained, '#' not above pixels."""
+    return "" if cell is None else "".join(mark for mark, (_, holds) in _MARKS.items() if holds(cell))
+
+
+def _below_floor(cell: Cell, name: str) -> bool:
+    return name in cell.floors and cell.floors[name].above is False
+
+
+def marked_text(board: Board, row: Row, position: int) -> str:
+    """Return the value and its interval with its marks before it, such as '=! 91.64 [90.38, 92.77]'."""
+    return f"{marks(row.cells[position])} {cell_text(board, row, position)}".strip()
+
+
+def legend(board: Board) -> str:
+    """Return the explanation of the intervals, of the marks that the board has, and of the order of its rows."""
+    used = {mark for row in board.rows for cell in row.cells for mark in marks(cell)}
+    meanings = ", ".join(f"{mark} {meaning}" for mark, (meaning, _) in _MARKS.items() if mark in used)
+    by = f" by {board.columns[board.sorted_by].name}" if len(board.columns) > 1 else ""
+    paired = f"{meanings} (by paired intervals over the test samples). " if meanings else ""
+    return f"In brackets: 95 % interval. {paired}Order: best first{by}, floors last."
+
+
 def leads(cell: Cell | None) -> bool:
     """Return whether a cell is bold: the best, or tied with it."""
     return cell is not None and (cell.best or cell.tied is True)
@@ -171,7 +215,7 @@ def to_markdown(board: Board, path: Path) -> None:
 
 
 def markdown(board: Board) -> str:
-    """Return a board as a Markdown table, its notes below it."""
+    """Return a board as a Markdown table, its verdicts above and its notes below it."""
     layer = several_layers(board)
     heads = [
         "weights",
@@ -185,11 +229,16 @@ def markdown(board: Board) -> str:
     lines = [_markdown(heads), "|" + "---|" * (1 + layer) + "---:|" * right + "---|"]
     for row in board.rows:
         texts = [cell_text(board, row, i) for i in range(len(board.columns))]
-        cells = [f"**{text}**" if leads(cell) else text for text, cell in zip(texts, row.cells, strict=True)]
+        cells = [
+            f"{marks(cell)} **{text}**" if leads(cell) else f"{marks(cell)} {text}".strip()
+            for text, cell in zip(texts, row.cells, strict=True)
+        ]
         average = [f"{row.average:.2f}" if row.average is not None else ""] if board.averaged else []
         cells_of_row = [*cells, *average, *extra_texts(board, row)]
         lines.append(_markdown([row.label, *([row.layer] if layer else []), *cells_of_row, "; ".join(row.flags)]))
-    return "\n".join([*lines, "", LEGEND, *(f"\n{_markdown_text(note)}" for note in board.notes)]) + "\n"
+    above = [line for verdict in board.verdicts for line in (_markdown_text(verdict), "")]
+    below = [line for note in (legend(board), *board.notes) for line in ("", _markdown_text(note))]
+    return "\n".join([*above, *lines, *below]) + "\n"
 
 
 def _markdown(cells: Iterable[str]) -> str:
@@ -198,7 +247,7 @@ def _markdown(cells: Iterable[str]) -> str:
 
 def _markdown_text(text: str) -> str:
     """Escape the HTML that a name may hold, which Markdown would show as such."""
-    return html.escape(text, quote=False).replace("\n", " ")
+    return html.escape(text, quote=False).replace("\n", " ").replace("* ", "\\* ")
 
 
 def to_rich(board: Board, width: int) -> "Table":
@@ -210,7 +259,7 @@ def to_rich(board: Board, width: int) -> "Table":
 
 def _least_width(board: Board) -> int:
     """Return the number of characters that a table needs so that no number is broken."""
-    columns = [[cell_text(board, row, i) for row in board.rows] for i in range(len(board.columns))]
+    columns = [[marked_text(board, row, i) for row in board.rows] for i in range(len(board.columns))]
     columns += [["100.00"]] if board.averaged else []
     words = [row.label for row in board.rows]
     longest = [min(_NAME, max(map(len, words), default=0)), *([10] if several_layers(board) else [])]
@@ -220,7 +269,7 @@ def _least_width(board: Board) -> int:
 def _caption(board: Board, numbers: dict[str, str]) -> str:
     from rich.markup import escape
 
-    return escape(visible("\n".join([LEGEND, *(f"{n} {flag}" for flag, n in numbers.items()), *board.notes])))
+    return escape(visible("\n".join([legend(board), *(f"{n} {flag}" for flag, n in numbers.items()), *board.notes])))
 
 
 def _below(board: Board, numbers: dict[str, str]) -> "Table":
@@ -233,7 +282,7 @@ def _below(board: Board, numbers: dict[str, str]) -> "Table":
         result.add_column(name, overflow="fold")
     result.add_column("value", justify="right", no_wrap=True)
     blocks = [
-        (title, [(row, cell_text(board, row, i), leads(row.cells[i])) for row in _ranked(board, i)])
+        (title, [(row, marked_text(board, row, i), leads(row.cells[i])) for row in _ranked(board, i)])
         for i, title in enumerate(titles(board))
     ]
     if board.averaged:
@@ -243,8 +292,8 @@ def _below(board: Board, numbers: dict[str, str]) -> "Table":
     for title, lines in blocks:
         result.add_row(table_cell(title, style="bold underline"))
         for place, (row, text, bold) in enumerate(lines):
-            marks = "".join(numbers[flag] for flag in row.flags if flag != "floor")
-            cells = [table_cell(f"  {row.label} {marks}".rstrip())]
+            flags = "".join(numbers[flag] for flag in row.flags if flag in numbers)
+            cells = [table_cell(f"  {row.label} {flags}".rstrip())]
             cells += [table_cell(row.layer)] if layer else []
             cells.append(table_cell(text, style="bold" if bold else ""))
             result.add_row(*cells, style=_STYLES[row.kind], end_section=place + 1 == len(lines))
@@ -274,10 +323,10 @@ def _beside(board: Board, numbers: dict[str, str]) -> "Table":
     for title in [*titles(board), *(["average"] if board.averaged else [])]:
         result.add_column(table_cell(title, overflow="fold"), justify="right", overflow="fold")
     for position, row in enumerate(board.rows):
-        marks = "".join(numbers[flag] for flag in row.flags if flag != "floor")
-        cells = [table_cell(f"{row.label} {marks}".strip()), *([table_cell(row.layer)] if layer else [])]
+        flags = "".join(numbers[flag] for flag in row.flags if flag in numbers)
+        cells = [table_cell(f"{row.label} {flags}".strip()), *([table_cell(row.layer)] if layer else [])]
         for i, cell in enumerate(row.cells):
-            cells.append(table_cell(cell_text(board, row, i), style="bold" if leads(cell) else ""))
+            cells.append(table_cell(marked_text(board, row, i), style="bold" if leads(cell) else ""))
         if board.averaged:
             cells.append(table_cell("" if row.average is None else f"{row.average:.2f}"))
         ends = position + 1 < len(board.rows) and board.rows[position + 1].kind != row.kind
@@ -286,8 +335,9 @@ def _beside(board: Board, numbers: dict[str, str]) -> "Table":
 
 
 def distinct_flags(board: Board) -> list[str]:
-    """Return the flags that are numbered beside the rows and explained below the table."""
-    return list(dict.fromkeys(flag for row in board.rows for flag in row.flags if flag != "floor"))
+    """Return the flags that are numbered beside the rows and explained below the table; floors have marks."""
+    every = dict.fromkeys(flag for row in board.rows for flag in row.flags if flag != "floor")
+    return [flag for flag in every if not flag.startswith("not above ")]
 
 
 def to_latex(board: Board, path: Path) -> None:
@@ -302,9 +352,10 @@ def latex(board: Board) -> str:
     layer = several_layers(board)
     right = len(board.columns) + bool(board.averaged)
     heads = ["weights", *(["layer"] if layer else []), *titles(board), *(["average"] if board.averaged else [])]
-    marks = {flag: number for number, flag in enumerate(distinct_flags(board), start=1)}
+    flags = {flag: number for number, flag in enumerate(distinct_flags(board), start=1)}
     lines = [
         "% \\usepackage{booktabs}",
+        *(f"% {visible(verdict)}" for verdict in board.verdicts),
         f"\\begin{{tabular}}{{{'l' * (1 + layer)}{'r' * right}}}",
         "\\toprule",
         _line([escape(head) for head in heads]),
@@ -313,14 +364,14 @@ def latex(board: Board) -> str:
     for position, row in enumerate(board.rows):
         if position and row.kind != board.rows[position - 1].kind:
             lines.append("\\midrule")
-        numbers = ",".join(str(marks[flag]) for flag in row.flags if flag in marks)
+        numbers = ",".join(str(flags[flag]) for flag in row.flags if flag in flags)
         label = escape(row.label) + (f"$^{{{numbers}}}$" if numbers else "")
         cells = [_cell(board, row, i) for i in range(len(board.columns))]
         average = ["" if row.average is None else f"{row.average:.2f}"] if board.averaged else []
         lines.append(_line([label, *([escape(row.layer)] if layer else []), *cells, *average]))
     lines += ["\\bottomrule", "\\end{tabular}"]
-    texts = [LEGEND, *board.notes]
-    below = [f"$^{{{number}}}$ {escape(flag)}." for flag, number in marks.items()] + [escape(text) for text in texts]
+    texts = [legend(board), *board.notes]
+    below = [f"$^{{{number}}}$ {escape(flag)}." for flag, number in flags.items()] + [escape(text) for text in texts]
     return "\n".join([*lines, "", "{\\footnotesize", *[f"\\par {text}" for text in below], "}"]) + "\n"
 
 
@@ -330,6 +381,7 @@ def _cell(board: Board, row: Row, position: int) -> str:
         return cell_text(board, row, position)
     number = f"{metric.value:.2f}"
     text = f"\\textbf{{{number}}}" if leads(row.cells[position]) else number
+    text += f"$^{{{escape(own)}}}$" if (own := marks(row.cells[position])) else ""
     if metric.low is None or metric.high is None:
         return text
     return f"{text} {{\\scriptsize[{metric.low:.2f}, {metric.high:.2f}]}}"

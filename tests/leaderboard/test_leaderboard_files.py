@@ -45,6 +45,9 @@ def board():
     )
 
 
+TESTS = (" low", " high", " tied", " above_untrained", " above_pixels")
+
+
 def test_the_wide_csv_holds_numbers_and_holes(board, tmp_path):
     to_csv(board, tmp_path / "new" / "board.csv")
     text = (tmp_path / "new" / "board.csv").read_text(encoding="utf-8")
@@ -52,7 +55,8 @@ def test_the_wide_csv_holds_numbers_and_holes(board, tmp_path):
     frame = pandas.read_csv(tmp_path / "new" / "board.csv", keep_default_na=True)
     assert list(frame.columns) == [
         *("weights", "backbone", "layer", "preprocessing", "precision"),
-        *("knn/<i>", "svm/photos", "flags"),
+        *(f"{column}{part}" for column in ("knn/<i>", "svm/photos") for part in ("", *TESTS)),
+        "flags",
     ]
     assert frame["knn/<i>"].dtype == frame["svm/photos"].dtype == np.float64
     assert list(frame["weights"]) == ["großes-netz", 'a|<b>, "c".torch', "zero", "chance", "resnet50 untrained"]
@@ -298,10 +302,10 @@ def body(text):
 
 def test_the_table_is_booktabs_with_one_column_for_each_of_ours():
     text = latex(table([make("a_1", 80.0, benchmark=USED), make("b", 70.0, "svm", layer="res4")]))
-    assert text.startswith("% \\usepackage{booktabs}\n\\begin{tabular}{llrr}\n\\toprule\n")
+    assert text.startswith("% \\usepackage{booktabs}\n% ") and "\n\\begin{tabular}{llrr}\n\\toprule\n" in text
     assert r"weights & layer & knn/my\_data top1 & svm/photos top1 \\" in text
     assert [len(row) for row in body(text)] == [4, 4]
-    assert body(text)[0] == ["a\\_1", "avgpool", r"\textbf{80.00} {\scriptsize[78.00, 83.00]}", ""]
+    assert body(text)[0] == ["a\\_1", "avgpool", r"\textbf{80.00}$^{*}$ {\scriptsize[78.00, 83.00]}", ""]
     for name in ("toprule", "bottomrule", "begin{tabular}", "end{tabular}"):
         assert text.count(f"\\{name}") == 1
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from sslbench.cli import options, remote_folder, tables, terminal
-from sslbench.cli.echo import echo
+from sslbench.cli.echo import echo, is_verbose
 from sslbench.cli.flags import LocalPath
 from sslbench.cli.help import GroupedCommand
 from sslbench.errors import ResultError, UsageError
@@ -131,7 +131,10 @@ def write_board(
             unfilled += [f"Hole: {hole.weights} on {hole.benchmark}: {hole.reason}." for hole in holes.read(root)]
         except ResultError as error:
             broken.append(error)
-    board = dataclasses.replace(board, notes=(*board.notes, *unfilled, *records.left_out(broken)))
+    notes = (*board.notes, *(board.disagreements if is_verbose() else ()), *unfilled, *records.left_out(broken))
+    board = dataclasses.replace(board, notes=notes)
+    for verdict in board.verdicts:
+        echo(verdict)
     console = tables.console(120)
     console.print(leaderboard.to_rich(board, console.width))
     if board.extras:
