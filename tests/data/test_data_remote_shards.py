@@ -56,19 +56,19 @@ def opened(server):
 
 
 def on_disk():
-    """Bytes of the files that two looks in a row find: all of them were there between the two."""
-    first, second = sizes(), sizes()
-    return sum(min(size, second[path]) for path, size in first.items() if path in second)
-
-
-def sizes():
-    found = {}
-    for folder, _, names in os.walk(remote.folder()):
-        for path in (Path(folder) / name for name in names):
-            with contextlib.suppress(FileNotFoundError):
-                status = path.stat()
-                found[path, status.st_ino, status.st_ctime_ns] = status.st_size  # a new file may get an old number
-    return found
+    """Bytes of the files that are in the folder at one moment."""
+    sizes = {}
+    with contextlib.ExitStack() as stack:
+        files = []
+        for folder, _, names in os.walk(remote.folder()):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    files.append(stack.enter_context(Path(folder, name).open("rb")))
+        # An open file keeps its number, so no later file has the same; without a link it was removed meanwhile.
+        for status in (os.fstat(file.fileno()) for file in files):
+            if status.st_nlink:
+                sizes[status.st_ino] = status.st_size
+    return sum(sizes.values())
 
 
 def copies():
