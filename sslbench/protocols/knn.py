@@ -280,19 +280,18 @@ def _headline(found: _Neighbours, k: int, train: Target, test: Target, settings:
 
 
 def _usable_k(settings: Settings, n_train: int) -> tuple[list[int], list[str]]:
-    """Return the values of k that are at most the number of training samples, and notes on those left out."""
+    """Return the values of k, each at most the number of training samples, and a note on those that were larger."""
+    if n_train < 1:
+        raise UsageError("knn: leave_one_out needs at least 2 samples")
     fitting = [k for k in sorted(settings.k) if k <= n_train]
-    dropped = [k for k in sorted(settings.k) if k > n_train]
-    if not dropped:
+    larger = [k for k in sorted(settings.k) if k > n_train]
+    if not larger:
         return fitting, []
-    if settings.k != _DEFAULT_K:
-        raise UsageError(
-            f"knn: k={dropped[0]} is larger than the number of training samples, {n_train}",
-            f"The largest possible k is {n_train}.",
-        )
-    names = ", ".join(map(str, dropped))
-    note = f"Default values of k above the {n_train} training samples were left out: {names}."
-    return (fitting or [n_train]), [note if fitting else f"{note} k={n_train} was used."]
+    names = ", ".join(map(str, larger))
+    if settings.k == _DEFAULT_K and fitting:
+        return fitting, [f"Default values of k above the {n_train} training samples were left out: {names}."]
+    used = sorted({*fitting, n_train})
+    return used, [f"k={names} is more than the {n_train} training samples; k={n_train}, all of them, was used."]
 
 
 def _best_k(ks: list[int], score: Callable[[int], float], sign: int) -> tuple[int, float]:

@@ -89,19 +89,19 @@ def at_once(monkeypatch):
 def test_a_sweep_runs_as_jobs_ends_with_a_leaderboard_and_continues(sslbench, tmp_path, request, real):
     if not real:
         request.getfixturevalue("at_once")
-    words = ("sweep", "knn", *WEIGHTS, "k=1,3,9999", "--resize", "8", "--crop", "8", "--workers", "0", "--no-floors")
+    words = ("sweep", "clustering", *WEIGHTS, "k=2,3,9999", "--resize", "8", "--crop", "8", "--workers", "0", "--no-floors")
     code, out, err = sslbench(*words, *LOCAL, "launcher.wait=true", "--out", "r", "--store", "s")
     assert code == 1, "a run whose k is larger than the data fails, and the others count"
-    assert "Hole: random on knn k=9999: knn: k=9999 is larger than" in " ".join(out.split())
-    assert re.search(r"job \d+ ended with exit code 1: random on knn k=9999: knn: k=9999 is larger", err)
-    records = sorted((tmp_path / "r").glob("knn/*.json"))
+    assert "Hole: random on clustering k=9999: clustering: k=9999 is more than" in " ".join(out.split())
+    assert re.search(r"job \d+ ended with exit code 1: random on clustering k=9999: clustering: k=9999 is more", err)
+    records = sorted((tmp_path / "r").glob("clustering/*.json"))
     assert len(records) == 2
     assert len(set(re.findall("r/slurm/.*log.out", err))) == 3 and "2 of 3 jobs are done" in err
     assert (tmp_path / "r" / "leaderboard.csv").is_file() and "resnet18w0.25" in out
     before = [path.stat().st_mtime_ns for path in records]
     code, out, err = sslbench(*words, "--out", "r", "--store", "s")
     assert code == 1 and err.count("already computed") == 2
-    assert [path.stat().st_mtime_ns for path in sorted((tmp_path / "r").glob("knn/*.json"))] == before
+    assert [path.stat().st_mtime_ns for path in sorted((tmp_path / "r").glob("clustering/*.json"))] == before
 
 
 def test_a_job_that_fails_is_told_with_its_log(sslbench, tmp_path):

@@ -48,7 +48,7 @@ def test_a_request_is_read_as_it_was_written():
 
 def test_several_requests_leave_holes_and_what_has_a_record_is_skipped(run):
     task = {"protocol": "knn", "settings": {"k": [3]}}
-    wrong = {"protocol": "knn", "settings": {"k": [9999]}}
+    wrong = {"protocol": "clustering", "settings": {"k": [9999]}}
     content = {
         "requests": [{**PIXELS, "title": "k=3", "tasks": [task]}, {**PIXELS, "title": "k=9999", "tasks": [wrong]}]
     }

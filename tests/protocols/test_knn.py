@@ -156,14 +156,15 @@ def test_votes_in_blocks_are_the_same(multi, monkeypatch):
     np.testing.assert_array_equal(knn.vote(similarity, neighbours, labels, knn.Settings()), whole)
 
 
-def test_default_k_shrinks_to_small_data_and_a_given_one_is_refused(blobs, make):
+def test_k_is_at_most_the_number_of_training_samples(blobs, make):
     train, test = blobs(50, 20)
     outcome = knn.run(train, test, knn.Settings(), seed=0)
     assert "100, 200" in outcome.notes[0]
-    with pytest.raises(UsageError, match=r"k=60 is larger than the number of training samples, 50"):
-        knn.run(train, test, knn.Settings(k=(5, 60)), seed=0)
+    given = knn.run(train, test, knn.Settings(k=(60, 90)), seed=0)
+    assert given.notes == ("k=60, 90 is more than the 50 training samples; k=50, all of them, was used.",)
+    np.testing.assert_array_equal(given.scores, knn.run(train, test, knn.Settings(k=(50,)), seed=0).scores)
     three = make(np.eye(3), [0, 1, 2], 3)
-    assert "k=3 was used" in knn.run(three, three, knn.Settings(), seed=0).notes[0]
+    assert "k=3, all of them" in knn.run(three, three, knn.Settings(), seed=0).notes[0]
 
 
 @pytest.mark.parametrize("own", [0, 1])
@@ -349,8 +350,9 @@ def test_leave_one_out_wants_the_same_samples_and_one_neighbour_less(blobs):
     train, test = blobs(30, 20)
     with pytest.raises(UsageError, match="the same samples"):
         knn.run(train, test, knn.Settings(k=(3,), leave_one_out=True), seed=0)
-    with pytest.raises(UsageError, match="training samples, 29"):
-        knn.run(train, train, knn.Settings(k=(30,), leave_one_out=True), seed=0)
+    assert "k=29, all" in knn.run(train, train, knn.Settings(k=(30,), leave_one_out=True), seed=0).notes[0]
+    with pytest.raises(UsageError, match="at least 2 samples"):
+        knn.check(knn.Settings(leave_one_out=True), train.target.select(np.array([0])))
 
 
 def test_shuffled_labels_score_at_chance_left_one_out(make):

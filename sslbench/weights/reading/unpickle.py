@@ -44,7 +44,7 @@ def _refuse(name: str) -> Callable[..., Any]:
     def make(*_: object) -> Any:
         raise WeightsError(
             f"the file asks to call '{name}', which is not needed to read weights; nothing was run",
-            "Do not load this file with other software unless you trust its author.",
+            "--trust-pickle runs it: only for a file whose author you trust.",
         )
 
     return make
