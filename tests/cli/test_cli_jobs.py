@@ -89,7 +89,8 @@ def at_once(monkeypatch):
 def test_a_sweep_runs_as_jobs_ends_with_a_leaderboard_and_continues(sslbench, tmp_path, request, real):
     if not real:
         request.getfixturevalue("at_once")
-    words = ("sweep", "clustering", *WEIGHTS, "k=2,3,9999", "--resize", "8", "--crop", "8", "--workers", "0", "--no-floors")
+    small = ("--resize", "8", "--crop", "8", "--workers", "0", "--no-floors")
+    words = ("sweep", "clustering", *WEIGHTS, "k=2,3,9999", *small)
     code, out, err = sslbench(*words, *LOCAL, "launcher.wait=true", "--out", "r", "--store", "s")
     assert code == 1, "a run whose k is larger than the data fails, and the others count"
     assert "Hole: random on clustering k=9999: clustering: k=9999 is more than" in " ".join(out.split())

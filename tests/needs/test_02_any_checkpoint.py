@@ -6,7 +6,10 @@ import torch
 
 from sslbench.backbones.build import build
 
-NETWORKS = {"resnet50w0.125": ("32", "resnet50w0.125"), "timm:vit_tiny_patch16_224": ("224", "timm:vit_tiny_patch16_224")}
+NETWORKS = {
+    "resnet50w0.125": ("32", "resnet50w0.125"),
+    "timm:vit_tiny_patch16_224": ("224", "timm:vit_tiny_patch16_224"),
+}
 LAYOUTS = {
     "resnet50w0.125": (
         *("torchvision", "timm", "detectron2", "detectron2_c4", "moco", "moco_v3", "simsiam", "swav", "dino", "vicreg"),
