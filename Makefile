@@ -41,7 +41,7 @@ hostile: .venv/installed  ## damaged and malicious input of every kind, all case
 	SSLBENCH_HOSTILE=50 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/hostile
 
 site: .venv/installed  ## the guides, commands, functions and names as web pages; begins with site/index.html
-	$(BIN)/sphinx-build -q -W --keep-going -c docs . site
+	$(BIN)/sphinx-build -q -W --keep-going docs site
 
 clean:
-	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis site docs/names.md docs/settings sslbench-demo
+	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis site sslbench-demo

@@ -1,7 +1,12 @@
-"""Settings of the site: `make site` writes it to site/, from the pages that GitHub shows too."""
+"""Settings of the site: `make site` writes it to site/, from the pages that GitHub shows too.
+
+From any folder: `sphinx-build -b html DOCS OUT`, with the path of this folder. It writes to OUT only.
+"""
 
 import functools
 import importlib
+import shutil
+import sys
 from pathlib import Path
 
 import yaml
@@ -10,26 +15,20 @@ from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the package beside the pages, installed or not
+
 from sslbench.cli.tables import show_value
 from sslbench.config import describe
 from sslbench.library.benchmarks import load_benchmark
 from sslbench.library.presets import Preset, load_preset
 from sslbench.names import find_file, list_names, modules
+from sslbench.paths import DataFolder, builtin_dir
 from sslbench.protocols import find
 
+DOCS = Path(__file__).resolve().parent
 project = "sslbench"
 extensions = ["myst_parser", "sphinx_click", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
-include_patterns = [
-    "docs/*.md",
-    "docs/extend/*.md",
-    "README.md",
-    "CONTRIBUTING.md",
-    "CHANGELOG.md",
-    "benchmarks/README.md",
-    "model_converters/README.md",
-    "configs/*.md",
-]
 html_theme = "furo"
 html_title = "sslbench"
 html_math_renderer = "mathml"
@@ -124,13 +123,26 @@ def typed(value: object) -> str:
     return show_value(tuple(value)) if isinstance(value, list) else show_value(value)
 
 
-def write_generated(app: Sphinx) -> None:
-    """Write docs/names.md and docs/settings/; sphinx reads pages from files only."""
-    docs = Path(app.srcdir) / "docs"
-    (docs / "names.md").write_text(names_page() + "\n", encoding="utf-8")
-    (docs / "settings").mkdir(exist_ok=True)
+def gather_pages(app: Sphinx) -> None:
+    """Copy the pages of the repository into the folder of OUT that sphinx reads from, and write the generated ones."""
+    pages = Path(app.doctreedir).resolve() / "pages"
+    shutil.rmtree(pages, ignore_errors=True)
+    shutil.copytree(DOCS, pages / "docs", ignore=shutil.ignore_patterns("__pycache__", "names.md", "settings"))
+    for name in ("README", "CONTRIBUTING", "CHANGELOG"):
+        page = DOCS.parent / f"{name}.md"
+        absent = f"# sslbench\n\n{page.name} is in the repository, not beside these pages.\n\n## Guides\n"
+        text = page.read_text(encoding="utf-8") if page.is_file() else absent
+        (pages / page.name).write_text(text, encoding="utf-8")
+    kinds: tuple[DataFolder, ...] = ("benchmarks", "configs", "model_converters")
+    for kind in kinds:
+        (pages / kind).mkdir()
+        for page in builtin_dir(kind).glob("*.md"):
+            shutil.copy2(page, pages / kind)
+    (pages / "docs" / "names.md").write_text(names_page() + "\n", encoding="utf-8")
+    (pages / "docs" / "settings").mkdir()
     for name in list_names("protocol"):
-        (docs / "settings" / f"{name}.md").write_text(settings_part(name) + "\n", encoding="utf-8")
+        (pages / "docs" / "settings" / f"{name}.md").write_text(settings_part(name) + "\n", encoding="utf-8")
+    app.srcdir = type(app.srcdir)(pages)
 
 
 def write_start(app: Sphinx, error: Exception | None) -> None:
@@ -161,6 +173,6 @@ def generated(app: Sphinx, what: str, name: str, member: object, skip: bool, opt
 def setup(app: Sphinx) -> None:
     """Write the generated pages before and after sphinx does its work."""
     app.add_html_math_renderer("mathml", (inline_formula, None), (displayed_formula, None))
-    app.connect("config-inited", lambda app, _: write_generated(app))
+    app.connect("config-inited", lambda app, _: gather_pages(app))
     app.connect("build-finished", write_start)
     app.connect("autodoc-skip-member", generated)
