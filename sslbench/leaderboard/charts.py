@@ -1,35 +1,34 @@
-"""Coordinates of the drawings of a board's page: a plot of intervals and floors per column, ranks in all columns."""
+"""Coordinates of the charts of a board's page: intervals and floors of a column, ranks in all columns."""
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from sslbench.leaderboard.model import Board, Row, shown, value
+from sslbench.leaderboard.pairs import Differences
 from sslbench.leaderboard.plots import COLOURS
-from sslbench.leaderboard.tables import cell_text, leads, several_layers
+from sslbench.leaderboard.tables import cell_text, leads, marks, several_layers
 from sslbench.metrics.catalog import find
 from sslbench.text import cut_middle
 
-WIDTH = 360  # pixels, of the drawing area
-_HEIGHT = 22  # pixels, of a row
-_CHARACTER = 7.5  # pixels, of a wide character of a label
-_LONGEST = 48  # characters of a label
 _MOST_LACKING = 5  # rows without a value that are named
 _FAR = 1.0  # floors farther from the values than this multiple of their range are told, not drawn
 _STEPS, _WIDTH = (44, 90), 1180  # pixels: least and largest distance of columns, and width that they should fit
 _RANK_HEIGHT, _MARGIN = 24, 12  # pixels: between ranks, around
+_CHARACTER = 7.5  # pixels, of a wide character of a label
 _LETTERS = 16  # pixels, height of a line
 _LONGEST_NAME = 40  # characters of a name
 
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """One value: positions of its dot and of the ends of its interval, in pixels from the left of the drawing area."""
+    """Value of the board's row of that number; positions in percent of the width."""
 
+    row: int
     label: str
     text: str
     kind: str
     leads: bool
-    y: float
     x: float
     low: float | None
     high: float | None
@@ -37,55 +36,50 @@ class Mark:
 
 @dataclasses.dataclass(frozen=True)
 class VerticalLine:
-    """Vertical line of a floor or a tick of the axis."""
+    """Vertical line of a floor or a tick of the axis, in percent of the width."""
 
     label: str
     x: float
 
 
 @dataclasses.dataclass(frozen=True)
-class Plot:
-    """Plot of one column, best first; floors without interval are lines through all of it.
+class Chart:
+    """Chart of the column at a position, best first; floors are lines through all of it.
 
     Attributes:
         beyond: floors too far from the values to be drawn, in words.
         lacking: rows of results without a value, in words.
     """
 
-    title: str
-    metric: str
+    position: int
     marks: tuple[Mark, ...]
     floors: tuple[VerticalLine, ...]
     ticks: tuple[VerticalLine, ...]
     beyond: tuple[str, ...]
     lacking: str
-    left: int
-    width: int
-    height: int
 
 
-def plots(board: Board) -> list[Plot]:
-    """Return a plot for each column with at least one value that is no floor."""
-    return [plot for i in range(len(board.columns)) if (plot := _plot(board, i)) is not None]
+def intervals(board: Board) -> list[Chart]:
+    """Return a chart for each column with at least one value that is no floor."""
+    return [chart for i in range(len(board.columns)) if (chart := _chart(board, i)) is not None]
 
 
-def _plot(board: Board, position: int) -> Plot | None:
+def _chart(board: Board, position: int) -> Chart | None:
     several = several_layers(board)
     entries, floors, lacking = [], {}, []
-    for row in board.rows:
+    for number, row in enumerate(board.rows):
         metric = shown(row, position, board.columns)
         if metric is None or metric.value is None:
             lacking += [_label(row, several)] if row.kind == "result" else []
-            continue
-        if row.floor:
+        elif row.floor:
             floors[row.label] = metric.value
         else:
-            entries.append((metric, _label(row, several), row, cell_text(board, row, position)))
+            entries.append((metric.value, (metric.low, metric.high), number, row))
     if not entries:
         return None
     sign = find(board.columns[position].metric).sign
-    entries.sort(key=lambda entry: -sign * (entry[0].value or 0.0))
-    ends = [v for metric, *_ in entries for v in (metric.value, metric.low, metric.high) if v is not None]
+    entries.sort(key=lambda entry: -sign * entry[0])
+    ends = [end for v, interval, *_ in entries for end in (v, *interval) if end is not None]
     spread = max(ends) - min(ends) or 1.0
     reach = _FAR * spread if len(entries) > 1 else math.inf  # a single value is compared with its floors alone
     near = [v for v in floors.values() if min(ends) - reach <= v <= max(ends) + reach]
@@ -93,40 +87,33 @@ def _plot(board: Board, position: int) -> Plot | None:
     margin = 0.05 * (high - low) or 1.0
     low, high = low - margin, high + margin
 
-    def place(number: float | None) -> float | None:
-        return None if number is None else round(WIDTH * (number - low) / (high - low), 1)
+    def place(number: float) -> float:
+        return round(100 * (number - low) / (high - low), 2)
 
-    marks = tuple(
+    found = tuple(
         Mark(
-            label=label,
-            text=text,
+            row=number,
+            label=_label(row, several),
+            text=f"{marks(row.cells[position])} {v:.2f}".strip(),
             kind=row.kind,
             leads=leads(row.cells[position]),
-            y=_HEIGHT * (i + 0.5),
-            x=place(metric.value) or 0.0,
-            low=place(metric.low),
-            high=place(metric.high),
+            x=place(v),
+            low=None if lower is None else place(lower),
+            high=None if upper is None else place(upper),
         )
-        for i, (metric, label, row, text) in enumerate(entries)
+        for v, (lower, upper), number, row in entries
     )
-    column = board.columns[position]
-    left = 16 + math.ceil(_CHARACTER * max(len(mark.label) for mark in marks))
-    right = 16 + math.ceil(_CHARACTER * max(len(mark.text) for mark in marks))
     ranked = sorted(floors.items(), key=lambda floor: floor[1])
-    lines = tuple(
-        VerticalLine(f"{name} {number:.2f}", place(number) or 0.0) for name, number in ranked if number in near
-    )
+    lines = tuple(VerticalLine(f"{name} {number:.2f}", place(number)) for name, number in ranked if number in near)
     beyond = tuple(f"{name} {number:.2f}" for name, number in ranked if number not in near)
-    ticks = tuple(VerticalLine(f"{number:g}", place(number) or 0.0) for number in _ticks(low, high))
-    height = _HEIGHT * len(marks) + 24
-    width = left + WIDTH + right
+    ticks = tuple(VerticalLine(f"{number:g}", place(number)) for number in _ticks(low, high))
     more = len(lacking) - _MOST_LACKING
     without = ", ".join(lacking[:_MOST_LACKING]) + (f" and {more} more" if more > 0 else "")
-    return Plot(column.name, column.metric, marks, lines, ticks, beyond, without, left, width, height)
+    return Chart(position, found, lines, ticks, beyond, without)
 
 
 def _label(row: Row, several_layers: bool) -> str:
-    return cut_middle(f"{row.label} {row.layer}" if several_layers and row.layer else row.label, _LONGEST)
+    return f"{row.label} {row.layer}" if several_layers and row.layer else row.label
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -160,16 +147,25 @@ class Ranks:
     height: int
 
 
-def ranks(board: Board) -> Ranks | None:
-    """Return the drawing, for three columns and two rows of results or more; equal values share the better rank."""
-    rows = [row for row in board.rows if row.kind == "result"]
+def ranks(board: Board, differences: Sequence[Differences]) -> Ranks | None:
+    """Return the drawing, for three columns and two rows of results or more.
+
+    A rank counts the rows that are better. Of a pair that was compared, one is better if the interval of the difference
+    does not cover 0, so that ties share a rank; of another pair, the one with the better value.
+    """
+    rows = [row for row in board.rows if row.kind == "result"]  # the first of the board
     if len(board.columns) < 3 or len(rows) < 2:
         return None
     places: list[dict[int, int]] = []  # of each column: row -> rank
-    for position, column in enumerate(board.columns):
+    for position, (column, pairs) in enumerate(zip(board.columns, differences, strict=True)):
         sign = find(column.metric).sign
         scores = {i: sign * v for i, row in enumerate(rows) if (v := value(row, position, board.columns)) is not None}
-        places.append({i: 1 + sum(other > own for other in scores.values()) for i, own in scores.items()})
+
+        def better(other: int, own: int, scores: dict[int, float] = scores, pairs: Differences = pairs) -> bool:
+            found = pairs.between(other, own)
+            return scores[other] > scores[own] and (found is None or not found[1] <= 0 <= found[2])
+
+        places.append({own: 1 + sum(better(other, own) for other in scores) for own in scores})
     labels = [cut_middle(_label(row, several_layers(board)), _LONGEST_NAME) for row in rows]
     names = [cut_middle(column.name, _LONGEST_NAME) for column in board.columns]
     angled = math.ceil(_CHARACTER * max(map(len, names)))

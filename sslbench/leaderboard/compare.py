@@ -13,6 +13,7 @@ from sslbench.arrays import FloatArray
 from sslbench.errors import ResultError
 from sslbench.leaderboard.model import column_keys, differences, groups_of, newest_of_each, without_parts
 from sslbench.metrics.catalog import find, known
+from sslbench.metrics.classification import TOP1
 from sslbench.metrics.detection import Detections
 from sslbench.metrics.detection.average_precision import DEFINITIONS, detector_difference
 from sslbench.metrics.detection.files import read_objects, read_results
@@ -272,6 +273,21 @@ def _check_recorded(results: Sequence[Result], metric: str, found: float) -> Non
 def _values(records: Sequence[Scored], metric: str) -> dict[str, FloatArray]:
     """Return the value of each sample, for each record of one model, by a metric that is a mean over samples."""
     return {f"seed {result.seed}": each.means.values(metric) for result, each in records if each.means is not None}
+
+
+def sample_values(records: Sequence[Scored], metric: str) -> dict[str, FloatArray] | None:
+    """Return the value of each sample in each training of one model; None for a metric that is no mean over samples."""
+    (first, scores), *_ = records
+    if all(each.means is not None and metric in each.means.metrics for _, each in records):
+        found = _values(records, metric)
+    elif metric in TOP_K and kinds()[first.data.labels].metric == TOP1.name:
+        answers = Predictions.together([_answers(*one) for one in records])
+        found = dict(zip(answers.trainings, answers.right(scores.labels, TOP_K[metric]), strict=True))
+    else:
+        return None
+    mean = find(metric).scale * sum(float(values.mean()) for values in found.values()) / len(found)
+    _check_recorded([result for result, _ in records], metric, mean)
+    return found
 
 
 def _difference_of_scores(

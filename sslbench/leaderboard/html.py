@@ -1,8 +1,10 @@
 """Self-contained HTML file of a board, with the provenance of every number."""
 
 import base64
+import json
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,17 @@ from sslbench.leaderboard import charts, tables
 from sslbench.leaderboard.columns import (
     cell_records,
     code_text,
+    data_name,
     extra_text,
     mean_train,
     precision_text,
     preprocessing_text,
 )
 from sslbench.leaderboard.model import Board, Cell, Row, seeds_of, value
+from sslbench.leaderboard.pairs import differences
 from sslbench.leaderboard.tables import number
 from sslbench.metrics.catalog import find
+from sslbench.metrics.intervals import Interval
 from sslbench.results import Costs, DataPart, MetricValue, Overlaps, Result
 from sslbench.results.records import CONFUSION_PNG, neighbours_path, picture_path
 from sslbench.text import csv_text, html_page
@@ -28,38 +33,86 @@ from sslbench.text import csv_text, html_page
 Lines = list[tuple[str, str]]
 _MOST_BYTES = 4_000_000  # of a picture
 _MOST_CLASSES = 50  # at each end of a table of classes
+_BLOCKS = {"result": "results", "published": "published", "floor": "floors"}
 _KINDS = {"jpeg": b"\xff\xd8\xff", "png": b"\x89PNG"}
 
 
 def to_html(board: Board, path: Path, title: str = "Leaderboard") -> None:
     """Write a board as one HTML file that needs nothing else: no network, no fonts."""
-    # Rows can be sorted by every column and filtered by words, columns by their name; the address of the page holds
-    # both. A click on a number shows its provenance, its classes and the pictures beside the record; below the table
-    # the ranks are drawn, and each column with its intervals and floors.
+    # The verdicts, a chart of intervals and floors per column, the table; the rest is folded. Rows and columns are
+    # filtered and sorted, which the address of the page holds; numbers may be shown as differences to a chosen row. On
+    # a phone one column is shown at a time; without JavaScript all of the table.
+    compared = differences(board)
     numbered = list(enumerate(board.rows))
-    kinds = ("result", "published", "floor")
-    blocks = [(kind, [_row(board, i, row) for i, row in numbered if row.kind == kind]) for kind in kinds]
+    blocks = [(kind, [_row(board, i, row) for i, row in numbered if row.kind == kind]) for kind in _BLOCKS]
+    columns = [_column(board, position) for position in range(len(board.columns))]
+    paired = {i for each in compared for pair in each.found for i in pair}
+    layer = tables.several_layers(board)
     page = html_page(
         Path(__file__).with_name("board.html.jinja"),
         # a name may be broken after _ . / and -, rather than inside its words
         breakable=lambda label: Markup(re.sub(r"([_./-])(?=.)", r"\1<wbr>", str(escape(label)))),
         board=board,
-        find=find,
+        verdicts=[(_position(board, text), text) for text in board.verdicts],
+        columns=columns,
+        facets=_facets(board, columns),
+        kinds=_BLOCKS,
         blocks=[(kind, rows) for kind, rows in blocks if rows or kind == "result"],
-        layer=tables.several_layers(board),
-        plots=charts.plots(board),
-        ranks=charts.ranks(board),
+        layer=layer,
+        charts=charts.intervals(board),
+        ranks=charts.ranks(board, compared),
+        references=[(i, f"{row.label} {row.layer if layer else ''}") for i, row in numbered if i in paired],
+        offered=[(i, f"{board.columns[i].title}: {each.of}.") for i, each in enumerate(compared)],
+        pairs=_json([{f"{a} {b}": each.found[a, b] for a, b in each.found} for each in compared]),
+        folds=[("The metrics disagree", board.disagreements), ("Notes", board.notes)],
         csv=base64.b64encode(csv_text(tables.wide(board)).encode()).decode(),
         title=title,
         legend=tables.legend(board),
-        width=charts.WIDTH,
     )
     tables.write_text(path, page)
 
 
+def _position(board: Board, verdict: str) -> int | str:
+    """Return the position of the column of a verdict; empty where it is on several."""
+    return next((i for i, column in enumerate(board.columns) if verdict.startswith(f"{column.title}: ")), "")
+
+
+def _column(board: Board, position: int) -> dict[str, str]:
+    column = board.columns[position]
+    metric = find(column.metric)
+    records = (record for row in board.rows for record in cell_records(row.cells[position]))
+    return {
+        "name": column.name,
+        "metric": column.metric,
+        "about": f"{metric.title}: {metric.text}",
+        "best": "descending" if metric.sign > 0 else "ascending",
+        "protocol": column.group.key.protocol,
+        "data": next((data_name(record.data.test.name) for record in records), ""),
+    }
+
+
+def _facets(board: Board, columns: Sequence[dict[str, str]]) -> dict[str, dict[str, int]]:
+    """Return the groups of boxes with two or more values: value -> number of rows or columns."""
+    values = {
+        "architecture": [row.backbone for row in board.rows if not row.floor and row.backbone],
+        "data": [column["data"] for column in columns],
+        "protocol": [column["protocol"] for column in columns],
+        "rows": [_BLOCKS[row.kind] for row in board.rows],
+    }
+    counts = {name: dict(sorted(Counter(each).items())) for name, each in values.items()}
+    return {name: count for name, count in counts.items() if len(count) > 1}
+
+
+def _json(pairs: list[dict[str, Interval]]) -> Markup:
+    """Return paired differences for the page's script; numbers alone, so that nothing has to be escaped."""
+    rounded = [{pair: [round(v, 4) for v in values] for pair, values in each.items()} for each in pairs]
+    return Markup(json.dumps(rounded, separators=(",", ":")))
+
+
 def _row(board: Board, number: int, row: Row) -> dict[str, Any]:
     extras = [{"number": tables.number(e.values[number]), "text": extra_text(e.values[number])} for e in board.extras]
-    return {"row": row, "cells": [_cell(board, row, number, i) for i in range(len(board.columns))], "extras": extras}
+    cells = [_cell(board, row, number, i) for i in range(len(board.columns))]
+    return {"row": row, "number": number, "cells": cells, "extras": extras}
 
 
 def _cell(board: Board, row: Row, number: int, position: int) -> dict[str, Any]:

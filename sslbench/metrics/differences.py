@@ -73,6 +73,13 @@ class Predictions:
             parts[0].probabilities,
         )
 
+    def right(self, labels: npt.NDArray[np.integer], k: int) -> FloatArray:
+        """Return 1 where a training has the true class among its first k, else 0, (R, N)."""
+        ranked = self.places
+        if ranked is None:
+            ranked = np.stack([places(labels.astype(np.int64), scores) for scores in self.scores])
+        return (ranked < k).astype(np.float64)
+
 
 @dataclasses.dataclass(frozen=True)
 class PairedDifference:
@@ -118,12 +125,7 @@ def difference(
     # added as squares. Trainings on the same samples (draws with the same seed) are compared pair by pair.
     units = Units.of(len(labels), groups)
     if metric in TOP_K and kind.metric == TOP1.name:
-        right = []  # of each model, (R, N): 1 where a training has the true class among the first k
-        for answers in (a, b):
-            ranked = answers.places
-            if ranked is None:
-                ranked = np.stack([places(labels.astype(np.int64), scores) for scores in answers.scores])
-            right.append((ranked < TOP_K[metric]).astype(np.float64))
+        right = [answers.right(labels, TOP_K[metric]) for answers in (a, b)]
         each = [tuple(row.mean(axis=1).tolist()) for row in right]
         means = [row.mean(axis=0) for row in right]
         found = paired_difference(means[0], means[1], units)

@@ -140,8 +140,8 @@ def test_the_page_needs_nothing_else_and_shows_names_as_text(board, tmp_path):
     assert "http" not in text and "@import" not in text and "url(" not in text
     start = text.index('<table id="board">')
     shown = text[start : text.index("</table>", start)]
-    assert shown.count("<tbody") == 2 and shown.count("<tr>") == 1 + len(board.rows)
-    assert {'a|<b>, "c".torch', "knn/<i>", "1234.57 [1232.57, 1237.57]", "Boards & more"} <= set(page.texts)
+    assert shown.count("<tbody") == 2 and shown.count("<tr") == 1 + len(board.rows)
+    assert {'a|<b>, "c".torch', "knn/<i>", "* 1234.57 [1232.57, 1237.57]", "Boards & more"} <= set(page.texts)
 
 
 def test_the_page_of_an_average(tmp_path):
