@@ -1,6 +1,7 @@
 """Output of `--dry-run`: every effective setting with its origin."""
 
 import dataclasses
+import importlib.metadata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,7 +42,10 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path, out
         for name, origin in prepared.preprocessing_origins.items()
         if name not in _SELDOM or getattr(read, name) != getattr(_USUAL, name)
     ]
-    section("preprocessing", rows)
+    libraries = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torchvision", "pillow"))
+    antialiased = "" if read.interpolation == "nearest" else "resized with antialiasing; "
+    how = f"decoded by {libraries}; {antialiased}0 to 1 before mean and std"
+    section("preprocessing", [*rows, ("pixels", how, "")])
     fixed = [p for p in _published(request) if p.layers and p.layers == request.layers]
     given = _published_name(fixed[0]) if fixed else "flag --layers" if request.layers else "the backbone's default"
     given = given if prepared.classifier is None else "the classifier's"
