@@ -104,24 +104,6 @@ def test_several_layers_and_settings_per_protocol(world, sslbench):
     assert "conv1:avg(4,4)" in out
 
 
-def test_embeddings_made_elsewhere(world, sslbench):
-    rng = np.random.default_rng(0)
-    y = np.repeat(["cat", "dog"], 30)
-    x = rng.normal(size=(60, 5)).astype(np.float32) + (y == "cat")[:, None] * 4
-    np.save("x.npy", x)
-    pd.DataFrame({"id": [f"s{i:02d}" for i in range(60)], "label": y}).to_csv("y.csv", index=False)
-    code, _, err = sslbench("eval", "knn", "linear", "--features", "x.npy", "--labels", "y.csv", "k=3")
-    assert code == 0, err
-    result = records()[("knn", "x.npy")]
-    assert result.metrics["top1"].value == 100
-    assert "stratified" in result.data.how
-    assert set(result.floors) == {"chance", "majority"}
-    code, _, err = sslbench("eval", "knn", "--features", "x.npy", "--labels", "y.csv", "--name", "mine")
-    assert code == 0, err
-    named = records()[("knn", "mine")]
-    assert named.data == result.data  # the column of the data keeps its name
-
-
 def test_multi_label_table(world, sslbench):
     rows = []
     for name in ("blue", "green", "red"):

@@ -1,0 +1,70 @@
+"""Any number of processes gives the features and the score of one: each image once, in order.
+
+That a killed process ends the others with its number is shown in tests/features/test_features_processes.py.
+"""
+
+import contextlib
+import multiprocessing
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.waiting import SECONDS
+from PIL import Image
+
+from sslbench.cli.main import main
+from sslbench.results.records import read_tree
+
+FORK = multiprocessing.get_context("fork")
+OWN = ("--weights", "w.pth", "--backbone", "tiny_net_of_the_tests:net", "--data", "few", "--workers", "0")
+KNN = ("eval", "knn", *OWN, "--no-floors", "--no-overlaps", "k=3")
+
+
+@pytest.fixture
+def images(world):
+    """Write a number of pictures of three classes, to train and to test."""
+
+    def write(n):
+        rng = np.random.default_rng(0)
+        for part in ("train", "test"):
+            for i in range(n):
+                file = Path("few") / part / "abc"[i % 3] / f"{i:02d}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray((rng.integers(0, 100, (18, 16, 3)) + 50 * (i % 3)).astype(np.uint8)).save(file)
+
+    return write
+
+
+def rank(number, processes, words, log):
+    """Run a command as torchrun or srun would start it."""
+    os.environ.update(RANK=str(number), WORLD_SIZE=str(processes))
+    with Path(log).open("w") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        main(list(words))
+
+
+def start(processes, words, folder):
+    started = [FORK.Process(target=rank, args=(i, processes, words, f"{folder}/{i}.log")) for i in range(processes)]
+    for process in started:
+        process.start()
+    return started
+
+
+@pytest.mark.parametrize(("n", "processes"), [(21, 2), (22, 2), (22, 3), (23, 3), (23, 8)])
+def test_features_and_scores_are_those_of_one(images, sslbench, tmp_path, n, processes):
+    images(n)
+    store = ("--store", "alone")
+    assert sslbench("extract", *OWN, *store, "-o", "alone.npz")[0] == 0
+    assert sslbench(*KNN, *store, "--out", "alone-results")[0] == 0
+    for words in (
+        ("extract", *OWN, "--store", "together", "-o", "together.npz"),
+        (*KNN, "--store", "together", "--out", "together-results"),
+    ):
+        for process in start(processes, words, tmp_path):
+            process.join(SECONDS)
+            assert process.exitcode == 0, (tmp_path / "0.log").read_text()
+    alone, together = np.load("alone.npz"), np.load("together.npz")
+    assert len(together["id"]) == 2 * n and list(together["id"]) == list(alone["id"])
+    np.testing.assert_allclose(together["features"], alone["features"], atol=1e-5)
+    [one], [many] = read_tree(Path("alone-results")), read_tree(Path("together-results"))
+    assert (one.id, one.metrics) == (many.id, many.metrics)
