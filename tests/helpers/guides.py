@@ -1,0 +1,121 @@
+"""Guides: files for their commands, and blocks of `console` with what commands print.
+
+    sslbench demo    # trains the network of the guides
+    PYTHONPATH=tests python -m helpers.guides sslbench-demo/pretrained-seed0/weights.torch [PAGE ...]
+
+writes what the commands print now into the pages. Of an output that ends with `...` as many lines are kept as there were.
+"""
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+import timm
+import torch
+
+from sslbench.cli.main import main
+from sslbench.data.prepare.grey_digits import draw_digits
+
+DOCS = Path(__file__).parents[2] / "docs"
+BLOCK = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
+WIDTH = 88
+"""Characters of a line that a page shows on a screen of 1280 pixels."""
+
+
+def write_files(folder, weights):
+    """Write digits as images (100 to train on, 359 to test), tables of them, and weights, by the guides' names."""
+    draw_digits(folder / "photos", 0)
+    for digit in (folder / "photos" / "train").iterdir():  # few labels, where features are of use
+        for image in sorted(digit.iterdir())[10:]:
+            image.unlink()
+    for name in ("labelled", "imagenet", "cifar10", "birds"):
+        shutil.copytree(folder / "photos" / "val", folder / name)
+    shutil.copytree(folder / "photos" / "val" / "3", folder / "folder_without_classes")
+    rows = [
+        {"path": path.relative_to(folder), "label": path.parent.name, "product": i // 9, "site": i % 4}
+        | {"height": 10 * float(path.parent.name) + i % 3, "lat": 50.0 - 30 * (i % 4), "lon": 7.0 + 20 * (i % 4)}
+        for i, path in enumerate(sorted((folder / "photos").glob("*/*/*.png")))
+    ]
+    for name, some in (("photos", 1), ("products", 4), ("trees", 4), ("small", 4), ("train", 5), ("test", 7)):
+        pd.DataFrame(rows[::some]).to_csv(folder / f"{name}.csv", index=False)
+    torch.save(timm.create_model("vit_tiny_patch16_224").state_dict(), folder / "vit.torch")
+    (folder / "runs" / "simclr-resnet50").mkdir(parents=True)
+    for name in ("w.torch", "a.torch", "moco_v2_800ep.pth.tar", "resnet50.pth", "runs/simclr-resnet50/weights.torch"):
+        shutil.copy(weights, folder / name)
+    written = torch.load(weights, weights_only=True)
+    generator = torch.Generator().manual_seed(0)
+    for tensor in written["state_dict"].values():
+        if tensor.ndim == 4:  # convolutions that are hurt: a second network, a little worse
+            tensor += 0.5 * tensor.std() * torch.randn(tensor.shape, generator=generator)
+    torch.save(written, folder / "b.torch")
+    return folder
+
+
+def consoles(page):
+    """Return (command, output) of the blocks of a page, in order."""
+    text = page.read_text(encoding="utf-8")
+    return [pair for block in BLOCK.findall(text) for pair in _pairs(block)]
+
+
+def _pairs(block):
+    parts = re.split(r"^\$ (.*)\n", block, flags=re.M)
+    return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def _expanded(word):
+    """Return the files of a pattern, as a shell does."""
+    return ("*" in word and sorted(map(str, Path().glob(word)))) or [word]
+
+
+def printed(command):
+    """Run a command here; return its standard output."""
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        try:
+            main([found for word in shlex.split(command, comments=True)[1:] for found in _expanded(word)])
+        except SystemExit as end:
+            assert end.code in (0, None), f"{command}: {errors.getvalue()}"
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+
+
+@contextlib.contextmanager
+def folder_of(files, folder):
+    """Make a folder the current one, with links to the files: what commands write stays in it."""
+    for path in files.iterdir():
+        (folder / path.name).symlink_to(path)
+    with contextlib.chdir(folder):
+        yield
+
+
+def _renewed(block):
+    text = ""
+    for command, old in _pairs(block):
+        new = printed(command).splitlines(keepends=True)
+        if old.endswith("...\n"):
+            new = [*new[: old.count("\n") - 1], "...\n"]
+        new = [line if len(line) <= WIDTH + 1 else line[: WIDTH - 4].rstrip() + " ...\n" for line in new]
+        text += f"$ {command}\n{''.join(new)}"
+    return f"```console\n{text}```"
+
+
+def write_outputs(weights, pages):
+    """Run the blocks of pages, and write what the commands print."""
+    os.environ["COLUMNS"] = "80"
+    with tempfile.TemporaryDirectory() as name:
+        files = write_files(Path(name), weights)
+        for page in pages:
+            with tempfile.TemporaryDirectory() as folder, folder_of(files, Path(folder)):
+                text = page.read_text(encoding="utf-8")
+                page.write_text(BLOCK.sub(lambda block: _renewed(block[1]), text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    given = [Path(page).resolve() for page in sys.argv[2:]]
+    write_outputs(Path(sys.argv[1]).resolve(), given or [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))])
