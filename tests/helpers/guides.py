@@ -3,7 +3,7 @@
     sslbench demo    # trains the network of the guides
     PYTHONPATH=tests python -m helpers.guides sslbench-demo/pretrained-seed0/weights.torch [PAGE ...]
 
-writes what the commands print now into the pages. Of an output that ends with `...` as many lines are kept as there were.
+writes what the commands print now into the pages. An output that ends with `...` keeps its number of lines.
 """
 
 import contextlib
