@@ -16,9 +16,9 @@ R = TypeVar("R")
 
 _ARGUMENTS = {"weights": ("model", "weights"), "data": ("train", "data", "images"), "test_data": ("test",)}
 """Name of a flag -> arguments of public functions that have its meaning."""
-_COLUMNS = {"image_col": "image_column", "label_col": "label_column"}
+_COLUMNS = {"image_col": "image_column", "label_col": "label_column", "value_col": "value_columns"}
 _FLAG = re.compile(
-    r"--([a-z][a-z0-9-]*)(?:[ =](random|pixels|cuda|cpu|[A-Z]{3,}|[\w./]*[0-9:@][\w./:@]*(?<=\w)))?(?![\w-])"
+    r"--([a-z][a-z0-9-]*)(?:[ =](random|pixels|cuda|cpu|'[^']*'|[A-Z]{3,}|[\w./]*[0-9:@][\w./:@]*(?<=\w)))?(?![\w-])"
 )
 _COMMAND = re.compile(r"sslbench [a-z-]+ .*")
 
@@ -81,7 +81,7 @@ def in_python(text: str, arguments: Collection[str] = ()) -> str:
     def argument(found: re.Match[str]) -> str:
         name = found[1].replace("-", "_")
         name = next((own for own in _ARGUMENTS.get(name, ()) if own in arguments), _COLUMNS.get(name, name))
-        value = found[2] or ""
+        value = (found[2] or "").strip("'")
         return f"{name}={value if value.isdigit() or not value else repr(value)}"
 
     # A whole command is typed in a shell and stays as it is.

@@ -26,6 +26,8 @@ NONE_OF_THE_CLASSES = (
 
 NO_LABEL_COLUMN = "no label column was recognised among:"
 """Words of the note of a table without labels, which refusals repeat."""
+DECIMALS = "holds numbers such as"
+"""Words of the note of a column of classes that are numbers with decimals, which refusals repeat."""
 NUMBERED_FOLDERS = "the class folders are numbers"
 """Words of the note of folders named by numbers, which is wrong where these number the classes of train."""
 
@@ -46,6 +48,27 @@ def single_labels(names: Sequence[str], classes: Sequence[str] | None = None) ->
     number = {name: i for i, name in enumerate(ordered)}
     of_name = {name: number[text] for name, text in composed.items()}
     return Classes(ordered, np.fromiter((of_name[name] for name in names), dtype=np.int64, count=len(names)))
+
+
+def decimals_note(name: str, column: str, classes: Sequence[str]) -> tuple[str, ...]:
+    """Return a note on classes that are all numbers, some of them not whole; () for others.
+
+    >>> decimals_note("trees.csv", "height", ["2.5", "3"])[0].partition(";")[0]
+    "trees.csv: 'height' holds numbers such as 2.5, taken as 2 classes"
+    >>> decimals_note("trees.csv", "kind", ["2.5", "oak"])
+    ()
+    """
+    try:
+        first = next((text for text in classes if not float(text).is_integer()), None)
+        numbers = np.isfinite([float(text) for text in classes]).all()
+    except (ValueError, OverflowError):
+        return ()
+    if first is None or not numbers:
+        return ()
+    return (
+        f"{name}: '{column}' {DECIMALS} {first}, taken as {len(classes):,} classes; to predict the numbers, give "
+        f"--value-col '{column}'",
+    )
 
 
 def multi_labels(

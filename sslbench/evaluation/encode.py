@@ -32,7 +32,7 @@ from sslbench.features.extract import (
     parameter_bytes,
     side_by_side,
 )
-from sslbench.features.store import process_store
+from sslbench.features.store import left_out_warning, process_store
 from sslbench.features.streamed import streamed
 from sslbench.results import ExcludedImage
 from sslbench.runtime.progress import Progress, stage_progress
@@ -150,9 +150,8 @@ def extract_part(
     for conversion, count in sorted(extraction.conversions.items()):
         log.info(f"{source.name}: {count} images: {conversion}", extra={"once": True})  # pixels meet the same images
     if extraction.unreadable:
-        log.warning(
-            f"{source.name}: {len(extraction.unreadable)} of {len(source)} images cannot be read and are left out"
-        )
+        warning = left_out_warning(source.every_image(), [row["path"] for row in extraction.unreadable])
+        log.warning(warning, extra={"once": True})  # pixels and the untrained network meet the same images
     return extraction
 
 

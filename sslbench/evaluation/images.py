@@ -36,6 +36,7 @@ from sslbench.evaluation.settings import RunSettings
 from sslbench.evaluation.trainings import scores_together, together
 from sslbench.features.array import Features
 from sslbench.features.extract import check_shared
+from sslbench.features.store import left_out_warning, note_skipped
 from sslbench.identity import record_id
 from sslbench.protocols import ImageInputs
 from sslbench.results import ExcludedImage, NetworkWeights, Result, Stage, records
@@ -87,6 +88,8 @@ class _ImageEvaluation:
         found = [self._readable(part) for part in parts]
         self.train, self.test = found[0][0], found[-1][0]
         self.unreadable = tuple(image for _, left_out in found for image in left_out)
+        if rank() == 0:
+            note_skipped(out, {"train": data.train, "test": data.test}, list(map(dataclasses.asdict, self.unreadable)))
         self._pictures: dict[str, bytes] = {}
         self._names: dict[tuple[int, int], tuple[str, ...]] = {}  # checked once for each task and backbone
         self._known: dict[int, Subject] = {}  # keyed by the backbone's id(); both live as long as this object
@@ -303,7 +306,7 @@ class _ImageEvaluation:
         found = loader.scan(every, rows, self.engine.workers, report, preprocessing=preprocessing, reading=reading)
         if not found:
             return source, ()
-        log.warning(f"{source.name}: {len(found)} of {len(every)} images cannot be read and are left out")
+        log.warning(left_out_warning(every, [path for _, path, _ in found]), extra={"once": True})
         several, unreadable = source.target, {index for index, _, _ in found}
         images = several.rows if isinstance(several, SeveralImages) else lambda row: (row,)
         readable = source.select([row for row in range(len(source)) if unreadable.isdisjoint(images(row))])

@@ -79,7 +79,7 @@ def evaluate_on_features(
         return []
     encoded = scored[""].parts
     unreadable = [dataclasses.asdict(image) for image in encoded.unreadable]
-    note_skipped(out, (prepared.data.train, prepared.data.test), unreadable)
+    note_skipped(out, {"train": prepared.data.train, "test": prepared.data.test}, unreadable)
     # Colours of a coarse grid do not tell images apart; those of 8 x 8 pixels do.
     with_pixels = "pixels" in scored and prepared.request.view.pixel_cells(prepared.layers) is None
     suspected = overlaps.find(prepared, encoded, scored["pixels"].parts if with_pixels else None)

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from sslbench.data.containers.members import split_name
 from sslbench.data.groups import group_numbers
-from sslbench.data.labels import FLAGS, NONE_OF_THE_CLASSES, among_classes, labels_of, single_labels
+from sslbench.data.labels import FLAGS, NONE_OF_THE_CLASSES, among_classes, decimals_note, labels_of, single_labels
 from sslbench.data.source import ranked
 from sslbench.data.splits import holdout
 from sslbench.data.wording import counted, some
@@ -39,6 +40,8 @@ from sslbench.targets.numbers import Numbers
 from sslbench.targets.target import OfClasses, Target
 
 log = logging.getLogger("sslbench")
+_ROWS = 4096
+"""Rows of features in memory at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,9 +230,22 @@ def _paired(
     if isinstance(train.target, Classes) and not own_classes:
         learned = {train.target.classes[i] for i in np.unique(train.target.values)}
         _refuse_unknown({test.target.classes[i] for i in np.unique(test.target.values)}, learned)
+    if scored is not None and not own_classes and _equal(x, scored[0]):
+        raise DataError(
+            f"{description}: the rows of test are those of train ({len(x):,}): scores would measure memorisation",
+            "Give other rows as test, or no test: then a part of train is split off.",
+        )
     split = scored is None and not _parts(table)
     whole = _features(x, table, np.arange(len(x)), matched[0]) if split else None
     return FeaturePair(train, test, description, *names, table.known_by, whole)
+
+
+def _equal(x: npt.NDArray[np.floating], other: npt.NDArray[np.floating]) -> bool:
+    """Return whether two arrays have the same rows in the same order; of large ones that differ, few rows are read."""
+    steps = [1, *range(_ROWS, len(x) + _ROWS, _ROWS)]
+    return x.shape == other.shape and all(
+        np.array_equal(x[a:b], other[a:b]) for a, b in itertools.pairwise((0, *steps))
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,7 +334,10 @@ def _labels(path: Path, columns: Columns, column: str | None, numbers: Sequence[
     empty = [i for i, label in enumerate(columns[found]) if label is None or label == ""]
     if empty:
         raise DataError(f"{path}: {len(empty)} rows have no label, first line {empty[0] + 2}", NONE_OF_THE_CLASSES)
-    return labels_of(list(columns[found]), n, name=str(path))
+    target = labels_of(list(columns[found]), n, name=str(path))
+    for line in decimals_note(str(path), found, target.classes) if isinstance(target, Classes) else ():
+        log.warning(line)
+    return target
 
 
 def _without_group(path: Path) -> tuple[Path, str]:

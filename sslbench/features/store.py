@@ -305,9 +305,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_skipped(folder: Path, rows: Sequence[Mapping[str, str]]) -> None:
-    """Write skipped.csv: id, path and reason of the unreadable images left out."""
-    columns = ("id", "path", "reason")
-    lines = [tuple(row[column] for column in columns) for row in rows]
+    """Write skipped.csv: id, path and reason of the unreadable images left out, in results their split first."""
+    columns = [column for column in ("split", "id", "path", "reason") if any(column in row for row in rows)]
+    lines = [tuple(row.get(column, "") for column in columns) for row in rows]
     # Texts as they are: the file is read back.
     write_text(folder / SKIPPED, csv_text([columns, *lines], escape=False))
 
@@ -361,15 +361,27 @@ def find_stored(root: Path, data: TrainTest) -> StoredPair | None:
     return None
 
 
-def note_skipped(folder: Path, parts: Sequence[Source], skipped: Sequence[Mapping[str, str]]) -> None:
-    """Update skipped.csv in a folder of results; there is none if no image was left out."""
+def left_out_warning(source: Source, paths: Sequence[str]) -> str:
+    """Return the warning about unreadable images that are left out, with the first of them."""
+    return (
+        f"{source.name}: {len(paths)} of {len(source)} images cannot be read and are left out (skipped.csv lists "
+        f"them): {some(paths)}"
+    )
+
+
+def note_skipped(folder: Path, parts: Mapping[str, Source], skipped: Sequence[Mapping[str, str]]) -> None:
+    """Update skipped.csv in a folder of results; there is none if no image was left out.
+
+    parts: split -> its images.
+    """
     file = folder / SKIPPED
     try:
-        earlier = read_csv(file)
-        if earlier:
-            paths = {part.images.path(index) for part in parts for index in range(len(part))}
-            earlier = [row for row in earlier if row["path"] not in paths]
-        rows = [*earlier, *skipped]
+        earlier, splits = read_csv(file), dict[str, str]()
+        if earlier or skipped:
+            for split, part in parts.items():
+                splits |= {part.images.path(index): split for index in range(len(part.images))}
+            earlier = [row for row in earlier if row["path"] not in splits]
+        rows = [*earlier, *({"split": splits.get(row["path"], ""), **row} for row in skipped)]
         if rows:
             folder.mkdir(parents=True, exist_ok=True)
             write_skipped(folder, rows)

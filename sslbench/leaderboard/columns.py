@@ -190,9 +190,11 @@ def column_names(groups: Mapping[ColumnKey, Sequence[Result]]) -> dict[ColumnKey
 def data_name(name: str) -> str:
     """Return the name of data without split and folder.
 
-    >>> data_name("pictures/photos/ (train)")
-    'photos'
+    >>> data_name("pictures/photos/ (train)"), data_name("pictures/photos/ (val), 60 of 180")
+    ('photos', 'photos, 60 of 180')
     """
+    if limited := re.fullmatch(r"(.+)(, [0-9]+ of [0-9]+)", name):
+        return data_name(limited[1]) + limited[2]
     base = name.rsplit(" (", 1)[0] if name.endswith(")") else name
     base = base.rstrip("/\\")
     return base if ":" in base else base.replace("\\", "/").rsplit("/", 1)[-1] or name

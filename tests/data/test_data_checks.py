@@ -13,6 +13,7 @@ from sslbench.data.checks.sheets import contact_sheet
 from sslbench.data.decode.reading import DEFAULT
 from sslbench.data.images import Arrays
 from sslbench.data.labels import multi_labels, single_labels
+from sslbench.data.open import open_data
 from sslbench.data.source import Source
 from sslbench.data.splits import train_test
 from sslbench.errors import DataError, SslbenchError
@@ -286,3 +287,20 @@ def test_a_failure_leaves_no_file(tmp_path, monkeypatch):
 def test_views_that_do_not_fit_together_are_refused(views, tmp_path):
     with pytest.raises(ValueError, match="contact sheet"):
         contact_sheet(views, tmp_path / "sheet.png")
+
+
+def table(folder, name, labels):
+    for i in range(len(labels)):
+        Image.fromarray(np.random.default_rng(i).integers(0, 255, (4, 4, 3), np.uint8)).save(folder / f"{name}{i}.png")
+    rows = [f"{name}{i}.png,{label}" for i, label in enumerate(labels)]
+    (folder / f"{name}.csv").write_text("\n".join(["path,height", *rows]))
+    return open_data(str(folder / f"{name}.csv"), label_column="height")["all"]
+
+
+def test_labels_with_decimals_name_the_option_for_numbers(tmp_path):
+    train, test = table(tmp_path, "a", ["0.13", "2.5", "3", "2.5"]), table(tmp_path, "b", ["0.2", "2.5"])
+    (error,) = (each for each in of(check(train, test), "error") if "labels" in each or "label of" in each)
+    assert "'0.2'" in error and "--value-col 'height'" in error and "3 classes" in error
+    assert any("--value-col 'height'" in warning for warning in of(check(train, train, copies=False), "warning"))
+    whole = table(tmp_path, "c", ["1", "2.0", "3", "1"])
+    assert not any("--value-col" in finding.message for finding in check(whole, whole, copies=False))

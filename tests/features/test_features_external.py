@@ -196,3 +196,25 @@ class TestIdentity:
     def test_without_labels_nothing_but_the_features_tells_the_samples(self, two):
         a, b = (read_in_memory((x, None), None, name="x", test_fraction=0.2, seed=0) for x in two[0])
         assert a.known_by == "features" and a.fingerprints != b.fingerprints
+
+
+def test_the_same_features_as_train_and_test_are_refused_under_any_name(tmp_path):
+    x, labels = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32), ["a", "b"] * 3
+    copy = x.copy()
+    with pytest.raises(DataError, match="the rows of test are those of train"):
+        read_in_memory((x, labels), (copy, labels), name="x", test_fraction=0.5, seed=0)
+    copy[-1] += 1
+    assert len(read_in_memory((x, labels), (copy, labels), name="x", test_fraction=0.5, seed=0).test) == 6
+    paths = [tmp_path / name for name in ("a.npy", "a.csv", "b.npy")]
+    np.save(paths[0], x)
+    np.save(paths[2], x)
+    paths[1].write_text("\n".join(["label", *labels]))
+    for test in (paths[0], paths[2]):
+        with pytest.raises(DataError, match=f"a.npy against {test.name}: the rows of test"):
+            read_train_test(paths[0], paths[1], test, paths[1], label_column=None, test_fraction=0.5, seed=0)
+
+
+def test_labels_with_decimals_name_the_option_for_numbers(tmp_path, caplog):
+    with caplog.at_level("WARNING", "sslbench"):
+        pair(tmp_path, [["0.5"], ["1.25"], ["0.5"], ["1.25"]])
+    assert "--value-col 'label'" in caplog.text

@@ -21,7 +21,7 @@ from sslbench.errors import DataError
 from sslbench.features import store
 from sslbench.features.array import ExtractSettings
 from sslbench.features.extract import extract
-from sslbench.features.store import note_skipped, unreadable_error
+from sslbench.features.store import left_out_warning, note_skipped, unreadable_error
 from sslbench.preprocessing import Preprocessing
 from sslbench.targets.none import Unlabelled
 
@@ -106,15 +106,15 @@ def test_the_list_beside_results_holds_what_every_evaluation_there_left_out_last
     def listed():
         return [row["path"] for row in csv.DictReader((out / "skipped.csv").open())]
 
-    note_skipped(out, [photos("a", "b")], [])
+    note_skipped(out, {"train": photos("a", "b")}, [])
     assert not (out / "skipped.csv").exists()
-    note_skipped(out, [photos("a", "b"), photos("c")], rows("a", "c"))
+    note_skipped(out, {"train": photos("a", "b"), "test": photos("c")}, rows("a", "c"))
     assert listed() == ["a", "c"]
-    note_skipped(out, [photos("x", "y")], rows("y"))
+    note_skipped(out, {"train": photos("x", "y")}, rows("y"))
     assert listed() == ["a", "c", "y"]
-    note_skipped(out, [photos("a", "b"), photos("c")], rows("b"))
+    note_skipped(out, {"train": photos("a", "b"), "test": photos("c")}, rows("b"))
     assert listed() == ["y", "b"], "a and c were mended"
-    note_skipped(out, [photos("b", "y")], [])
+    note_skipped(out, {"train": photos("b", "y")}, [])
     assert not (out / "skipped.csv").exists()
 
 
@@ -186,3 +186,18 @@ def test_a_folder_of_odd_files_is_read_or_listed_file_by_file(backbone, tmp_path
     }
     with pytest.raises(DataError, match=f"{len(expected)} of {len(source)} images"):
         encode(large, source, tmp_path)
+
+
+def test_the_list_beside_results_names_the_split(tmp_path):
+    note_skipped(tmp_path, {"train": photos("a", "b"), "test": photos("c")}, rows("a", "c"))
+    listed = list(csv.DictReader((tmp_path / "skipped.csv").open()))
+    assert [(row["split"], row["path"], row["reason"]) for row in listed] == [
+        ("train", "a", "empty file"),
+        ("test", "c", "empty file"),
+    ]
+
+
+def test_the_warning_names_the_first_three(tmp_path):
+    paths = [f"{i}.jpg" for i in range(5)]
+    assert "5 of 9 images" in (text := left_out_warning(photos(*paths, *"abcd"), paths))
+    assert "0.jpg, 1.jpg, 2.jpg and 2 more" in text

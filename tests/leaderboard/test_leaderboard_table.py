@@ -198,6 +198,7 @@ def test_a_value_that_is_not_computable_is_a_cell_without_value():
     [
         ("photos/ (train)", "photos"),
         ("pictures/photos/ (test)", "photos"),
+        ("pictures/photos/ (val), 60 of 180", "photos, 60 of 180"),
         ("photos.kwcoco.json", "photos.kwcoco.json"),
         ("torchvision:CIFAR10@/data (test)", "torchvision:CIFAR10@/data"),
         ("sklearn:digits", "sklearn:digits"),

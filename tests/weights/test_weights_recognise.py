@@ -383,3 +383,10 @@ def test_a_network_of_which_tensors_were_left_out_says_so(tmp_path):
     torch.save({name: t.to_sparse() if t.ndim == 4 else t for name, t in tensors.items()}, tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=r"20 tensors of unsupported kinds were left out, such as .*\(sparse\)"):
         recognise(read(tmp_path / "w.pth"))
+
+
+def test_one_network_with_unknown_keys_is_not_called_several(tmp_path, resnet):
+    renamed = {key.replace("fc.", "linear."): tensor for key, tensor in resnet.items()}
+    with pytest.raises(WeightsError, match=r"no known backbone has the keys .*'linear\.weight'") as caught:
+        recognise(file(tmp_path, {"state_dict": prefixed("module.", renamed)}))
+    assert "several" not in str(caught.value) and "--backbone MODULE:FUNCTION" in str(caught.value)

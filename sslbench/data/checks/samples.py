@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 
 from sslbench.data.checks.duplicates import Finding, by_level, exact_copies
+from sslbench.data.labels import DECIMALS
 from sslbench.data.maps.types import size_and_turn
 from sslbench.data.source import Source
 from sslbench.data.splits import absent_from_test, label_problems, untrained_remedy
@@ -42,7 +43,8 @@ def check(train: Source, test: Source, *, labels: bool = True, copies: bool = Tr
         findings += [Finding("note", note)] if note else []
         of_kind = next((check for kind, check in _LABEL_CHECKS.items() if isinstance(train.target, kind)), None)
         findings += [] if of_kind is None else of_kind(train, test)
-    findings += [Finding("note", note) for note in _grouped((*train.notes, *test.notes))]
+    notes = _grouped((*train.notes, *test.notes))
+    findings += [Finding("warning" if DECIMALS in note else "note", note) for note in notes]
     return by_level(findings)
 
 
@@ -105,7 +107,7 @@ def _names_as_labels(source: Source, classes: int) -> list[Finding]:
     if same > len(source) / 2:
         message = f"{source.name}: {same:,} of {len(source):,} labels equal the file's name: no class can be learnt"
         return [Finding("warning", message)]
-    if classes > len(source) / 2:
+    if classes > len(source) / 2 and not any(DECIMALS in note for note in source.notes):
         message = f"{source.name} has {classes:,} classes for {len(source):,} images: they look like ids, not classes"
         return [Finding("warning", message)]
     return []

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from sslbench.arrays import IntArray
 from sslbench.data.containers.exports import NOT_READ
 from sslbench.data.groups import choose_groups, inseparable, torn_classes
-from sslbench.data.labels import NO_LABEL_COLUMN, NUMBERED_FOLDERS, among_classes, single_labels
+from sslbench.data.labels import DECIMALS, NO_LABEL_COLUMN, NUMBERED_FOLDERS, among_classes, single_labels
 from sslbench.data.maps.layout import FOLDER
 from sslbench.data.open import open_data
 from sslbench.data.source import ORIGIN, Source
@@ -378,6 +378,14 @@ def label_problems(train: Source, test: Source) -> list[str]:
             f"names ({some(sorted(train.target.classes), 2)}). --test-classes numbers takes them for the numbers of "
             "these names in order of the alphabet, from 0 on, as in ImageNetV2's folders."
         ]
+    return _unknown_classes(train, test, unknown) if unknown else []
+
+
+def _unknown_classes(train: Source, test: Source, unknown: Sequence[str]) -> list[str]:
+    """Return sentences about classes of test that train lacks; numbers with decimals may be no classes at all."""
+    if decimals := next((note for part in (train, test) for note in part.notes if DECIMALS in note), ""):
+        absent = f"{counted(len(unknown), 'label')} of {test.name}, such as '{unknown[0]}', not in {train.name}"
+        return [f"{absent}. {decimals}."]
     problems = []
     for name in unknown[:5]:
         problems.append(
@@ -385,8 +393,7 @@ def label_problems(train: Source, test: Source) -> list[str]:
         )
     if len(unknown) > 5:
         problems.append(f"... and {len(unknown) - 5} more classes of {test.name}.")
-    if unknown:
-        problems[-1] += f" {untrained_remedy(train, test)}"
+    problems[-1] += f" {untrained_remedy(train, test)}"
     return problems
 
 

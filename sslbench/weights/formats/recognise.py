@@ -225,6 +225,12 @@ def _chosen(search: Search, found: Sequence[Match], roots: Sequence[Place]) -> R
     # A network in a better place must not be passed over for another only because a key of it is unknown.
     for place, split, key in search.damaged.values():
         if order(place) <= order(first.place) and search.covered(split) >= search.covered(first.split):
+            if first.table.file.fallback and place.where == first.place.where:  # which takes any keys, these too
+                closest = _closest(place, search.tables) or f", such as '{key}'"
+                raise WeightsError(
+                    f"{search.file.path}: no known backbone has the keys {place.text}{closest}",
+                    "Give its network: --backbone MODULE:FUNCTION (your own), or --backbone timm:NAME.",
+                )
             raise WeightsError(
                 f"{search.file.path} holds several networks, and the one {place.text} has keys that no format knows, "
                 f"such as '{key}'",

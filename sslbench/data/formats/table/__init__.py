@@ -23,6 +23,7 @@ from sslbench.data.formats.table.lists import TableColumns, read_json, read_json
 from sslbench.data.labels import (
     NO_LABEL_COLUMN,
     NONE_OF_THE_CLASSES,
+    decimals_note,
     has_separator,
     multi_labels,
     single_labels,
@@ -367,7 +368,8 @@ def _labels(table: TableColumns, column: str) -> tuple[Target, tuple[str, ...]]:
             f"--label-col {column}, (with the comma) makes it one class that is present or absent, and -1 not counted.",
         )
     if not any(map(has_separator, texts)):
-        return single_labels(texts), notes
+        found = single_labels(texts)
+        return found, (*notes, *decimals_note(table.name, column, found.classes))
     present, ignored = zip(*map(split_cell, texts), strict=True)
     return multi_labels(present, ignored), notes
 
