@@ -47,6 +47,20 @@ def last_map(backbone: Backbone) -> str:
     raise UsageError(f"{backbone.name} has no layer that is known to have a grid", "Name one with --layers.")
 
 
+def last_map_of_cells(backbone: Backbone, size: tuple[int, int]) -> str:
+    """Return the name of the last layer whose map of images of a height and width has more than one cell."""
+    last = last_map(backbone)
+    names = [*backbone.aliases]
+    for name in reversed(names[: names.index(last) + 1]):
+        try:
+            (cells,) = _shapes(backbone, resolve_layers(backbone, [name]), size).values()
+        except BackboneError:  # no map, or a network that takes other sizes only
+            continue
+        if max(cells) > 1:
+            return name
+    return last
+
+
 def _shapes(backbone: Backbone, layers: Sequence[Layer], size: tuple[int, int]) -> dict[str, tuple[int, int]]:
     """Return the height and width of each single layer's grid for images of this size."""
     found: dict[str, tuple[int, int]] = {}

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.grids import last_map
+from sslbench.backbones.grids import last_map, last_map_of_cells
 from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.data.open import kind_alone, open_as, open_data
 from sslbench.data.source import Source
@@ -76,7 +76,8 @@ def show_images(
 ) -> list[Path]:
     """Write sheets of the patches of images, index.html and show.json."""
     backbone = _with_whole_images(load(request, run), request, run)
-    layers = resolve_layers(backbone, request.layers or (last_map(backbone),))
+    last, reason = ("", "") if request.layers else _last_map(backbone)
+    layers = resolve_layers(backbone, request.layers or (last,))
     blocks = _blocks(backbone, layers, chosen)
     source = images_of(request, run)
     if len(source) > MOST_IMAGES:
@@ -117,8 +118,8 @@ def show_images(
     weights = weights_used(backbone, request.weights)
     about = {
         "weights": f"{weights.name} ({weights.backbone}, sha256 {weights.sha256[:16]})",
-        "images": f"{len(images)} of {source.name}",
-        "layers": ", ".join(layer.text for layer in layers),
+        "images": source.name if len(images) == len(source) else f"{source.name}, {len(images)} of them readable",
+        "layers": ", ".join(layer.text for layer in layers) + reason,
     }
     folder.finish(
         page(f"Patches of {weights.name}", about, sections, nearest=nearest),
@@ -157,6 +158,20 @@ def _with_whole_images(backbone: Backbone, request: Request, run: RunSettings) -
     squash = {"squash": None} if own.squash is not None else {}
     used, _ = with_preprocessing(backbone, {**values, **squash, **run.decoding(), "crop": None, "scales": (1.0,)})
     return used
+
+
+def _last_map(backbone: Backbone) -> tuple[str, str]:
+    """Return the last layer with a map of several cells, and the reason where it is not the last one with a map."""
+    side, last = backbone.preprocessing.resize, last_map(backbone)
+    if side is None:
+        return last, ""
+    size = (side, side) if isinstance(side, int) else side
+    found = last_map_of_cells(backbone, size)
+    if found == last:
+        return last, ""
+    reason = f"{last} has a map of 1 x 1 for images of {size[0]} x {size[1]} pixels"
+    log.info(f"{reason}, so {found} is shown; a larger --resize shows {last}")
+    return found, f" ({reason})"
 
 
 def _blocks(backbone: Backbone, layers: Sequence[Layer], chosen: Pictures) -> tuple[str, ...]:
@@ -297,5 +312,6 @@ def _answers(images: Sequence[EncodedImage], layers: Sequence[Layer]) -> dict[st
         small = fitted(Panel(image.picture), _SIDE)
         source = image.picture if max(image.picture.size) < 2 * _SIDE else fitted(Panel(image.picture), 2 * _SIDE)
         pictures.append({"name": image.id, "src": data_url(source), "width": small.width, "height": small.height})
-    text = f"Computed in advance for a grid of {min(sides)} to {max(sides)} points a side in each image."
+    number = f"{min(sides)} to {max(sides)}" if min(sides) < max(sides) else f"{sides[0]}"
+    text = f"Computed in advance for a grid of {number} points a side in each image."
     return {"layers": found, "images": pictures, "text": text}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from helpers.browser import Browser
 from helpers.coloured_pictures import class_folders
 from PIL import Image
 from sklearn.decomposition import PCA
@@ -326,6 +327,44 @@ def test_a_page_of_patches_holds_all_images_and_needs_no_network(three_sizes, ss
     (three_sizes / "out" / "show.json").unlink()
     code, _, err = sslbench("show", *words)
     assert code == 2 and "out holds other files" in err
+
+
+def test_a_map_of_one_cell_gives_way_to_the_nearest_earlier_one(three_sizes, sslbench):
+    words = (
+        "--weights",
+        "random",
+        "--backbone",
+        "resnet18w0.125",
+        "--data",
+        "photos",
+        "--resize",
+        "32",
+        "--limit",
+        "2",
+    )
+    code, _, err = sslbench("show", *words)
+    assert code == 0 and "res5 has a map of 1 x 1 for images of 32 x 32 pixels, so res4 is shown" in err, err
+    assert json.loads((three_sizes / "show" / "show.json").read_text())["layers"] == ["res4"]
+    page = (three_sizes / "show" / "index.html").read_text()
+    assert "res4 (res5 has a map of 1 x 1" in page and page.count("2 of 3") == 1 and "2 of photos" not in page
+    code, _, err = sslbench("show", *words, "--layers", "res5")
+    assert code == 0 and "map of 1 x 1" not in err
+    code, _, err = sslbench("show", *words, "--resize", "64")
+    assert json.loads((three_sizes / "show" / "show.json").read_text())["layers"] == ["res5"]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_page_of_pictures_fits_a_phone(three_sizes, sslbench, dark):
+    Image.new("RGB", (64, 64)).save(three_sizes / "photos" / "d.png")
+    with Browser() as browser:
+        words = ("--weights", "random", "--backbone", VIT, "--data", "photos", "--resize", "64")
+        for command in (("show",), ("show", "features", "--crop", "64", "--projection", "pca")):
+            code, _, err = sslbench(*command, *words)
+            assert code == 0, err
+            browser.open(three_sizes / "show" / "index.html", width=390, dark=dark)
+            assert browser.run("document.documentElement.scrollWidth") <= 390
+            colour = browser.run("getComputedStyle(document.body).backgroundColor")
+            assert (colour != "rgb(255, 255, 255)") == dark
 
 
 BAD = [
