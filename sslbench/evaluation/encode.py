@@ -16,6 +16,7 @@ from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.distributed import this_process
 from sslbench.distributed.collectives import from_first, process_group, process_group_if_known
+from sslbench.errors import SslbenchError
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.opening import InMemoryData, open_parts, open_train_test
 from sslbench.evaluation.preparation import Prepared, for_request, load
@@ -153,6 +154,33 @@ def extract_part(
         warning = left_out_warning(source.every_image(), [row["path"] for row in extraction.unreadable])
         log.warning(warning, extra={"once": True})  # pixels and the untrained network meet the same images
     return extraction
+
+
+def encode_together(
+    wanted: Sequence[tuple[Backbone, tuple[Layer, ...]]],
+    data: TrainTest,
+    run: RunSettings,
+    store: Path,
+    progress: Progress | None,
+) -> None:
+    """Store the features of several backbones in one pass over the images, in one process, where they fit.
+
+    After an error everything is encoded later, one backbone after the other: it then belongs to one of them.
+    """
+    wanted = [(backbone, layers) for backbone, layers in wanted if not backbone.process_key]
+    if len(wanted) < 2 or this_process().world > 1:
+        return
+    splits = [("all", data.whole)] if data.whole is not None else [("train", data.train), ("test", data.test)]
+    splits = splits[1:] if data.train is data.test and data.whole is None else splits
+    try:
+        for split, source in splits:
+            title = f"{len(wanted)} backbones on {source.name}"
+            shown, settings = stage_progress(progress, title), run.extract_settings()
+            saved = extract_together(wanted, source, settings, root=store, split=split, progress=shown)
+            if saved:
+                log.info(f"{title}: encoded together, {saved} passes over the images saved")
+    except (SslbenchError, MemoryError, RuntimeError) as error:
+        log.info(f"each of the backbones is encoded alone, since together they failed: {error}")
 
 
 def encode_parts(

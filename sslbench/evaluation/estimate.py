@@ -27,6 +27,7 @@ from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.distributed import this_process
 from sslbench.errors import ResourceError, SslbenchError
+from sslbench.evaluation.floors import UNTRAINED_SEEDS
 from sslbench.evaluation.on_features import floor_layers, floors_of
 from sslbench.evaluation.preparation import Prepared, one_part, shared_part
 from sslbench.evaluation.request import Task
@@ -307,11 +308,12 @@ def estimate_features(pair: FeaturePair, tasks: Sequence[Task], run: RunSettings
 def estimate(prepared: Prepared, store: Path, out: Path) -> Estimate:
     """Return the time, memory and disk space of an evaluation, measured on a few images."""
     tasks, rates, stages = prepared.feature_tasks, dict[str, Rate | None](), list[Stage]()
-    for name, network in {"": prepared.backbone, **floors_of(prepared, tasks).found}.items() if tasks else ():
-        rates[name], extraction = _extraction(prepared, tasks, store, name, network, rates.get(""))
+    found = {"": (prepared.backbone,), **floors_of(prepared, tasks).found} if tasks else {}
+    for name, networks in found.items():
+        rates[name], extraction = _extraction(prepared, tasks, store, name, networks, rates.get(""))
         stages += extraction
     if tasks:
-        stages += _feature_stages(prepared, tasks, rates)
+        stages += _feature_stages(prepared, tasks, rates, {name: len(networks) for name, networks in found.items()})
     if prepared.image_tasks:
         rate = rates.get("") or measure_rate(prepared.backbone, prepared.data.test, prepared.layers, prepared.run)
         stages += [_image_stage(prepared, task, rate) for task in prepared.image_tasks]
@@ -352,11 +354,14 @@ def _pending(
 
 
 def _extraction(
-    prepared: Prepared, tasks: Sequence[Task], store: Path, name: str, network: Backbone, rate: Rate | None
+    prepared: Prepared, tasks: Sequence[Task], store: Path, name: str, networks: Sequence[Backbone], rate: Rate | None
 ) -> tuple[Rate | None, list[Stage]]:
-    """Return the rate of a network and the stage of its extraction, if any; `rate` is that of the evaluated network."""
-    run, layers = prepared.run, floor_layers(prepared, network)
-    encoded = [(network, source) for source in _sources(prepared, tasks)]
+    """Return the rate of a network and the stage of the extraction of all that are like it, if any.
+
+    `rate`: that of the evaluated network.
+    """
+    run, network, layers = prepared.run, networks[0], floor_layers(prepared, networks[0])
+    encoded = [(each, source) for each in networks for source in _sources(prepared, tasks)]
     if name == "" or (name == "untrained" and run.baseline):
         encoded += [
             (dataclasses.replace(network, preprocessing=each.preprocessing), each.source)
@@ -373,7 +378,8 @@ def _extraction(
     # The untrained network is as fast as the trained one.
     if name != "untrained" or rate is None or not rate.seconds:
         rate = measure_rate(network, encoded[0][1], layers, run)
-    title = f"extraction{f' ({name})' if name else ''}: {images:,} {'image' if images == 1 else 'images'}{_shared()}"
+    named = f" ({len(networks)} {name})" if len(networks) > 1 else f" ({name})" if name else ""
+    title = f"extraction{named}: {images:,} {'image' if images == 1 else 'images'}{_shared()}"
     if rate is None:
         return None, [Stage(title, None, remark="a first image cannot be encoded")]
     numbers = 0 if run.on_the_fly else sum(rows * rate.widths[layer.text] for rows, layer in created)
@@ -416,15 +422,20 @@ def _stage(task: Task, shapes: Sequence[Shapes], name: str, repeats: int = 1) ->
     )
 
 
-def _feature_stages(prepared: Prepared, tasks: Sequence[Task], rates: Mapping[str, Rate | None]) -> list[Stage]:
-    """Return a stage for each protocol on features, and one for the search for copies."""
+def _feature_stages(
+    prepared: Prepared, tasks: Sequence[Task], rates: Mapping[str, Rate | None], numbers: Mapping[str, int]
+) -> list[Stage]:
+    """Return a stage for each protocol on features, and one for the search for copies.
+
+    `numbers`: floor -> its networks.
+    """
     own = rates[""]
     if own is None:
         return [Stage(task.protocol, None, remark="the width of the features is not known") for task in tasks]
     stages = []
     for task in tasks:
         lacking = task.kind.lacking_floors(baseline=prepared.run.baseline)
-        floors = [rate for name, rate in rates.items() if name and name not in lacking]
+        floors = [r for name, r in rates.items() if name and name not in lacking for _ in range(numbers[name])]
         shapes = [
             # The pixels have one layer of their own, beside each layer of the network.
             _task_shapes(prepared, task, rate.widths.get(layer.text, next(iter(rate.widths.values()))), layer)
@@ -454,8 +465,11 @@ def _image_stage(prepared: Prepared, task: Task, rate: Rate | None) -> Stage:
     if isinstance(cost, str) or rate is None:
         return Stage(task.protocol, None, remark=cost if isinstance(cost, str) else "a first image cannot be encoded")
     # A floor that needs a training of its own is run only on request.
-    twice = (prepared.run.floors and not task.kind.trains) or prepared.run.baseline
-    passes = (cost.images + _TRAINED * cost.trained) * (2 if twice else 1) * (1 + len(prepared.request.noise))
+    floors = 1 if prepared.run.baseline else 0
+    if prepared.run.floors and not task.kind.trains:
+        floors = len(UNTRAINED_SEEDS)
+    passes = (cost.images + _TRAINED * cost.trained) * (1 + floors) * (1 + len(prepared.request.noise))
     remark = f"passes of images only, at least; without {cost.rest}" if cost.rest else ""
-    name = f"{task.protocol}{' with 1 floor' if twice else ''}: {passes:,.0f} passes of images{_shared()}"
+    name = f"{task.protocol} with {counted(floors, 'floor')}" if floors else task.protocol
+    name = f"{name}: {passes:,.0f} passes of images{_shared()}"
     return Stage(name, passes * rate.seconds / this_process().world, remark=remark)

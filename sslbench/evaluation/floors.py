@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ log = logging.getLogger("sslbench")
 # against 37.8), for a sixteenth of the SVM's work.
 PIXELS = "pixels:8"
 _RESAMPLES = 300  # half-samples of metrics without a closed form
-UNTRAINED_SEED = 0  # seed of the untrained backbone: fixed, so that its floor is computed once per data set
+UNTRAINED_SEEDS = (0, 1, 2)
+"""Seeds of the untrained backbones: fixed, so that their floors are computed once per data set."""
 _TESTED = (Classes, Triplets)
 """Kinds of targets whose leading metric is compared with that of the untrained backbone."""
 
@@ -79,25 +80,30 @@ class FloorBackbones:
     """Backbones whose scores stand beside that of another one.
 
     Attributes:
-        found: 'pixels', 'untrained' -> the backbone.
+        found: 'pixels', 'untrained' -> the backbones, whose mean is the floor.
         missing: those that there should be and are not -> the reason.
     """
 
-    found: dict[str, Backbone]
+    found: Mapping[str, tuple[Backbone, ...]]
     missing: dict[str, str]
 
 
-def floor_backbones(backbone: Backbone, *, is_floor: bool) -> FloorBackbones:
+def floor_backbones(backbone: Backbone, *, is_floor: bool, seeds: Sequence[int] = UNTRAINED_SEEDS) -> FloorBackbones:
     """Return the backbones whose scores stand beside this one's: pixels, and the same architecture untrained."""
     if backbone.kind.pixels:
         return FloorBackbones({}, {})
-    found = {"pixels": _pixels_like(backbone)}
+    found = {"pixels": (_pixels_like(backbone),)}
     if is_floor:
         return FloorBackbones(found, {})
-    untrained = untrained_like(backbone)
-    if untrained is None:
+    untrained = all_untrained(backbone, seeds)
+    if not untrained:
         return FloorBackbones(found, {"untrained": in_memory(backbone)})
     return FloorBackbones({**found, "untrained": untrained}, {})
+
+
+def all_untrained(backbone: Backbone, seeds: Sequence[int] = UNTRAINED_SEEDS) -> tuple[Backbone, ...]:
+    """Return the same architecture untrained by each seed; none for modules that cannot be built anew."""
+    return tuple(found for seed in seeds if (found := untrained_like(backbone, seed)) is not None)
 
 
 def in_memory(backbone: Backbone) -> str:
@@ -107,12 +113,12 @@ def in_memory(backbone: Backbone) -> str:
     return f"{backbone.name} is a module in memory, some of whose parts with parameters lack reset_parameters()"
 
 
-def untrained_like(backbone: Backbone) -> Backbone | None:
+def untrained_like(backbone: Backbone, seed: int = UNTRAINED_SEEDS[0]) -> Backbone | None:
     """Return the same architecture untrained, for the same images; None for modules that cannot be built anew."""
     if backbone.kind.in_memory:
-        return untrained_copy(backbone, UNTRAINED_SEED)
-    untrained = load_backbone("random", backbone=backbone.name, seed=UNTRAINED_SEED)
-    heads = untrained_heads(backbone.heads, UNTRAINED_SEED)
+        return untrained_copy(backbone, seed)
+    untrained = load_backbone("random", backbone=backbone.name, seed=seed)
+    heads = untrained_heads(backbone.heads, seed)
     return dataclasses.replace(
         untrained, preprocessing=backbone.preprocessing, heads=heads, calibration=backbone.calibration
     )
@@ -224,26 +230,26 @@ def warn_if_below_chance(result: Result) -> str | None:
     )
 
 
-def warn_if_at_floor(result: Result, untrained: tuple[Result, records.Scores], scores: records.Scores) -> str | None:
-    """Return a warning if the weights are not better than the untrained backbone by a paired test; else None.
+def warn_if_at_floor(
+    result: Result, untrained: Sequence[tuple[Result, records.Scores]], scores: records.Scores
+) -> str | None:
+    """Return a warning if the weights are not better than the untrained backbones by a paired test; else None.
 
     Labels in `_TESTED` are compared by their leading metric. Protocols that train heads on images are compared by
     theirs, and the interval holds over their trainings too.
     """
-    floor, other = untrained
     kind = kinds()[result.data.labels]
     tested = issubclass(kind, _TESTED) and scores.scores.shape[1] > 0
-    if scores.ids != other.ids or not (tested or result.seeds is not None):
+    if any(scores.ids != other.ids for _, other in untrained) or not (tested or result.seeds is not None):
         return None
     metric = kind.metric if tested else result.headline
     answers = [
         Predictions.of(own.seed, each.scores, each.draws, each.places, own.probabilities, seeds=own.seeds or 1)
-        for own, each in ((result, scores), (floor, other))
+        for own, each in ((result, scores), *untrained)
     ]
+    below = Predictions.together(answers[1:])
     try:
-        found = difference(
-            metric, kind, scores.labels, answers[0], answers[1], groups=scores.groups, resamples=_RESAMPLES
-        )
+        found = difference(metric, kind, scores.labels, answers[0], below, groups=scores.groups, resamples=_RESAMPLES)
     except KeyError:  # not a metric of per-sample scores
         return None
     known = find(metric)
@@ -253,8 +259,10 @@ def warn_if_at_floor(result: Result, untrained: tuple[Result, records.Scores], s
     if low > 0:
         return None
     points = "points" if known.unit == "%" else metric
+    number = f"{len(untrained)} " if len(untrained) > 1 else ""
+    named = f"the {number}untrained {result.weights.backbone}"
     text = (
-        f"{result.protocol.name}: {result.weights.name} is not better than the untrained {result.weights.backbone} "
+        f"{result.protocol.name}: {result.weights.name} is not better than {named} "
         f"({known.scale * sign * found.difference:+.1f} {points}, the interval reaches {known.scale * low:+.1f}): "
         "check that these are the intended weights"
     )

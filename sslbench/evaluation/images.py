@@ -1,7 +1,6 @@
 """Evaluation of protocols on images, from data to record."""
 
 import dataclasses
-import functools
 import itertools
 import logging
 import shutil
@@ -92,12 +91,14 @@ class _ImageEvaluation:
             note_skipped(out, {"train": data.train, "test": data.test}, list(map(dataclasses.asdict, self.unreadable)))
         self._pictures: dict[str, bytes] = {}
         self._names: dict[tuple[int, int], tuple[str, ...]] = {}  # checked once for each task and backbone
+        self._untrained: dict[int, Backbone | None] = {}
         self._known: dict[int, Subject] = {}  # keyed by the backbone's id(); both live as long as this object
 
-    @functools.cached_property
-    def untrained(self) -> Backbone | None:
-        """The same architecture untrained; None where it cannot be built."""
-        return floors.untrained_like(self.prepared.backbone)
+    def untrained(self, seed: int = floors.UNTRAINED_SEEDS[0]) -> Backbone | None:
+        """Return the same architecture untrained by a seed; None where it cannot be built."""
+        if seed not in self._untrained:
+            self._untrained[seed] = floors.untrained_like(self.prepared.backbone, seed)
+        return self._untrained[seed]
 
     def measure(self, task: Task) -> list[Result]:
         """Return the rows of one protocol, with their floors beside them; with `only_seed` those of one training."""
@@ -139,8 +140,8 @@ class _ImageEvaluation:
         number = run.seed - self.prepared.run.seed
         rows = self._training(task, self.prepared.backbone, run, number)
         of_file = self.prepared.request.weights != "random" and not self.prepared.backbone.kind.pixels
-        if run.floors and run.baseline and of_file and self.untrained is not None:
-            self._training(task, self.untrained, run, number)
+        if run.floors and run.baseline and of_file and (untrained := self.untrained()) is not None:
+            self._training(task, untrained, run, number)
         return [result for result, _ in rows.values()]
 
     def _training(
@@ -217,10 +218,10 @@ class _ImageEvaluation:
         log.info(f"the network with its classifier: {path}")
         return dataclasses.replace(result, weights_file=path.name)
 
-    def _baseline(self, task: Task) -> tuple[dict[str, tuple[Result, records.Scores]], dict[str, str]]:
-        """Return the same heads on the same architecture untrained, and the reasons for floors that are missing.
+    def _baseline(self, task: Task) -> tuple[dict[str, list[tuple[Result, records.Scores]]], dict[str, str]]:
+        """Return each row on the same architecture untrained, and the reasons for floors that are missing.
 
-        Heads from the cache where they are there; trained only when that was asked for.
+        Heads from the cache where they are there; trained only when that was asked for, and then on one network.
         """
         backbone, run = self.prepared.backbone, self.prepared.run
         if not run.floors or backbone.kind.pixels:
@@ -230,9 +231,20 @@ class _ImageEvaluation:
         missing = {"pixels": views} if trains else {}
         if self.prepared.request.weights == "random":
             return {}, missing
-        untrained = self.untrained
-        if untrained is None:
-            return {}, missing | {"untrained": floors.in_memory(backbone)}
+        each = []
+        for seed in floors.UNTRAINED_SEEDS[: 1 if trains else None]:
+            untrained = self.untrained(seed)
+            if untrained is None:
+                return {}, missing | {"untrained": floors.in_memory(backbone)}
+            stored = self._rows_of_untrained(task, untrained)
+            if stored is None:
+                return {}, missing | {"untrained": _NO_BASELINE}
+            each.append(stored)
+        complete = [row for row in each[0] if all(row in other for other in each)]
+        return {row: [own[row] for own in each] for row in complete}, missing
+
+    def _rows_of_untrained(self, task: Task, untrained: Backbone) -> dict[str, tuple[Result, records.Scores]] | None:
+        """Return the rows of an untrained network, from the cache or computed; None if that was not asked for."""
         rows = self._row_names(task, untrained)
         data = self._described(untrained, rows[0]).data
         found = {
@@ -241,8 +253,8 @@ class _ImageEvaluation:
         # The first process decides for all: others may have a different cache, or see the entry that it just wrote.
         complete = gather_objects(all(each is not None for each in found.values()))[0]
         stored = {row: each for row, each in found.items() if each is not None}
-        if not complete and trains and not run.baseline:
-            return {}, missing | {"untrained": _NO_BASELINE}
+        if not complete and task.kind.trains and not self.prepared.run.baseline:
+            return None
         if not complete:
             stored = self._rows(task, untrained)
         if rank() == 0:
@@ -252,7 +264,7 @@ class _ImageEvaluation:
                 variant = dataclasses.replace(asked(subject, task), overlaps=False, baseline=False)
                 stored[row] = floors.stand(floor, subject.groups, variant, self.out, kept=kept)
             shutil.rmtree(self._folder(task, untrained), ignore_errors=True)
-        return stored, missing
+        return stored
 
     def _row_names(self, task: Task, backbone: Backbone) -> tuple[str, ...]:
         key = id(task), id(backbone)

@@ -12,7 +12,7 @@ from sslbench.distributed import this_process
 from sslbench.distributed.collectives import from_first, process_group
 from sslbench.evaluation import floors, overlaps
 from sslbench.evaluation.beside import write_curves, write_sheet
-from sslbench.evaluation.encode import encode_parts, extract_part, rows_of, store_for
+from sslbench.evaluation.encode import encode_parts, encode_together, extract_part, rows_of, store_for
 from sslbench.evaluation.groups import with_details
 from sslbench.evaluation.preparation import (
     Prepared,
@@ -61,46 +61,50 @@ def evaluate_on_features(
     prepared = dataclasses.replace(prepared, data=one_part(prepared.data, shared_part(tasks)))
     _check_targets(prepared, tasks, progress)
     beside = floors_of(prepared, tasks)
-    scored, stores = {}, {}
-    for name, backbone in {"": prepared.backbone, **beside.found}.items():
-        stores[name] = store_for(backbone, store, prepared.run)
-        layers = floor_layers(prepared, backbone)
-        parts = encode_parts(backbone, prepared.data, layers, prepared.run, stores[name], progress, work=not name)
-        scored[name] = _Scored(backbone, parts, {})
-    for name, each in scored.items():
-        further = {
-            number: _encode_sets(each.backbone, prepared, task, stores[name], progress)
-            for number, task in enumerate(tasks)
-            if name not in _lacking(prepared, task)
-        }
-        scored[name] = dataclasses.replace(each, further=further)
+    untrained = [(each, prepared.layers) for each in beside.found.get("untrained", ())]
+    if not prepared.run.on_the_fly:
+        encode_together(untrained, prepared.data, prepared.run, store, progress)
+    scored: dict[str, list[_Scored]] = {}
+    for name, backbones in {"": (prepared.backbone,), **beside.found}.items():
+        scored[name] = []
+        for backbone in backbones:
+            own_store = store_for(backbone, store, prepared.run)
+            layers = floor_layers(prepared, backbone)
+            parts = encode_parts(backbone, prepared.data, layers, prepared.run, own_store, progress, work=not name)
+            further = {
+                number: _encode_sets(backbone, prepared, task, own_store, progress)
+                for number, task in enumerate(tasks)
+                if name not in _lacking(prepared, task)
+            }
+            scored[name].append(_Scored(backbone, parts, further))
     # The other processes help to encode only.
     if this_process().rank != 0:
         return []
-    encoded = scored[""].parts
+    (own,) = scored[""]
+    encoded = own.parts
     unreadable = [dataclasses.asdict(image) for image in encoded.unreadable]
     note_skipped(out, {"train": prepared.data.train, "test": prepared.data.test}, unreadable)
     # Colours of a coarse grid do not tell images apart; those of 8 x 8 pixels do.
     with_pixels = "pixels" in scored and prepared.request.view.pixel_cells(prepared.layers) is None
-    suspected = overlaps.find(prepared, encoded, scored["pixels"].parts if with_pixels else None)
+    suspected = overlaps.find(prepared, encoded, scored["pixels"][0].parts if with_pixels else None)
     results = []
     for layer in (layer.text for layer in prepared.layers):
         for number, task in enumerate(tasks):
             for share in (0.0, *prepared.request.noise):
                 data, changed = with_noise(prepared, task, share)
                 beside_it = {
-                    name: _floor(data, floor, layer, changed, number, out, command, share)
-                    for name, floor in scored.items()
-                    if name and number in floor.further
+                    name: [_floor(data, floor, layer, changed, number, out, command, share) for floor in each]
+                    for name, each in scored.items()
+                    if name and number in each[0].further
                 }
-                subject, train, test = _describe_parts(data, scored[""], layer, changed, number, command, share)
+                subject, train, test = _describe_parts(data, own, layer, changed, number, command, share)
                 measured = measure(
                     subject,
                     changed,
                     train,
                     test,
                     out,
-                    further=scored[""].further[number],
+                    further=own.further[number],
                     classifier=prepared.classifier,
                     beside=beside_it,
                     missing={**beside.missing, **_lacking(prepared, task)},
@@ -125,7 +129,7 @@ def measure(  # noqa: PLR0913
     suspected: overlaps.SuspectedOverlaps | None,
     further: FurtherSets = NO_SETS,
     classifier: FileClassifier | None = None,
-    beside: Mapping[str, Rows] | None = None,
+    beside: Mapping[str, Sequence[Rows]] | None = None,
 ) -> list[tuple[Result, tuple[Neighbours, ...]]]:
     """Score one protocol on one layer and write its records with the floors."""
     written = []
@@ -133,7 +137,7 @@ def measure(  # noqa: PLR0913
         result = with_details(result, scores, {} if row else subject.groups)
         if not row:
             result = overlaps.with_overlaps(result, scores, suspected, task, out)
-        floor_rows = {name: rows[row] for name, rows in (beside or {}).items()}
+        floor_rows = {name: [rows[row] for rows in each] for name, each in (beside or {}).items()}
         written.append((finish(result, scores, floor_rows, missing, out), scores.neighbours))
     return written
 
@@ -158,11 +162,15 @@ def floors_of(prepared: Prepared, tasks: Sequence[Task]) -> floors.FloorBackbone
     lacking = [task.kind.lacking_floors(baseline=prepared.run.baseline) for task in tasks]
     if not prepared.run.floors or all({"pixels", "untrained"} <= each.keys() for each in lacking):
         return floors.FloorBackbones({}, {})
-    found = floors.floor_backbones(prepared.backbone, is_floor=prepared.request.weights == "random")
+    # A floor that is expensive, and scored on request only, is one network.
+    expensive = any("untrained" in task.kind.lacking_floors(baseline=False) for task in tasks)
+    seeds = floors.UNTRAINED_SEEDS[: 1 if expensive and prepared.run.baseline else None]
+    is_floor = prepared.request.weights == "random"
+    found = floors.floor_backbones(prepared.backbone, is_floor=is_floor, seeds=seeds)
     cells = prepared.request.view.pixel_cells(prepared.layers)
     if cells is not None and "pixels" in found.found:
         pixels = floors.pixel_grid(prepared.backbone, cells)
-        return floors.FloorBackbones(found.found | {"pixels": pixels}, found.missing)
+        return floors.FloorBackbones({**found.found, "pixels": (pixels,)}, found.missing)
     return found
 
 

@@ -25,7 +25,7 @@ from sslbench.data.splits import TrainTest, label_problems, limit, match_classes
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.file_classifier import labelled_by, load_file_classifier
-from sslbench.evaluation.floors import UNTRAINED_SEED
+from sslbench.evaluation.floors import UNTRAINED_SEEDS
 from sslbench.evaluation.groups import check_groups
 from sslbench.evaluation.opening import InMemoryData, open_train_test
 from sslbench.evaluation.request import Request, Task
@@ -350,7 +350,7 @@ def _baselines(request: Request, backbone: Backbone) -> Iterator[tuple[str, Back
         if weights == request.weights:
             continue
         if weights == "random":
-            other = load_backbone("random", backbone=backbone.name, seed=UNTRAINED_SEED)
+            other = load_backbone("random", backbone=backbone.name, seed=UNTRAINED_SEEDS[0])
             yield weights, dataclasses.replace(other, preprocessing=used)
             continue
         other = load_backbone(

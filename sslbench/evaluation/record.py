@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import logging
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ from sslbench.evaluation.groups import UNNAMED, groups_of, with_details
 from sslbench.evaluation.preparation import Prepared
 from sslbench.evaluation.request import FeaturesRequest, Request, Task, written
 from sslbench.evaluation.settings import RunSettings
-from sslbench.evaluation.trainings import ONE_TRAINING, draws
+from sslbench.evaluation.trainings import ONE_TRAINING, draws, mean_tables, value_range
 from sslbench.features.array import Features
 from sslbench.identity import Measurement, groups_digest, record_id
 from sslbench.library.benchmarks import Benchmark
@@ -338,13 +338,20 @@ def _with_headline(benchmark: Benchmark | None, outcome: Outcome) -> Outcome:
 def finish(
     result: Result,
     scores: records.Scores,
-    floor_results: Mapping[str, tuple[Result, records.Scores]],
+    floor_results: Mapping[str, Sequence[tuple[Result, records.Scores]]],
     missing: Mapping[str, str],
     out: Path,
 ) -> Result:
-    """Add the floors to a result, warn when it is not above the untrained backbone, and write the record."""
-    floors_ = dict(result.floors.items())
-    floors_ |= {name: {m: v.value for m, v in floor.metrics.items()} for name, (floor, _) in floor_results.items()}
+    """Add the floors to a result, warn when it is not above the untrained backbones, and write the record.
+
+    `floor_results`: floor -> the result and scores of each of its networks, whose mean is the floor.
+    """
+    floors_, ranges = dict(result.floors.items()), {}
+    for name, found in floor_results.items():
+        own = [{metric: value.value for metric, value in floor.metrics.items()} for floor, _ in found]
+        (floors_[name],) = mean_tables([{name: values} for values in own]).values()
+        if len(own) > 1:
+            ranges[name] = {metric: value_range([values.get(metric) for values in own]) for metric in own[0]}
     notes = list(result.notes)
     if below := floors.warn_if_below_chance(dataclasses.replace(result, floors=floors_)):
         log.warning(below)
@@ -355,7 +362,9 @@ def finish(
         log.warning(warning)
         notes.append(warning)
     lacking = {name: reason for name, reason in missing.items() if name not in floors_}
-    result = dataclasses.replace(result, floors=floors_, missing_floors=lacking, notes=tuple(notes))
+    result = dataclasses.replace(
+        result, floors=floors_, floor_ranges=ranges, missing_floors=lacking, notes=tuple(notes)
+    )
     written = floors.write(result, scores, out)
     write_predicted(written, scores)
     return written

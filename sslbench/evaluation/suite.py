@@ -13,6 +13,7 @@ from sslbench.backbones.layers import Layer
 from sslbench.distributed import this_process
 from sslbench.errors import ResultError, SslbenchError
 from sslbench.evaluation import floors
+from sslbench.evaluation.encode import encode_together
 from sslbench.evaluation.file_classifier import with_classifier
 from sslbench.evaluation.preparation import (
     Prepared,
@@ -28,12 +29,12 @@ from sslbench.evaluation.request import Request
 from sslbench.evaluation.run import evaluate
 from sslbench.evaluation.score import row_subjects
 from sslbench.evaluation.settings import RunSettings
-from sslbench.features.extract import TOGETHER_BYTES, extract_together, parameter_bytes
-from sslbench.identity import record_id
+from sslbench.features.extract import TOGETHER_BYTES, parameter_bytes
+from sslbench.identity import digest, record_id
 from sslbench.results import Result, records
 from sslbench.results import holes as holes_file
 from sslbench.results.holes import Hole
-from sslbench.runtime.progress import Progress, stage_progress
+from sslbench.runtime.progress import Progress
 
 log = logging.getLogger("sslbench")
 
@@ -237,30 +238,22 @@ def likewise(prepared: Prepared, request: Request, loaded: Backbone) -> Prepared
 
 
 def encode_ahead(several: Sequence[Prepared], *, store: Path, progress: Progress | None) -> None:
-    """Store the features of several weights, and of their untrained copies, in one pass where they are decoded alike.
-
-    After an error everything is encoded later, one backbone after the other: it then belongs to one of the weights.
-    """
+    """Store the features of several weights and of their untrained copies, in one pass where they are decoded alike."""
     first = several[0]
     data = one_part(first.data, shared_part(first.request.tasks))
-    wanted: list[tuple[Backbone, tuple[Layer, ...]]] = []
+    wanted: dict[str, tuple[Backbone, tuple[Layer, ...]]] = {}
     for each in several:
         networks = [each.backbone]
         if each.run.floors:
             beside = floors.floor_backbones(each.backbone, is_floor=each.request.weights == "random")
-            networks += [found for name, found in beside.found.items() if name == "untrained"]
-        wanted += [(found, each.layers) for found in networks if not found.process_key and not found.kind.pixels]
-    if len(wanted) < 2:
-        return
-    splits = [("all", data.whole)] if data.whole is not None else [("train", data.train), ("test", data.test)]
-    splits = splits[1:] if data.train is data.test and data.whole is None else splits
-    try:
-        for split, source in splits:
-            title = f"{len(wanted)} backbones on {source.name}"
-            shown = stage_progress(progress, title)
-            settings = first.run.extract_settings()
-            saved = extract_together(wanted, source, settings, root=store, split=split, progress=shown)
-            if saved:
-                log.info(f"{title}: encoded together, {saved} passes over the images saved")
-    except (SslbenchError, MemoryError, RuntimeError) as error:
-        log.info(f"each of the weights is encoded alone, since together they failed: {error}")
+            networks += beside.found.get("untrained", ())
+        # Weights of one architecture have the same untrained copies.
+        wanted |= {
+            digest([found.weights_sha256, found.preprocessing.values(), [layer.text for layer in each.layers]]): (
+                found,
+                each.layers,
+            )
+            for found in networks
+            if not found.kind.pixels
+        }
+    encode_together([*wanted.values()], data, first.run, store, progress)

@@ -59,7 +59,6 @@ def together(results: Sequence[Result], *, seeds: int) -> Result:
     names = [name for name in first.metrics if all(name in result.metrics for result in results)]
     metrics = {name: mean_metric(name, [result.metrics[name] for result in results]) for name in names}
     values = {name: [result.metrics[name].value for result in results] for name in names}
-    known = {name: [value for value in values[name] if value is not None] for name in names}
     converged = [result.converged for result in results if result.converged is not None]
     trainings = [
         Training(
@@ -84,9 +83,7 @@ def together(results: Sequence[Result], *, seeds: int) -> Result:
         created=records.now(),
         request=first.request and {**first.request, "run": {**first.request.get("run", {}), "seeds": seeds}},
         metrics=metrics,
-        ranges={
-            name: Range(lowest=min(known[name], default=None), highest=max(known[name], default=None)) for name in names
-        },
+        ranges={name: value_range(values[name]) for name in names},
         trainings=tuple(trainings),
         per_class=_mean_table([result.per_class for result in results]),
         per_class_metrics=mean_tables([result.per_class_metrics for result in results]),
@@ -111,6 +108,12 @@ def scores_together(parts: Sequence[records.Scores]) -> records.Scores:
     if any(part.ids != first.ids or part.classes != first.classes for part in parts):
         raise ValueError("the trainings were scored on different samples")
     return dataclasses.replace(first, draws=tuple(part.scores for part in parts))
+
+
+def value_range(values: Sequence[float | None]) -> Range:
+    """Return the lowest and the highest of the values that are known."""
+    known = [value for value in values if value is not None]
+    return Range(lowest=min(known, default=None), highest=max(known, default=None))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -17,7 +17,14 @@ from sslbench.metrics.classification import TOP1
 from sslbench.metrics.detection import Detections
 from sslbench.metrics.detection.average_precision import DEFINITIONS, detector_difference
 from sslbench.metrics.detection.files import read_objects, read_results
-from sslbench.metrics.differences import TOP_K, PairedDifference, Predictions, difference, difference_of_means, holm
+from sslbench.metrics.differences import (
+    TOP_K,
+    PairedDifference,
+    Predictions,
+    difference,
+    difference_of_means,
+    holm,
+)
 from sslbench.names import did_you_mean
 from sslbench.results import Result, tables
 from sslbench.results.records import Scores, predictions_paths, read_scores, scores_path
@@ -270,9 +277,9 @@ def _check_recorded(results: Sequence[Result], metric: str, found: float) -> Non
         )
 
 
-def _values(records: Sequence[Scored], metric: str) -> dict[str, FloatArray]:
+def _values(records: Sequence[Scored], metric: str) -> list[tuple[str, FloatArray]]:
     """Return the value of each sample, for each record of one model, by a metric that is a mean over samples."""
-    return {f"seed {result.seed}": each.means.values(metric) for result, each in records if each.means is not None}
+    return [(f"seed {result.seed}", each.means.values(metric)) for result, each in records if each.means is not None]
 
 
 def sample_values(records: Sequence[Scored], metric: str) -> dict[str, FloatArray] | None:

@@ -74,8 +74,11 @@ def cell_flags(cell: Cell, metric: str) -> list[str]:
         flags.append("selected on test")
     if any(underfitted(record) for record in cell.records if record.headline == metric):
         flags.append("underfitted")
-    seeds = [seed for record in cell.records for seed in seeds_of(record)]
-    if len(seeds) > 1:
+    networks = {record.weights.sha256 for record in cell.records}
+    seeds = {seed for record in cell.records for seed in seeds_of(record)}
+    if len(networks) > 1:
+        flags.append(f"mean of {len(networks)} networks")
+    elif len(seeds) > 1:
         flags.append(f"mean of {len(seeds)} seeds")
     return flags
 
@@ -116,11 +119,15 @@ def with_floor_tests(rows: Sequence[Row], floors: Sequence[Row], columns: tuple[
     for position, column in enumerate(columns):
         if find(column.metric).direction == 0:
             continue
-        tests = [(floor, _Paired(floor.cells[position], column.metric, seed)) for floor in floors]
+        known: dict[tuple[str, ...], _Paired] = {}
         for row, own in zip(rows, cells, strict=True):
             if (cell := own[position]) is not None and value(row, position, columns) is not None:
-                found = {name: _against(name, row, cell, column.metric, tests) for name in FLOORS}
-                tested = {name: test for name, test in found.items() if test is not None}
+                tested = {}
+                for name in FLOORS:
+                    beside = [floor.cells[position] for floor in floors if _is_floor_of(name, floor, row)]
+                    pairs = [_of_seeds(each, cell, column.metric, seed, known) for each in beside if each is not None]
+                    if (test := _against(name, cell, column.metric, pairs)) is not None:
+                        tested[name] = test
                 own[position] = dataclasses.replace(cell, floors=tested)
     return [
         dataclasses.replace(row, cells=tuple(own), flags=(*row.flags, *_floor_flags(own, columns)))
@@ -128,21 +135,29 @@ def with_floor_tests(rows: Sequence[Row], floors: Sequence[Row], columns: tuple[
     ]
 
 
-def _against(name: str, row: Row, cell: Cell, metric: str, tests: "Sequence[tuple[Row, _Paired]]") -> FloorTest | None:
+def _of_seeds(floor: Cell, cell: Cell, metric: str, seed: int, known: "dict[tuple[str, ...], _Paired]") -> "_Paired":
+    """Return the tests against a floor's records with the seeds of a cell; against all where it has none of them."""
+    seeds = {record.seed for record in cell.records}
+    own = tuple(record for record in floor.records if record.seed in seeds) or floor.records
+    key = tuple(record.id for record in own)
+    if key not in known:
+        known[key] = _Paired(dataclasses.replace(floor, records=own), metric, seed)
+    return known[key]
+
+
+def _against(name: str, cell: Cell, metric: str, tests: "Sequence[_Paired]") -> FloorTest | None:
     """Return the test of a cell against one of its floors; None where it has no such floor."""
     sign, own = find(metric).sign, cell.metrics[metric].value
-    same = [paired for floor, paired in tests if paired.cell is not None and _is_floor_of(name, floor, row)]
-    measured = [(v, p) for p in same if p.cell is not None and (v := p.cell.metrics[metric].value) is not None]
+    measured = [(value, test) for test in tests if (value := test.mean()) is not None]
     stated = [v for record in cell.records if (v := record.floors.get(name, {}).get(metric)) is not None]
     if own is None or not (measured or stated):
         return None
     # Of several floors (pixels of two sizes), the best counts.
-    level = sign * max(sign * v for v in (*(v for v, _ in measured), *stated[: 0 if measured else None]))
+    level = sign * max(sign * v for v in ([v for v, _ in measured] or stated))
     if sign * own <= sign * level:
         return FloorTest(level, above=False)
-    better = [
-        None if (found := paired.with_other(cell)) is None else found.verdict == "B better" for _, paired in measured
-    ]
+    found = [test.with_other(cell) for _, test in measured]
+    better = [None if each is None else each.verdict == "B better" for each in found]
     return FloorTest(level, above=None if not better or None in better else all(better))
 
 
@@ -181,6 +196,13 @@ class _Paired:
         self.cell, self.metric, self.seed = cell, metric, seed
         self.scores: list[Scored] | None = None
         self.contradicted: dict[str, None] = {}
+
+    def mean(self) -> float | None:
+        """Return the mean of the metric over the records of the first cell; None where one has none."""
+        records = () if self.cell is None else self.cell.records
+        values = [r.metrics[self.metric].value for r in records if self.metric in r.metrics]
+        known = [value for value in values if value is not None]
+        return sum(known) / len(known) if known and len(known) == len(records) else None
 
     def check_alone(self) -> None:
         """Check that the scores of the only cell give its value; detections, which take long, are not read."""

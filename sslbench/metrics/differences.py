@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from sslbench.metrics.intervals import (
     Interval,
     Units,
     on_halves,
+    over_other_networks,
     over_other_trainings,
     paired_difference,
     shrunk,
@@ -30,7 +32,8 @@ class Predictions:
     """Predictions of a model for N test samples, from one or several trainings of its classifier (draws, seeds).
 
     Attributes:
-        trainings: names of the R trainings; two models' trainings on the same samples have the same name.
+        trainings: names of the R trainings; two models' trainings on the same samples have the same name, and so do
+            those of several untrained networks.
         scores: (N, C) of each training; empty where only `places` are known.
         places: (R, N), number of classes ranked before the true one in each training; None with several labels.
     """
@@ -134,28 +137,44 @@ def difference(
     else:
         each, found = _resampled(metric, kind, labels, a, b, units, seed, resamples)
         p = None
-    named = (dict(zip(m.trainings, values, strict=True)) for m, values in zip((a, b), each, strict=True))
-    found = over_other_trainings(found, *named)
+    named = [list(zip(m.trainings, values, strict=True)) for m, values in zip((a, b), each, strict=True)]
+    found = _over_trainings(found, *named)
     return PairedDifference(float(np.mean(each[0])), float(np.mean(each[1])), *found, p)
 
 
 def difference_of_means(
-    a: Mapping[str, FloatArray], b: Mapping[str, FloatArray], *, groups: IntArray | None = None
+    a: Sequence[tuple[str, FloatArray]], b: Sequence[tuple[str, FloatArray]], *, groups: IntArray | None = None
 ) -> PairedDifference:
     """Compare two models by a metric that is a mean over the samples; several trainings as in `difference`.
 
-    `a`: name of each training of one model -> value (N,) of each sample; `groups`: (N,) the group of each sample; None:
+    `a`: name of each training of one model, value (N,) of each sample; `groups`: (N,) the group of each sample; None:
     each stands for itself.
 
     >>> errors, fewer = np.ones(20), np.zeros(20)
-    >>> found = difference_of_means({"seed 0": errors}, {"seed 0": fewer})
+    >>> found = difference_of_means([("seed 0", errors)], [("seed 0", fewer)])
     >>> found.difference, found.low > 0
     (1.0, True)
     """
-    each = [{name: float(values.mean()) for name, values in model.items()} for model in (a, b)]
-    first, second = (np.mean(list(model.values()), axis=0) for model in (a, b))
-    found = over_other_trainings(paired_difference(first, second, Units.of(len(first), groups)), *each)
+    each = [[(name, float(values.mean())) for name, values in model] for model in (a, b)]
+    first, second = (np.mean([values for _, values in model], axis=0) for model in (a, b))
+    found = _over_trainings(paired_difference(first, second, Units.of(len(first), groups)), *each)
     return PairedDifference(float(first.mean()), float(second.mean()), *found)
+
+
+def _over_trainings(found: Interval, a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]]) -> Interval:
+    """Return a difference with its interval over other trainings, and over other networks where a model is several.
+
+    `a`, `b`: name and value of each training of a model; several of one name are those of several untrained networks.
+    """
+    means = []
+    for model in (a, b):
+        of_name: dict[str, list[float]] = defaultdict(list)
+        for name, value in model:
+            of_name[name].append(value)
+        means.append({name: float(np.mean(values)) for name, values in of_name.items()})
+        networks = [float(np.mean(values)) for values in zip(*of_name.values(), strict=False)]
+        found = over_other_networks(found, networks)
+    return over_other_trainings(found, *means)
 
 
 def _resampled(

@@ -246,6 +246,25 @@ def over_other_trainings(difference: Interval, a: Mapping[str, float], b: Mappin
     return _widened(value, value - low, high - value, between)
 
 
+def over_other_networks(difference: Interval, values: Sequence[float]) -> Interval:
+    """Return a difference from the mean of R untrained networks that allows for the spread of their values.
+
+    It reaches at least as far as Student's prediction interval for one more network, t(0.975, R - 1) s sqrt(1 + 1/R)
+    with the standard deviation s of the R values. So of further untrained networks 2.5 % at most are above the mean by
+    the whole interval. With one network the spread is unknown and left out.
+
+    >>> over_other_networks((0.1, 0.05, 0.15), [0.4])
+    (0.1, 0.05, 0.15)
+    >>> [round(end, 3) for end in over_other_networks((0.1, 0.05, 0.15), [0.36, 0.4, 0.44])]
+    [0.1, -0.099, 0.299]
+    """
+    value, low, high = difference
+    if len(values) < 2:
+        return difference
+    spread = student(len(values) - 1) * float(np.std(values, ddof=1)) * math.sqrt(1 + 1 / len(values))
+    return value, min(low, value - spread), max(high, value + spread)
+
+
 def _widened(value: float, below: float, above: float, between: float) -> Interval:
     return value, value - math.hypot(below, between), value + math.hypot(above, between)
 

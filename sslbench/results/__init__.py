@@ -109,6 +109,8 @@ class Result:
         calibration: digest of the images that decide the ranges of int8; None in other precisions.
         references: published values for these weights on this benchmark, compared.
         floors: 'chance', 'majority', 'pixels', 'untrained', 'constant box' (detection), ... -> metric -> value.
+        floor_ranges: floor -> metric -> lowest and highest value over several networks, whose mean is the floor; empty
+            in older records, whose untrained floor is one network.
         missing_floors: floors among 'pixels' and 'untrained' that are missing -> the reason.
         working_folder: folder that the command ran in, with its git commit; None in older records.
         seeds: number of trainings that the metrics are means over; None for a protocol that trains no network or head
@@ -150,6 +152,7 @@ class Result:
     converged: bool | None = None
     references: tuple[ReferenceCompared, ...] = ()
     floors: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
+    floor_ranges: dict[str, dict[str, Range]] = dataclasses.field(default_factory=dict)
     missing_floors: dict[str, str] = dataclasses.field(default_factory=dict)
     seed: int
     seeds: int | None = None

@@ -123,3 +123,27 @@ def test_the_terminal_begins_with_the_verdict(tmp_path, floors, capsys):
     write_board([tmp_path])
     assert capsys.readouterr().out.startswith("knn/photos top1: a has 80.00; above untrained (40.00)")
     assert make_leaderboard(tmp_path).verdicts
+
+
+def test_a_row_is_above_untrained_networks_only_beyond_their_spread(tmp_path):
+    """Shares of 20, 30 and 40 % of three networks: a row of 55 % is above each, but so might a fourth network be."""
+    networks = [
+        write(make("resnet50 untrained", weights__untrained=True, weights__sha256=f"{i:064d}"), right(share), tmp_path)
+        for i, share in enumerate((20, 30, 40))
+    ]
+    near, far = write(make("near"), right(50), tmp_path), write(make("far"), right(99), tmp_path)
+    assert verdict([near, networks[0]]).endswith("near has 50.00; above untrained (20.00).")
+    assert verdict([near, *networks]).endswith("near has 50.00; not above untrained (30.00).")
+    assert verdict([far, *networks]).endswith("far has 99.00; above untrained (30.00).")
+    (floor,) = [row for row in table([far, *networks]).rows if row.floor]
+    assert floor.flags == ("floor", "mean of 3 networks")
+
+
+def test_untrained_networks_of_other_seeds_than_the_row_do_not_widen_its_test(tmp_path):
+    def untrained(number, share, seed=0):
+        other = {"weights__untrained": True, "weights__sha256": f"{number:064d}", "seed": seed}
+        return write(make("resnet50 untrained", **other), right(share), tmp_path)
+
+    networks = [untrained(number, share) for number, share in enumerate((29, 30, 31))]
+    row = write(make("a"), right(60), tmp_path)
+    assert verdict([row, *networks]) == verdict([row, *networks, untrained(7, 45, seed=7)])

@@ -6,7 +6,10 @@ times. Too wide an interval is no failure here; the widths are bounded where Wil
 
 import coverage_of_kinds
 import coverage_table
+import numpy as np
 import pytest
+
+from sslbench.metrics.differences import difference_of_means
 
 REPEATS, FEWEST = 120, 104 / 120
 
@@ -41,3 +44,18 @@ def test_intervals_of_other_metrics_hold_the_truth(kind, n, metrics):
     """Of 40 intervals 38 do; fewer than 32 come up once in 1,000 times."""
     found = coverage_of_kinds.measured(kind, n, 40, resamples=40, most=2000)
     assert {name: found[name][2] for name in metrics if found[name][2] < 32 / 40} == {}
+
+
+@pytest.mark.parametrize("between", [0.0, 0.03, 0.1])
+def test_a_further_untrained_network_is_seldom_above_three_of_them(between):
+    """Networks that differ by chance: 2.5 % of 1,000 give or take 0.5; against one network it is up to a third."""
+    rng = np.random.default_rng(0)
+    above, above_one = 0, 0
+    for _ in range(1000):
+        shares = np.clip(0.35 + between * rng.normal(size=(4, 1)) + 0.2 * rng.normal(size=200), 0, 1)
+        right = (rng.random((4, 200)) < shares).astype(float)
+        floor = [("seed 0", own) for own in right[:3]]
+        above += difference_of_means([("seed 0", right[3])], floor).low > 0
+        above_one += difference_of_means([("seed 0", right[3])], floor[:1]).low > 0
+    assert above <= 40 and above_one >= above
+    assert between < 0.1 or above_one > 150
