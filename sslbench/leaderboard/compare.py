@@ -17,14 +17,7 @@ from sslbench.metrics.classification import TOP1
 from sslbench.metrics.detection import Detections
 from sslbench.metrics.detection.average_precision import DEFINITIONS, detector_difference
 from sslbench.metrics.detection.files import read_objects, read_results
-from sslbench.metrics.differences import (
-    TOP_K,
-    PairedDifference,
-    Predictions,
-    difference,
-    difference_of_means,
-    holm,
-)
+from sslbench.metrics.differences import TOP_K, PairedDifference, Predictions, difference, difference_of_means, holm
 from sslbench.names import did_you_mean
 from sslbench.results import Result, tables
 from sslbench.results.records import Scores, predictions_paths, read_scores, scores_path
@@ -282,17 +275,17 @@ def _values(records: Sequence[Scored], metric: str) -> list[tuple[str, FloatArra
     return [(f"seed {result.seed}", each.means.values(metric)) for result, each in records if each.means is not None]
 
 
-def sample_values(records: Sequence[Scored], metric: str) -> dict[str, FloatArray] | None:
+def sample_values(records: Sequence[Scored], metric: str) -> list[tuple[str, FloatArray]] | None:
     """Return the value of each sample in each training of one model; None for a metric that is no mean over samples."""
     (first, scores), *_ = records
     if all(each.means is not None and metric in each.means.metrics for _, each in records):
         found = _values(records, metric)
     elif metric in TOP_K and kinds()[first.data.labels].metric == TOP1.name:
         answers = Predictions.together([_answers(*one) for one in records])
-        found = dict(zip(answers.trainings, answers.right(scores.labels, TOP_K[metric]), strict=True))
+        found = list(zip(answers.trainings, answers.right(scores.labels, TOP_K[metric]), strict=True))
     else:
         return None
-    mean = find(metric).scale * sum(float(values.mean()) for values in found.values()) / len(found)
+    mean = find(metric).scale * sum(float(values.mean()) for _, values in found) / len(found)
     _check_recorded([result for result, _ in records], metric, mean)
     return found
 

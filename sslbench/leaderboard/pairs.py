@@ -54,7 +54,7 @@ def _of_column(board: Board, position: int) -> Differences:
     }
     best = next((i for i, cell in cells.items() if cell.best), None)
     order = sorted(cells, key=lambda i: (i != best, i))  # all are compared on the samples of the first with scores
-    vectors: dict[int, Mapping[str, FloatArray]] = {}
+    vectors: dict[int, list[tuple[str, FloatArray]]] = {}
     first: Scores | None = None
     found: dict[tuple[int, int], Interval] = {}
     leading: tuple[int, list[Scored]] | None = None
