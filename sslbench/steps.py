@@ -27,16 +27,15 @@ def shown_by(listener: Listener | None) -> Iterator[None]:
 
 
 @contextmanager
-def counted(title: str, unit: str, total: int) -> Iterator[Advance]:
-    """Provide the function that counts the steps of one computation.
+def counted(title: str, unit: str, total: int, *, alone: bool = True) -> Iterator[Advance]:
+    """Provide the function that counts the steps of one computation; `alone`: those inside it are not shown.
 
     >>> with counted("linear", "fits", 2) as advance:
     ...     advance(1)
     """
-    # Computations inside it are not shown: the steps of the outer one stand for them.
     listener = _listener.get()
     if listener is None:
         yield lambda steps: None
         return
-    with shown_by(None), listener(title, unit, total) as advance:
+    with shown_by(None if alone else listener), listener(title, unit, total) as advance:
         yield advance

@@ -4,7 +4,6 @@ import logging
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,33 +16,21 @@ from sslbench.steps import Advance, shown_by
 
 
 class _Lines(logging.Handler):
-    """Messages on stderr; a warning once, and at the end the number of times that it came; notes of results once."""
+    """Messages on stderr, each once per command; with --verbose as often as they come, with time and module."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.warnings: Counter[str] = Counter()
-        self.notes: set[str] = set()
+        self.printed: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if getattr(record, "once", False):
-            if record.getMessage() in self.notes:
-                return
-            self.notes.add(record.getMessage())
-        if record.levelno >= logging.WARNING:
-            self.warnings[record.getMessage()] += 1
-            # A warning for every image would bury the result; `close` prints how often it came.
-            if self.warnings[record.getMessage()] > 1 and not is_verbose():
-                return
+        message = record.getMessage()
+        # What was said of one network or image holds for the next; what the verdict tells comes with the table.
+        if not is_verbose() and (message in self.printed or getattr(record, "in_verdict", False)):
+            return
+        self.printed.add(message)
         warning = click.style("warning: ", fg="yellow", bold=True) if record.levelno >= logging.WARNING else ""
         origin = f"{time.strftime('%H:%M:%S')} {record.module}: " if is_verbose() else ""
-        echo(record.getMessage(), err=True, before=f"{origin}{warning}")
-
-    def close(self) -> None:
-        for message, times in self.warnings.items():
-            if times > 1:
-                echo(f"{times} times: {message}", err=True, before=click.style("warning: ", fg="yellow", bold=True))
-        self.warnings.clear()
-        super().close()
+        echo(message, err=True, before=f"{origin}{warning}")
 
 
 def show_messages() -> None:
@@ -53,9 +40,6 @@ def show_messages() -> None:
     prints information; all print warnings.
     """
     logger = logging.getLogger("sslbench")
-    for handler in logger.handlers:
-        if isinstance(handler, _Lines):
-            handler.close()  # of an earlier command in the same process
     logger.handlers = [_Lines()]
     level = logging.DEBUG if is_verbose() else logging.INFO
     logger.setLevel(logging.WARNING if is_quiet() or this_process().rank != 0 else level)

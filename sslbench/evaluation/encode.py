@@ -131,8 +131,10 @@ def extract_part(
     store: Path,
     split: str,
     progress: Progress | None,
+    *,
+    level: int = logging.INFO,
 ) -> Extraction:
-    """Extract the features of one part of the data, and log the counts of images."""
+    """Extract the features of one part of the data, and log the counts of images; the time at `level`."""
     title = f"{backbone.title} on {source.name}"
     extraction = extract(
         backbone,
@@ -145,11 +147,12 @@ def extract_part(
     )
     if extraction.decoded:
         rate = extraction.decoded / max(extraction.seconds, 1e-9)
-        log.info(f"{title}: {extraction.decoded} images in {extraction.seconds:.1f} s ({rate:.0f} images/s)")
+        log.log(level, f"{title}: {extraction.decoded} images in {extraction.seconds:.1f} s ({rate:.0f} images/s)")
     else:
-        log.info(f"{title}: features found in the store, no image decoded")
+        log.info("features found in the store are read from there (-v names them)")
+        log.debug(f"{title}: features found in the store, no image decoded")
     for conversion, count in sorted(extraction.conversions.items()):
-        log.info(f"{source.name}: {count} images: {conversion}", extra={"once": True})  # pixels meet the same images
+        log.info(f"{source.name}: {count} images: {conversion}")
     if extraction.unreadable:
         warning = left_out_warning(source.every_image(), [row["path"] for row in extraction.unreadable])
         log.warning(warning, extra={"once": True})  # pixels and the untrained network meet the same images
@@ -178,7 +181,7 @@ def encode_together(
             shown, settings = stage_progress(progress, title), run.extract_settings()
             saved = extract_together(wanted, source, settings, root=store, split=split, progress=shown)
             if saved:
-                log.info(f"{title}: encoded together, {saved} passes over the images saved")
+                log.debug(f"{title}: encoded together, {saved} passes over the images saved")
     except (SslbenchError, MemoryError, RuntimeError) as error:
         log.info(f"each of the backbones is encoded alone, since together they failed: {error}")
 
@@ -207,8 +210,11 @@ def encode_parts(
     whole = data.whole
     parts = [("all", whole)] if whole is not None else [("train", data.train), ("test", data.test)]
     parts = parts[1:] if data.train is data.test and whole is None else parts  # one part stands for both
+    level = logging.INFO if work else logging.DEBUG  # floors are encoded beside the weights
     with measured(run.torch_device()) as meter:
-        extractions = [extract_part(backbone, part, layers, run, store, split, progress) for split, part in parts]
+        extractions = [
+            extract_part(backbone, part, layers, run, store, split, progress, level=level) for split, part in parts
+        ]
     if this_process().rank != 0:
         return Encoded({}, {}, (), 0.0, 0)
     encoded = [

@@ -180,8 +180,7 @@ def prepare(
     log.info(f"images: {request.as_read(backbone.preprocessing).text(sizes=view.sized)}")
     if view.sized and (warning := enlargement(data.test.images, backbone.preprocessing)):
         log.warning(warning)
-    for finding in findings:
-        log.log(logging.WARNING if finding.level == "warning" else logging.INFO, finding.message)
+    tell(findings)
     for note in data.notes:
         log.info(note)
     notes = _notes_of_record(request, data)
@@ -194,6 +193,13 @@ def prepare(
     sets = tuple(open_sets(task, data, backbone.preprocessing, request.limit, run.seed) for task in request.tasks)
     further = sets, classifier, notes, tuple(_baselines(request, backbone)), bool(in_memory)
     return Prepared(request, run, loaded, backbone, layers, data, origins, findings, *further)
+
+
+def tell(findings: Sequence[Finding]) -> None:
+    """Log what was found in the data; the line of the samples has the limit."""
+    for finding in findings:
+        level = logging.WARNING if finding.level == "warning" else logging.INFO
+        log.log(logging.DEBUG if finding.message.startswith("limited to ") else level, finding.message)
 
 
 def _notes_of_record(request: Request, data: TrainTest) -> tuple[str, ...]:

@@ -235,7 +235,8 @@ def recorded(
     if task.kind.trains and draws(task) == 1:
         outcome = dataclasses.replace(outcome, notes=(*outcome.notes, ONE_TRAINING))
     for note in outcome.notes:
-        log.info(f"{task.protocol}: {note}", extra={"once": True})  # floors have the same notes
+        # Nobody asked for the defaults that train is too small for.
+        log.log(logging.DEBUG if note.startswith("Default values of ") else logging.INFO, f"{task.protocol}: {note}")
     if same := _without_differences(outcome, train, test):
         log.warning(f"{task.protocol}: {same}")
         outcome = dataclasses.replace(outcome, notes=(*outcome.notes, same))
@@ -359,7 +360,7 @@ def finish(
     if "untrained" in floor_results and (
         warning := floors.warn_if_at_floor(result, floor_results["untrained"], scores)
     ):
-        log.warning(warning)
+        log.warning(warning, extra={"in_verdict": True})
         notes.append(warning)
     lacking = {name: reason for name, reason in missing.items() if name not in floors_}
     result = dataclasses.replace(

@@ -22,6 +22,7 @@ from sslbench.evaluation.preparation import (
     class_counts,
     has_own_classes,
     one_part_of_features,
+    tell,
 )
 from sslbench.evaluation.record import Subject
 from sslbench.evaluation.request import FeaturesRequest, Task
@@ -153,8 +154,7 @@ def check_features_for(pair: FeaturePair, tasks: Sequence[Task], run: RunSetting
         ]
         findings = samples.check(*parts, labels=not has_own_classes(tasks), copies=False)
         samples.raise_on_errors(findings)
-        for finding in findings:
-            log.log(logging.WARNING if finding.level == "warning" else logging.INFO, finding.message)
+        tell(findings)
     for task in tasks:
         check_label_kind(task, type(pair.train.target))
         if not task.kind.on_features:

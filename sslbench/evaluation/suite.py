@@ -35,6 +35,7 @@ from sslbench.results import Result, records
 from sslbench.results import holes as holes_file
 from sslbench.results.holes import Hole
 from sslbench.runtime.progress import Progress
+from sslbench.steps import Advance
 
 log = logging.getLogger("sslbench")
 
@@ -75,8 +76,9 @@ def run_cells(
     out: Path,
     command: str,
     progress: Progress | None = None,
+    done: Advance = lambda cells: None,
 ) -> tuple[dict[str, list[Result]], list[Hole]]:
-    """Evaluate every cell; one that fails leaves a hole, and the others go on.
+    """Evaluate every cell; one that fails leaves a hole, and the others go on. `done` is called after each.
 
     A cell whose records were in `out` before, by `identity.record_id` and with all that is asked for, is not computed
     again. The holes stand in `holes.csv` beside the records from the moment they are found.
@@ -89,9 +91,10 @@ def run_cells(
     others: list[Prepared] = []
     results: dict[str, list[Result]] = {cell.weights: [] for cell in cells}
     holes: list[Hole] = []
+    known = 0
     _write(out, cells, holes)
     for number, cell in enumerate(cells, 1):
-        log.info(f"{number} of {len(cells)}: {cell.weights} on {cell.benchmark}")
+        log.debug(f"{number} of {len(cells)}: {cell.weights} on {cell.benchmark}")
         try:
             if cell.problem is not None:
                 raise cell.problem
@@ -115,7 +118,8 @@ def run_cells(
                             encode_ahead([prepared, *others], store=store, progress=progress)
                     found = evaluate(prepared, store=store, out=out, command=command, progress=progress)
                 else:
-                    log.info(f"already computed: {', '.join(str(result.file) for result in found)}")
+                    log.debug(f"already computed: {', '.join(str(result.file) for result in found)}")
+                    known += 1
                 results[cell.weights] += found
         # Memory, disk or GPU errors concern this cell only; a bug of sslbench stops the suite.
         except (SslbenchError, OSError, MemoryError, RuntimeError) as error:
@@ -128,6 +132,9 @@ def run_cells(
             holes.append(Hole(cell.weights, cell.benchmark, reason, remedy))
             log.warning(f"{cell.weights} on {cell.benchmark}: {holes[-1].reason}; continuing with the next")
             _write(out, cells, holes)
+        done(1)
+    if known:
+        log.info(f"already computed: {known}")
     return results, holes
 
 

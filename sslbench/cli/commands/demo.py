@@ -97,7 +97,7 @@ def command(out: str, seed: int) -> None:
         results = evaluation.evaluate(
             prepared, store=folder / "features", out=folder / "results", command="sslbench demo", progress=progress
         )
-    table.print_results(results, folder / "results")
+    table.print_results(results)
     echo()
     write_board([folder / "results"], {"csv": folder / "leaderboard.csv", "html": folder / "leaderboard.html"})
     _draw(request, results[0], run, folder)

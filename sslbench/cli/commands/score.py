@@ -72,4 +72,6 @@ def command(
     evaluation.check_writable(Path(out))
     request = ScoreRequest(files, data, test_data, metric, name, oks_sigma or 0.0)
     run = evaluation.RunSettings(device="cpu", seed=seed, floors=not no_floors)
-    table.print_results([score_files(request, run, out=Path(out), command=str(ctx.obj))], Path(out))
+    results = [score_files(request, run, out=Path(out), command=str(ctx.obj))]
+    table.print_results(results)
+    table.print_verdict(results, Path(out))

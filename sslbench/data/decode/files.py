@@ -1,5 +1,6 @@
 """Decoding of an encoded file or an array to a picture, equal to Pillow's bit for bit."""
 
+import ctypes
 import dataclasses
 import io
 import logging
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, UnidentifiedImageError, _imaging
 
 from sslbench.data.decode.picture import (
     CUT,
@@ -272,6 +273,12 @@ _METADATA_ERRORS = (
 _SIGNATURES = {b"\xff\xd8": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
 
 logging.getLogger("PIL").addHandler(logging.NullHandler())  # its errors are raised, too
+
+# libtiff would write to stderr a line for each tag that it does not know; what it cannot read, Pillow raises.
+with suppress(OSError, AttributeError):  # Pillow without libtiff
+    _library = ctypes.CDLL(_imaging.__file__)
+    _library.TIFFSetWarningHandler(None)
+    _library.TIFFSetErrorHandler(None)
 
 
 @contextmanager

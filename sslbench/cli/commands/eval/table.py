@@ -1,10 +1,11 @@
 """Tables that `eval` ends with: results, and scores over a training."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from sslbench.cli.echo import echo, note
+from sslbench import leaderboard
+from sslbench.cli.echo import echo, is_verbose, note
 from sslbench.cli.tables import INTERVAL, print_table
 from sslbench.evaluation.beside import errors_by_severity
 from sslbench.evaluation.trainings import ONE_TRAINING
@@ -12,21 +13,23 @@ from sslbench.leaderboard.marks import underfitted
 from sslbench.leaderboard.over_training import training_curves, write_training_curves
 from sslbench.metrics.catalog import find
 from sslbench.results import MetricValue, Result, mean_line
-from sslbench.results.records import PREDICTIONS, predictions_paths
+from sslbench.results.records import PREDICTIONS, predictions_paths, read_readable
 from sslbench.train.checkpoints import position, run_name
 
 SCORED_ELSEWHERE = "detections"  # of `sslbench score`, which trains nothing
 
 _NAMES = ("weights", "layer", "protocol", "metric")  # columns that name a result
+_NAMES_OF_FLOORS: tuple[Callable[[Result], str], ...] = (
+    lambda result: _protocol(result),
+    lambda result: result.weights.backbone,
+    lambda result: result.layer,
+)
 _SHOWN = 10  # groups of a column
 _SEVERITY = re.compile(r"corruption_error\(\w+,\d\)")
 
 
-def print_results(results: list[Result], out: Path) -> None:
-    """Print one row per result: the headline metric with its interval, the selection, and the floors."""
-    # Floors that no result has get no column; the usual ones keep their order.
-    stated = dict.fromkeys(n for result in results for n, floor in result.floors.items() if result.headline in floor)
-    floors = [name for name in dict.fromkeys(("untrained", "pixels", "majority", *stated)) if name in stated]
+def print_results(results: list[Result]) -> None:
+    """Print one row per result, the headline metric with its interval, and below the rows their floors."""
     rows = []
     for result in results:
         metric = result.metrics[result.headline]
@@ -36,20 +39,10 @@ def print_results(results: list[Result], out: Path) -> None:
         flags += ["partial weights"] if result.weights.partial else []
         parts = {"n = ": result.data.test, "train: ": result.data.train}
         flags += [f"{title}{part.n_used} of {part.n}" for title, part in parts.items() if part.n_used < part.n]
-        rows.append(
-            (
-                *_names(result, results),
-                _number(metric.value) + (f" ({', '.join(flags)})" if flags else ""),
-                _interval(metric),
-                "" if result.train is None else _number(result.train),
-                *[
-                    _number(floor[result.headline]) if result.headline in floor else ""
-                    for floor in (result.floors.get(name, {}) for name in floors)
-                ],
-                _selected(result),
-            )
-        )
-    headings = (*_NAMES, "value", INTERVAL, "train", *floors, "selected")
+        value = _number(metric.value) + (f" ({', '.join(flags)})" if flags else "")
+        train = "" if result.train is None else _number(result.train)
+        rows.append((*_names(result, results), value, _interval(metric), train, _selected(result)))
+    headings = (*_NAMES, "value", INTERVAL, "train", "selected")
     print_table(headings, rows, names=_NAMES, shared=("weights", "layer"), wrapped="selected")
     _print_groups(results)
     for result in results:
@@ -58,7 +51,7 @@ def print_results(results: list[Result], out: Path) -> None:
         if result.objects_file is not None:
             _print_detections(result)
     remarks = [line for result in results if (line := _overlaps(result))]
-    remarks += _missing_floors(results)
+    remarks += _floors(results) + _missing_floors(results)
     remarks += [_trainings(result) for result in results if result.seeds is not None]
     # Results of several layers have the same remark.
     for line in dict.fromkeys(remarks):
@@ -67,9 +60,36 @@ def print_results(results: list[Result], out: Path) -> None:
         for reference in result.references:
             changed = ", on a modified benchmark" if result.benchmark and result.benchmark.modified else ""
             echo(f"{_protocol(result)} on {result.weights.name}: {reference.line()}{changed}")
-    for result in results:
+    for result in results if is_verbose() else ():
         echo(f"{result.protocol.name}: {result.file}")
-    note(f"\nsslbench leaderboard {out}  prints one table of all results there")
+
+
+def print_verdict(results: list[Result], out: Path) -> None:
+    """Print how the results stand to each other and to their floors, and the folder of the records."""
+    # Floors that have records of their own stand beside those of the results.
+    folders = dict.fromkeys(result.file.parent for result in results if result.file is not None)
+    beside = [r for folder in folders for r in read_readable(folder)[0] if r.is_floor]
+    own = {result.id for result in results}
+    for verdict in leaderboard.table([*results, *(floor for floor in beside if floor.id not in own)]).verdicts:
+        echo(verdict)
+    note(f"records: {out}; sslbench leaderboard {out}  prints one table of all there")
+
+
+def _floors(results: list[Result]) -> list[str]:
+    """Return the floors in a line: one for each protocol, and each backbone or layer where they differ."""
+    several = [len({name(result) for result in results}) > 1 for name in _NAMES_OF_FLOORS]
+    groups: dict[str, dict[str, None]] = {}
+    for result in results:
+        stated = {name: floor[result.headline] for name, floor in result.floors.items() if result.headline in floor}
+        usual = [name for name in ("untrained", "pixels", "majority") if name in stated]
+        floors = ", ".join(f"{name} {_number(stated[name])}" for name in dict.fromkeys((*usual, *stated)))
+        named = [name(result) for name, shown in zip(_NAMES_OF_FLOORS, several, strict=True) if shown]
+        groups.setdefault(floors, {})[" ".join(named)] = None
+    return [
+        f"floors{' of ' if any(named) else ''}{', '.join(named)}: {floors}"
+        for floors, named in groups.items()
+        if floors
+    ]
 
 
 def _names(result: Result, results: list[Result]) -> tuple[str, ...]:
@@ -135,7 +155,7 @@ def _print_detections(result: Result) -> None:
             echo(f"mean pose in the detected boxes: {name} {_number(result.floors['mean pose'][name], 1)}")
     if of_keypoints := result.variants.get("per keypoint, AP"):
         echo("per keypoint: " + ", ".join(f"{k} {_number(v, 1)}" for k, v in of_keypoints.items()))
-    for path in predictions_paths(result).values():
+    for path in predictions_paths(result).values() if is_verbose() else ():
         stem = str(path).removesuffix(PREDICTIONS)
         echo(f"predictions: {path}")
         if Path(f"{stem}.png").is_file():
@@ -203,11 +223,11 @@ def _interval(metric: MetricValue, digits: int = 2) -> str:
 
 
 def _selected(result: Result) -> str:
-    """Return the selection, without details: 'k = 20 on held-out 10 % of train'."""
+    """Return the selection, without details: 'k = 20', and with --verbose 'on held-out 10 % of train'."""
     first = next(((k, v) for k, v in result.selected.items() if isinstance(v, int | float)), None)
     if first is None:
         return ""
-    where = f" on {result.selected['on']}" if "on" in result.selected else ""
+    where = f" on {result.selected['on']}" if "on" in result.selected and is_verbose() else ""
     return f"{first[0]} = {first[1]:g}{where}"
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import find as find_protocol
 from sslbench.results import Result
 from sslbench.results.holes import Hole
+from sslbench.steps import Advance, counted
 from sslbench.text import visible
 from sslbench.train import checkpoints
 from sslbench.weights.reading.folders import is_distributed, is_sharded, is_unfinished, weights_file
@@ -289,19 +291,21 @@ def run(plan: Plan, command: str) -> int | None:
     if not plan.cells:
         results = results_of(plan, command)
         if this_process().rank == 0:
-            table.print_results(results, plan.out)
+            table.print_results(results)
+            table.print_verdict(results, plan.out)
         return None
     evaluation.check_writable(plan.out)
-    with announced(plan.store), terminal.progress() as progress:
+    with announced(plan.store), terminal.progress() as progress, _counted(plan.cells) as done:
         found, holes = run_cells(
-            plan.cells, plan.run, store=plan.store, out=plan.out, command=command, progress=progress
+            plan.cells, plan.run, store=plan.store, out=plan.out, command=command, progress=progress, done=done
         )
     if this_process().rank != 0:
         return None
     of_folders = {file for files in plan.folders.values() for file in files}
     results = [result for weights, own in found.items() if weights not in of_folders for result in own]
     if results:
-        table.print_results(results, plan.out)
+        table.print_results(results)
+        table.print_verdict(results, plan.out)
     for folder, files in plan.folders.items():
         table.print_over_training(Path(folder), {file: found[file] for file in files}, plan.out)
     print_holes(holes, len(plan.cells), plan.out)
@@ -315,15 +319,22 @@ def run_sweep(
     results: list[Result] = []
     holes: list[Hole] = []
     evaluation.check_writable(out)
-    with announced(store), terminal.progress() as progress:
+    with announced(store), terminal.progress() as progress, _counted(runs) as done:
         for settings in dict.fromkeys(run for _, run in runs):
             cells = [cell for cell, run in runs if run == settings]
             order = list(dict.fromkeys(cell.weights for cell in cells))
             cells.sort(key=lambda cell: order.index(cell.weights))  # each of the weights is loaded once
-            found, missing = run_cells(cells, settings, store=store, out=out, command=command, progress=progress)
+            found, missing = run_cells(
+                cells, settings, store=store, out=out, command=command, progress=progress, done=done
+            )
             results += [result for own in found.values() for result in own]
             holes += missing
     return results, holes
+
+
+def _counted(cells: Sequence[object]) -> AbstractContextManager[Advance]:
+    """Show the progress of several evaluations beside that of the one at work."""
+    return counted("all", "evaluations", len(cells), alone=False)
 
 
 def results_of(plan: Plan, command: str) -> list[Result]:
