@@ -91,7 +91,6 @@ def run_cells(
     others: list[Prepared] = []
     results: dict[str, list[Result]] = {cell.weights: [] for cell in cells}
     holes: list[Hole] = []
-    known = 0
     _write(out, cells, holes)
     for number, cell in enumerate(cells, 1):
         log.debug(f"{number} of {len(cells)}: {cell.weights} on {cell.benchmark}")
@@ -119,7 +118,7 @@ def run_cells(
                     found = evaluate(prepared, store=store, out=out, command=command, progress=progress)
                 else:
                     log.debug(f"already computed: {', '.join(str(result.file) for result in found)}")
-                    known += 1
+                    log.info("already computed: the records there (-v names them)")
                 results[cell.weights] += found
         # Memory, disk or GPU errors concern this cell only; a bug of sslbench stops the suite.
         except (SslbenchError, OSError, MemoryError, RuntimeError) as error:
@@ -133,8 +132,6 @@ def run_cells(
             log.warning(f"{cell.weights} on {cell.benchmark}: {holes[-1].reason}; continuing with the next")
             _write(out, cells, holes)
         done(1)
-    if known:
-        log.info(f"already computed: {known}")
     return results, holes
 
 

@@ -101,7 +101,7 @@ def test_a_sweep_runs_as_jobs_ends_with_a_leaderboard_and_continues(sslbench, tm
     assert (tmp_path / "r" / "leaderboard.csv").is_file() and "resnet18w0.25" in out
     before = [path.stat().st_mtime_ns for path in records]
     code, out, err = sslbench(*words, "--out", "r", "--store", "s")
-    assert code == 1 and err.count("already computed") == 2
+    assert code == 1 and err.count("already computed") == 1
     assert [path.stat().st_mtime_ns for path in sorted((tmp_path / "r").glob("clustering/*.json"))] == before
 
 

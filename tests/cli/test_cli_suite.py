@@ -90,7 +90,7 @@ def test_a_suite_leaves_holes_with_their_remedy_and_exits_with_1(run, tmp_path, 
     assert len(records) == 2 and json.loads(records[0].read_text())["benchmark"]["name"] == "knn/digits"
     stamps = [file.stat().st_mtime_ns for file in records]
     again = run(*command, "knn")
-    assert again.err.count("already computed") == 2 and [file.stat().st_mtime_ns for file in records] == stamps
+    assert again.err.count("already computed") == 1 and [file.stat().st_mtime_ns for file in records] == stamps
     board = run("leaderboard", "out", "--published")
     assert board.code == 0 and "Hole: pixels:2 on knn/dtd" in board.out and "No published numbers" in board.out
 

@@ -401,3 +401,11 @@ def test_a_truncated_jpeg_is_refused_all_the_same(options):
 
 def test_without_a_resize_nothing_is_reduced():
     assert decode(jpeg(PHOTOS[0]), "", Wanted.by(Preprocessing(resize=None, decoder=("fast",)))).full is None
+
+
+def test_libtiff_writes_nothing_to_stderr(capfd):
+    file = bytearray(encode(picture(64, 64), "TIFF", compression="tiff_lzw"))
+    file[1000:1600] = b"\xff" * 600
+    with pytest.raises(UnreadableImage, match="damaged TIFF"):
+        decode(bytes(file), "x.tif")
+    assert capfd.readouterr() == ("", "")

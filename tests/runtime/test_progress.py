@@ -67,24 +67,15 @@ def test_a_job_that_ends_before_its_first_line_has_none(clock, capsys):
     ]
 
 
-def test_a_warning_is_printed_once_and_with_its_number_at_the_end(capsys):
-    terminal.show_messages()
-    log = logging.getLogger("sslbench")
-    for _ in range(3):
-        log.warning("did not converge")
-    terminal.show_messages()  # the next command
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == ["warning: did not converge", "warning: 3 times: did not converge"]
-
-
-def test_a_note_that_floors_share_is_printed_once(capsys):
-    terminal.show_messages()
+def test_a_message_is_printed_once_per_command(capsys):
     log = logging.getLogger("sslbench")
     for _ in range(2):
-        log.info("knn: groups are kept together", extra={"once": True})
-        log.info("photos: 9 images in 1.0 s")
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == ["knn: groups are kept together", *["photos: 9 images in 1.0 s"] * 2]
+        terminal.show_messages()
+        for name in ("a", "b"):
+            log.warning("did not converge")
+            log.info(f"{name}: loaded")
+    wanted = ["warning: did not converge", "a: loaded", "b: loaded"]
+    assert capsys.readouterr().err.splitlines() == wanted * 2
 
 
 def test_solver_writes_a_line_in_every_interval_and_none_if_it_is_fast(monkeypatch, capsys):
@@ -102,6 +93,9 @@ def test_solver_writes_a_line_in_every_interval_and_none_if_it_is_fast(monkeypat
         with counted("linear", "fits", 4) as advance, counted("inner", "rows", 9):
             advance(1)
             until(has_two_lines)
+        with counted("all", "runs", 2, alone=False), counted("each", "fits", 4) as advance:
+            advance(1)
+            until(lambda: written.append(capsys.readouterr().err) or "each: 1 of 4" in "".join(written))
     shown = "".join(written)
     assert "fast" not in shown
     assert "inner" not in shown
