@@ -52,23 +52,18 @@ class ProgressLines:
 
     def __init__(self) -> None:
         self.rates: dict[str, Rate] = {}
-        self.shown: set[str] = set()
         self.last = time.monotonic()
 
     def __call__(self, title: str, done: int, total: int) -> None:
         """Report `done` of `total` images of one job."""
         now = time.monotonic()
         rate = self.rates.setdefault(title, Rate())(done)
-        if done < total and now - self.last < QUIET:
-            return
-        if done >= total:  # the next job may have the same title: the untrained network is finetuned alike
+        if done >= total:  # its result follows; the next job may have the same title
             del self.rates[title]
-            if title not in self.shown:  # over before its first line, and its result follows
-                return
-            self.shown.remove(title)
-        self.last = now
-        self.shown.add(title)
-        note(f"{title}: {done} of {total}" + ("" if rate is None else f", {rate:.0f} images/s"))
+        elif now - self.last >= QUIET:
+            self.last = now
+            left = f", {rate:.0f} images/s, {duration((total - done) / rate)} left" if rate else ""
+            note(f"{title}: {done} of {total}{left}")
 
     def line(self, line: TrainingLine) -> None:
         """Report the state of a training when it is time, and its end."""

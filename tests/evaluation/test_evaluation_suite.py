@@ -225,7 +225,7 @@ def run_cells(wanted, folder, settings=OF_EIGHT):
 
 
 def test_three_weights_decode_once_and_have_the_features_of_single_runs(noise, weights, decoded, tmp_path, caplog):
-    with caplog.at_level("INFO", "sslbench"):
+    with caplog.at_level("DEBUG", "sslbench"):
         results, holes, found = run_cells(cells(weights, noise), tmp_path / "together")
     assert sorted(decoded) == list(range(24)) and not holes
     assert "encoded together, 2 passes over the images saved" in caplog.text
