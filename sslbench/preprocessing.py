@@ -64,6 +64,11 @@ class Preprocessing:
         """Number of channels that the backbone takes. One: colours become luminance, or lightness, see `space`."""
         return len(self.mean)
 
+    @property
+    def output_size(self) -> tuple[int, int] | None:
+        """(height, width) of every picture; None if it depends on the picture."""
+        return self.crop or self.squash or (self.resize if isinstance(self.resize, tuple) else None)
+
     def text(self, *, sizes: bool = True) -> str:
         """Return the steps and the source of their values in a line; without `sizes`, mean and std only.
 

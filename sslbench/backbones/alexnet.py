@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Mapping
 
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from sslbench.backbones.architectures import ALEXNETS
+from sslbench.backbones.build import laid_out
 from sslbench.preprocessing import LIGHTNESS_MEAN, LIGHTNESS_STD, Preprocessing
 
 _STANDARD_POOLS = {
@@ -147,6 +147,8 @@ class TorchvisionTrunk(nn.Module):
     """torchvision's AlexNet without its classifier."""
 
     def __init__(self) -> None:
+        import torchvision
+
         super().__init__()
         whole = torchvision.models.alexnet(weights=None)
         self.features, self.avgpool = whole.features, whole.avgpool
@@ -176,7 +178,7 @@ def recognise_alexnet(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
         return None
     shares: dict[str, float] = {}
     for name in ALEXNETS:
-        with torch.device("meta"):
+        with laid_out():
             wanted = {key: tuple(t.shape) for key, t in create(name).state_dict().items()}
         needed = {key for key in wanted if not key.endswith("num_batches_tracked")}
         alike = sum(wanted.get(key) == shape for key, shape in shapes.items() if key in needed)

@@ -47,7 +47,7 @@ def calibrated(backbone: Backbone, source: Source, precision: str, device: torch
         log.info(f"{backbone.name} has no weights that int8 could round: computed and recorded in fp32")
         return backbone
     check_int8(device)
-    if transforms.output_size(backbone.preprocessing) is None:
+    if backbone.preprocessing.output_size is None:
         raise UsageError(
             "precision int8 is for images of one size, and these keep their own",
             "Give --resize and --crop, or --precision bf16.",

@@ -3,20 +3,20 @@
 import collections
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torchvision.models.resnet import BasicBlock, Bottleneck, conv1x1
 
 from sslbench.backbones.architectures import ResNetSpec, Stem, parse
+from sslbench.backbones.build import laid_out
 
 _STEM_KERNELS: Mapping[tuple[int, ...], Stem] = {(7, 7): "imagenet", (3, 3): "cifar"}
 
 
 class ResNet(nn.Module):
-    """He et al. 2016, section 3.3, of torchvision's blocks, without classifier.
+    """He et al. 2016, section 3.3, without classifier.
 
     Tensor names are torchvision's. `relu` runs once, after the stem, so that it can be tapped as VISSL's 'conv1'.
     `maxpool` passes on what it gets in a CIFAR stem: 'res1' is there the same as 'conv1'.
@@ -41,9 +41,8 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         if spec.zero_init_residual:
             for module in self.modules():
-                if isinstance(module, BasicBlock | Bottleneck):
-                    last = module.bn3 if isinstance(module, Bottleneck) else module.bn2
-                    nn.init.zeros_(last.weight)
+                if isinstance(module, Block):
+                    nn.init.zeros_(module.get_submodule(f"bn{module.depth}").weight)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, channels of the images, H, W) -> (B, channels of the last stage)."""
@@ -52,35 +51,63 @@ class ResNet(nn.Module):
         return torch.flatten(self.avgpool(x), 1)
 
 
+class Block(nn.Module):
+    """Residual block: convolutions, each with BatchNorm, beside a shortcut (He et al. 2016, figure 5).
+
+    Attributes:
+        depth: number of convolutions: two of 3x3, or 1x1, 3x3 and 1x1 (bottleneck).
+    """
+
+    def __init__(self, convolutions: Sequence[nn.Conv2d], shortcut: nn.Module | None) -> None:
+        super().__init__()
+        self.depth = len(convolutions)
+        for number, convolution in enumerate(convolutions, 1):
+            self.add_module(f"conv{number}", convolution)
+            self.add_module(f"bn{number}", nn.BatchNorm2d(convolution.out_channels))
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, channels in, H, W) -> (B, channels out, H / stride, W / stride)."""
+        out = x
+        for number in range(1, self.depth + 1):
+            out = getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(out))
+            if number < self.depth:
+                out = self.relu(out)
+        out += x if self.downsample is None else self.downsample(x)
+        activated: Tensor = self.relu(out)
+        return activated
+
+
+def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1, reach: int = 1, groups: int = 1) -> nn.Conv2d:
+    """Return a convolution without bias; reach: its dilation."""
+    padding = reach * (kernel // 2)
+    return nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation=reach, groups=groups, bias=False)
+
+
 def _stage(spec: ResNetSpec, stage: int, channels: int) -> tuple[nn.Sequential, int]:
     """Return the blocks of one stage and its output channels."""
-    block: Any = BasicBlock if spec.block == "basic" else Bottleneck
     planes, (stride, dilation_before, dilation) = spec.width * 2**stage, spec.stage_strides(stage)
+    outputs = planes if spec.block == "basic" else 4 * planes
     blocks = []
     for index in range(spec.layers[stage]):
-        stride_here, downsample = stride if index == 0 else 1, None
-        if stride_here != 1 or channels != planes * block.expansion:
-            shortcut = conv1x1(channels, planes * block.expansion, stride_here)
-            downsample = nn.Sequential(shortcut, nn.BatchNorm2d(planes * block.expansion))
-        blocks.append(
-            block(
-                planes=planes,
-                inplanes=channels,
-                stride=stride_here,
-                downsample=downsample,
-                groups=spec.groups,
-                base_width=spec.width_per_group,
-            )
-        )
-        if spec.stride_in_1x1:
-            blocks[-1].conv1.stride, blocks[-1].conv2.stride = blocks[-1].conv2.stride, blocks[-1].conv1.stride
+        step, shortcut = stride if index == 0 else 1, None
+        if step != 1 or channels != outputs:
+            shortcut = nn.Sequential(_convolution(channels, outputs, 1, step), nn.BatchNorm2d(outputs))
         # The first convolution still reads the cells of the stage before, as in torchvision and timm.
-        first = dilation_before if index == 0 else dilation
-        own = {"conv1": first, "conv2": dilation} if spec.block == "basic" else {"conv2": first}
-        for name, reach in own.items():
-            convolution = blocks[-1].get_submodule(name)
-            convolution.dilation = convolution.padding = (reach, reach)
-        channels = planes * block.expansion
+        reach = dilation_before if index == 0 else dilation
+        if spec.block == "basic":
+            layers = [_convolution(channels, planes, 3, step, reach), _convolution(planes, planes, 3, 1, dilation)]
+        else:
+            width = int(planes * (spec.width_per_group / 64)) * spec.groups
+            before, inside = (step, 1) if spec.stride_in_1x1 else (1, step)
+            layers = [
+                _convolution(channels, width, 1, before),
+                _convolution(width, width, 3, inside, reach, spec.groups),
+                _convolution(width, outputs, 1),
+            ]
+        blocks.append(Block(layers, shortcut))
+        channels = outputs
     return nn.Sequential(*blocks), channels
 
 
@@ -101,7 +128,7 @@ def recognise_resnet(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
     spec = dataclasses.replace(spec, stem=_STEM_KERNELS[stem[2:]], channels=stem[1])
     if parse(spec.name) != spec:
         return None
-    with torch.device("meta"):
+    with laid_out():
         expected = {name: tuple(tensor.shape) for name, tensor in ResNet(spec).state_dict().items()}
     matching = sum(expected.get(name) == shape for name, shape in shapes.items())
     if matching < len(shapes) / 2 or any(name not in expected for name in shapes):

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build
 from sslbench.backbones.vit_recognise import grid_side
-from sslbench.data.decode.transforms import output_size
 from sslbench.errors import UsageError, WeightsError
 from sslbench.weights.fill import MASKED_BIASES, PERIODS, fill, with_masked_biases, without_class_position
 
@@ -116,7 +115,7 @@ def built_for(backbone: Backbone) -> Backbone:
     authors do; its name says so ('timm:vit_small_patch14_dinov2,img_size=224'). All other backbones are returned as
     they are.
     """
-    size = output_size(backbone.preprocessing)  # None: it differs from image to image
+    size = backbone.preprocessing.output_size  # None: it differs from image to image
     embed = getattr(backbone.module, "patch_embed", None)
     built = getattr(embed, "img_size", None)
     if built is None or not getattr(embed, "strict_img_size", False) or size == tuple(built):

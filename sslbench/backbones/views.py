@@ -72,9 +72,8 @@ class Grids(WholeImages):
     def layers(self, backbone: "Backbone", specs: Sequence[str]) -> "tuple[Layer, ...]":
         """Return grids of the named layers, by default of the last one with a map."""
         from sslbench.backbones.grids import resolve_grids
-        from sslbench.data.decode.transforms import output_size
 
-        return resolve_grids(backbone, specs, output_size(backbone.preprocessing))
+        return resolve_grids(backbone, specs, backbone.preprocessing.output_size)
 
     def pixel_cells(self, layers: "Sequence[Layer]") -> tuple[int, int] | None:
         """Return the finest grid of the layers."""

@@ -401,7 +401,7 @@ def _shapes(labels: Target, train: int, test: int, width: int, layer: Layer | No
 def _task_shapes(prepared: Prepared, task: Task, width: int, layer: Layer) -> Shapes:
     """Return the shapes of a protocol's features at one layer."""
     data = one_part(prepared.data, task.part)
-    size = transforms.output_size(prepared.backbone.preprocessing) or (_FEW_IMAGES, _FEW_IMAGES)
+    size = prepared.backbone.preprocessing.output_size or (_FEW_IMAGES, _FEW_IMAGES)
     return _shapes(data.train.target, len(data.train), len(data.test), width, layer, size[0] * size[1])
 
 

@@ -15,7 +15,6 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
 from sslbench.backbones.speed import CPU_CHUNK, prepare
 from sslbench.backbones.stems import with_channels
-from sslbench.data.decode import transforms
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.decode.picture import Wanted
 from sslbench.data.loading import loader
@@ -79,7 +78,7 @@ class ExtractionJob:
         self.settings, self.entry, self.process = settings, entry, presence.process
         self.digests, self.presence = digests, presence
         self.failures = Failures(entry.folder, presence.process)
-        self.size = transforms.output_size(backbone.preprocessing)
+        self.size = backbone.preprocessing.output_size
         self.encoder = prepare(backbone, layers, device=settings.device, precision=settings.precision)
         self.decoded, self.conversions = 0, collections.Counter[str]()
 

@@ -12,7 +12,6 @@ import torch
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
 from sslbench.backbones.speed import prepare
-from sslbench.data.decode import transforms
 from sslbench.data.decode.picture import Wanted
 from sslbench.data.groups import source_groups
 from sslbench.data.loading import loader
@@ -65,7 +64,7 @@ class StreamedRows:
         self._encode = prepare(backbone, (layer,), device=settings.device, precision=settings.precision)
         self._frozen = self._encode.state_sha256()
         self.dtype = np.dtype(settings.dtype)
-        size = transforms.output_size(backbone.preprocessing)
+        size = backbone.preprocessing.output_size
         if size is None:
             raise BackboneError(f"{backbone.name}: the images have no common size")
         channels = Wanted.by(backbone.preprocessing).channels

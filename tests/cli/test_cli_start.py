@@ -109,6 +109,20 @@ def test_knn_of_stored_features_imports_no_library_that_it_does_not_use(world, s
     }
 
 
+def test_tables_and_comparisons_of_records_import_numpy_at_most(shared):
+    folder = shared("records")
+    record = next((folder / "results" / "knn").glob("*.json"))
+    commands = ["list", "show simclr", "show knn/digits", "leaderboard results", f"compare {record} {record}"]
+    _, modules = loaded_by(CALLED.format([*commands, f"inspect {record}", "inspect results"]), folder)
+    assert not modules & {"torch", "torchvision", "timm", "scipy", "sklearn", "pandas", "matplotlib", "PIL"}
+
+
+def test_inspect_of_a_resnet_imports_torch_alone(shared):
+    """torchvision, and initial values of tensors without memory, import torch's compiler: a second."""
+    _, modules = loaded_by(CALLED.format([f"inspect {shared('weights') / 'resnet18w0.25.pth'}"]))
+    assert not modules & {"torchvision", "timm", "torch._dynamo", "sympy", "scipy"}
+
+
 def test_every_command_is_there_and_helps(capsys):
     assert set(COMMANDS) == {
         *"pretrain eval run sweep extract cluster predict export inspect convert diff cka diff-preset".split(),

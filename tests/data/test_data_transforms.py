@@ -11,7 +11,7 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
 
 from sslbench.data.decode import transforms
-from sslbench.data.decode.transforms import describe, normalise, output_size, resize_and_crop, resized
+from sslbench.data.decode.transforms import describe, normalise, resize_and_crop, resized
 from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.open import open_data
 from sslbench.data.views import Augment, Blur, Grid, Jitter, Solarize, View, colours
@@ -122,7 +122,7 @@ def test_output_size_is_known_where_any_picture_comes_out_with_one_size():
     known, unknown = ((256, (224, 224)), (None, (8, 8)), ((8, 9), None)), ((256, None), (None, None))
     for resize, crop in (*known, *unknown):
         preprocessing = Preprocessing(resize=resize, crop=crop)
-        assert (output_size(preprocessing) is not None) == ((resize, crop) in known)
+        assert (preprocessing.output_size is not None) == ((resize, crop) in known)
         sizes = {ours(photo(*size), preprocessing).shape for size in ((40, 31), (16, 50))}
         assert (len(sizes) == 1) == ((resize, crop) in known)
 

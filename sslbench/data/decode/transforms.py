@@ -170,12 +170,6 @@ def lightness(images: torch.Tensor) -> torch.Tensor:
     return found if images.is_floating_point() else found.round()
 
 
-def output_size(preprocessing: Preprocessing) -> tuple[int, int] | None:
-    """Return (height, width) of every picture; None if it depends on the picture."""
-    resize = preprocessing.resize if isinstance(preprocessing.resize, tuple) else None
-    return preprocessing.crop or preprocessing.squash or resize
-
-
 def describe(preprocessing: Preprocessing) -> str:
     """Return a one-line description: 'resize shorter side to 256 (bilinear), centre crop 224x224, mean ...'."""
     resize, crop = preprocessing.resize, preprocessing.crop

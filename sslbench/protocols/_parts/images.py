@@ -15,7 +15,7 @@ from torch.nn import functional
 from sslbench.backbones.dense import DenseEncoder
 from sslbench.data.decode.handlers import Reading, picture_decoder
 from sslbench.data.decode.picture import UnreadableImage
-from sslbench.data.decode.transforms import normalise, output_size, resize_and_crop
+from sslbench.data.decode.transforms import normalise, resize_and_crop
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
@@ -32,7 +32,7 @@ log = logging.getLogger("sslbench")
 
 def evaluation_side(source: Source, preprocessing: Preprocessing, protocol: str) -> int:
     """Return the side of the evaluation pictures; where they keep their own size, of the first one."""
-    size = output_size(preprocessing)
+    size = preprocessing.output_size
     if size is None:
         try:
             image = loader.read(source.images, 0, picture_decoder(preprocessing, source.images)).image

@@ -16,7 +16,6 @@ from sslbench.config import read_yaml
 from sslbench.data import changed
 from sslbench.data.changed import ByteImage, ImageChange, without_border
 from sslbench.data.corruptions import SMALLEST, code_of, corrupt
-from sslbench.data.decode.transforms import output_size
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
 from sslbench.data.splits import choose_test, match_classes, name_numbered
@@ -323,7 +322,7 @@ def check_pictures(settings: Settings, preprocessing: Preprocessing) -> None:
         raise UsageError(
             f"robustness: images are changed in RGB, and the backbone takes {preprocessing.channels} bands"
         )
-    size = output_size(preprocessing)
+    size = preprocessing.output_size
     if corruption_changes(settings) and size is not None and min(size) < SMALLEST:
         raise UsageError(
             f"robustness: corruptions need {SMALLEST} pixels a side, and the backbone takes {size[0]}x{size[1]}",
