@@ -211,8 +211,7 @@ def _record(record: Result) -> Lines:
         lines.append(("overlaps of train and test", _overlaps(record.overlaps, record.headline)))
     if record.selected:
         lines.append(("selected", _pairs(record.selected)))
-    floors = [_floor(record, name, values.get(record.headline)) for name, values in record.floors.items()]
-    lines.append(("floors", ", ".join(filter(None, floors))))
+    lines.append(("floors", ", ".join(filter(None, map(record.floor_text, record.floors)))))
     lines += [(f"no floor: {name}", reason) for name, reason in record.missing_floors.items()]
     lines += [("note", note) for note in record.notes]
     hardware = ""
@@ -230,14 +229,6 @@ def _record(record: Result) -> Lines:
         ("record", f"{record.file.name if record.file else ''} (id {record.id})"),
     ]
     return [(name, text) for name, text in lines if text]
-
-
-def _floor(record: Result, name: str, value: float | None) -> str:
-    """Return a floor of the leading metric, with the lowest and the highest of several networks."""
-    spread = record.floor_ranges.get(name, {}).get(record.headline)
-    if value is None or spread is None or spread.lowest is None or spread.highest is None:
-        return "" if value is None else f"{name} {value:.2f}"
-    return f"{name} {value:.2f} ({spread.lowest:.2f} to {spread.highest:.2f})"
 
 
 def _part(part: DataPart) -> str:

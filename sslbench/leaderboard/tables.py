@@ -15,6 +15,7 @@ from sslbench.results.records import replace_file
 from sslbench.text import csv_text, table_cell, visible
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
 
 
@@ -250,11 +251,15 @@ def _markdown_text(text: str) -> str:
     return html.escape(text, quote=False).replace("\n", " ").replace("* ", "\\* ")
 
 
-def to_rich(board: Board, width: int) -> "Table":
-    """Return a table for a terminal of `width` characters; flags stand below it, so that it stays narrow."""
+def to_rich(board: Board, width: int) -> "Group":
+    """Return a table for a terminal of `width` characters, with the legend, flags and notes below it."""
+    from rich.console import Group
+
     # Where the numbers do not fit beside each other, each column of the board becomes a block of rows.
     numbers = {flag: f"[{i}]" for i, flag in enumerate(distinct_flags(board), start=1)}
-    return _beside(board, numbers) if _least_width(board) <= width else _below(board, numbers)
+    drawn = _beside(board, numbers) if _least_width(board) <= width else _below(board, numbers)
+    lines = [legend(board), *(f"{number} {flag}" for flag, number in numbers.items()), *board.notes]
+    return Group(drawn, *map(table_cell, lines))
 
 
 def _least_width(board: Board) -> int:
@@ -266,18 +271,12 @@ def _least_width(board: Board) -> int:
     return 1 + sum(3 + n for n in (*longest, *(max(map(len, texts), default=0) for texts in columns)))
 
 
-def _caption(board: Board, numbers: dict[str, str]) -> str:
-    from rich.markup import escape
-
-    return escape(visible("\n".join([legend(board), *(f"{n} {flag}" for flag, n in numbers.items()), *board.notes])))
-
-
 def _below(board: Board, numbers: dict[str, str]) -> "Table":
     """Return the long form: a block per column of the board, best first, floors last, below the column's title."""
     from rich.table import Table
 
     layer = several_layers(board)
-    result = Table(caption=_caption(board, numbers), caption_justify="left", padding=(0, 1))
+    result = Table(padding=(0, 1))
     for name in ("weights", *(["layer"] if layer else [])):
         result.add_column(name, overflow="fold")
     result.add_column("value", justify="right", no_wrap=True)
@@ -316,7 +315,7 @@ def _beside(board: Board, numbers: dict[str, str]) -> "Table":
     from rich.table import Table
 
     layer = several_layers(board)
-    result = Table(caption=_caption(board, numbers), caption_justify="left", title_justify="left", padding=(0, 1))
+    result = Table(padding=(0, 1))
     result.add_column("weights", overflow="fold")
     if layer:
         result.add_column("layer", overflow="fold")

@@ -214,6 +214,14 @@ class Result:
             for name, metric in self.metrics.items()
         ]
 
+    def floor_text(self, name: str) -> str:
+        """Return a floor of the leading metric with the lowest and highest of its networks; '' without a value."""
+        value = self.floors.get(name, {}).get(self.headline)
+        spread = self.floor_ranges.get(name, {}).get(self.headline)
+        if value is None or spread is None or spread.lowest is None or spread.highest is None:
+            return "" if value is None else f"{name} {value:.2f}"
+        return f"{name} {value:.2f} ({spread.lowest:.2f} to {spread.highest:.2f})"
+
     def title(self) -> str:
         """Return weights, layer, protocol and data in one line."""
         return f"{self.weights.name}, {self.layer}, {self.protocol.name}: {self.data.test.name}, {self.data.how}"

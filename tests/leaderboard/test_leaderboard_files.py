@@ -189,7 +189,7 @@ def test_many_columns_become_blocks_whose_numbers_are_whole(width):
 def test_the_terminal_shows_names_as_they_are_and_bold_for_the_best():
     board = table([make("[red]a[/red].torch", 80), make("b", None)])
     assert "[red]a[/red].torch" in printed(board) and "n/a" in printed(board)
-    cells = list(to_rich(board, 100).columns[1].cells)
+    cells = list(to_rich(board, 100).renderables[0].columns[1].cells)
     assert [str(cell.style) for cell in cells] == ["bold", ""]
 
 

@@ -1,6 +1,7 @@
 """Verdicts: the best row of a column, the rows tied with it, and the floors."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pandas
@@ -8,9 +9,11 @@ import pytest
 from helpers.record_trees import PREPROCESSING, change, make, write
 
 from sslbench.api import make_leaderboard
+from sslbench.cli.commands.leaderboard import write_board
+from sslbench.cli.main import main
 from sslbench.leaderboard import table, to_csv
 from sslbench.leaderboard.tables import latex, legend, markdown, marked_text
-from sslbench.results import MetricValue
+from sslbench.results import MetricValue, plain
 
 NUMBERS = np.arange(200)
 
@@ -109,6 +112,19 @@ def test_rows_that_are_tied_do_not_disagree(tmp_path):
     assert table(by_f1).disagreements == ()
 
 
+def test_metrics_that_disagree_are_named_on_request_only(tmp_path, capsys):
+    """One network is the best by top-1, the other by macro F1, and they are not tied."""
+    for name, share, f1 in (("a", 80, 40.0), ("b", 50, 60.0)):
+        one = write(make(name), right(share), tmp_path)
+        one = change(one, metrics={**one.metrics, "macro_f1": MetricValue(value=f1)}, checksum=None)
+        one.file.write_text(json.dumps({**json.loads(one.file.read_text()), "metrics": plain(one.metrics)}))
+    for words, told in (((), False), (("-v",), True)):
+        with pytest.raises(SystemExit) as end:
+            main(["leaderboard", str(tmp_path), *words])
+        assert end.value.code == 0
+        assert ("the metrics disagree on the best row" in capsys.readouterr().out) is told
+
+
 def test_the_order_is_that_of_the_first_column_with_a_result(tmp_path):
     floor = make("pixels:8", 90, "aaa", weights__backbone="pixels:8", layer="pixels")
     board = table([make("low", 30), make("high", 40), floor])
@@ -118,8 +134,6 @@ def test_the_order_is_that_of_the_first_column_with_a_result(tmp_path):
 
 def test_the_terminal_begins_with_the_verdict(tmp_path, floors, capsys):
     write(make("a"), right(80), tmp_path)
-    from sslbench.cli.commands.leaderboard import write_board
-
     write_board([tmp_path])
     assert capsys.readouterr().out.startswith("knn/photos top1: a has 80.00; above untrained (40.00)")
     assert make_leaderboard(tmp_path).verdicts
