@@ -72,7 +72,8 @@ def test_a_detector_is_trained_scored_and_recorded(world, sslbench):
     assert "AP " in out and "wide" in out
 
     out_of_run = out
-    stem = re.search(r"detection: (\S+)\.json", out).group(1)
+    stem = str(result.file).removesuffix(".json")
+    assert stem not in out, "-v names the files"
     found = json.loads(Path(f"{stem}.predictions.json").read_text())
     assert all(set(row) == {"image_id", "category_id", "bbox", "score"} for row in found)
     assert Image.open(f"{stem}.png").size[0] > 400

@@ -51,6 +51,18 @@ def test_three_protocols_from_one_pass_and_a_warm_run_decodes_nothing_and_gives_
     assert {k: r.metrics for k, r in before.items()} == {k: r.metrics for k, r in after.items()}
 
 
+def test_a_sweep_says_each_thing_once_and_results_fit_80_columns(world, sslbench):
+    words = ("knn", "linear", "--weights", "random", "pixels:2", "pixels:3", "--backbone", "resnet18w0.125")
+    common = ("--data", "photos", "--resize", 32, "--crop", 32, "--limit", 12)
+    code, _, err = sslbench("sweep", *words, *common, "--out", "s")
+    lines = err.splitlines()
+    assert code == 0 and len(lines) == len({*lines}) <= 16, err
+    assert err.count("limited to") == 1 and "Default values of k" not in err and ".json" not in err
+    _, out, _ = sslbench("eval", "knn", "linear", "--weights", "random", *words[-2:], *common, "--out", "s")
+    assert max(map(len, out.splitlines()[:5])) <= 80 and out.splitlines()[4].startswith("floors of knn"), out
+    assert "Default values of k" in sslbench("eval", "knn", *words[2:4], *words[-2:], *common, "--out", "t", "-v")[2]
+
+
 def test_extract_writes_what_eval_finds(world, sslbench):
     code, out, err = sslbench(
         "extract", "--weights", "w.pth", "--backbone", "tiny_net_of_the_tests:net", "--data", "photos"

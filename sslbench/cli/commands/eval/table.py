@@ -50,8 +50,8 @@ def print_results(results: list[Result]) -> None:
     for result in results:
         if result.objects_file is not None:
             _print_detections(result)
-    remarks = [line for result in results if (line := _overlaps(result))]
-    remarks += _floors(results) + _missing_floors(results)
+    remarks = _floors(results) + _missing_floors(results)
+    remarks += [line for result in results if (line := _overlaps(result))]
     remarks += [_trainings(result) for result in results if result.seeds is not None]
     # Results of several layers have the same remark.
     for line in dict.fromkeys(remarks):
