@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -328,7 +329,8 @@ def test_the_untrained_floor_is_taken_at_the_layer_it_stands_beside(world, sslbe
 
 
 def test_three_untrained_networks_are_scored_once(world, sslbench):
-    sslbench(*KNN, "--data", "photos")
+    _, out, _ = sslbench(*KNN, "--data", "photos")
+    assert re.search(r"untrained \d+\.\d\d \(\d+\.\d\d to \d+\.\d\d\)", out), "the mean and the spread"
     from sslbench.results.records import read_tree
 
     before = {r.id: r.created for r in read_tree(world / "results") if r.is_floor}

@@ -82,7 +82,7 @@ def _floors(results: list[Result]) -> list[str]:
     for result in results:
         stated = {name: floor[result.headline] for name, floor in result.floors.items() if result.headline in floor}
         usual = [name for name in ("untrained", "pixels", "majority") if name in stated]
-        floors = ", ".join(f"{name} {_number(stated[name])}" for name in dict.fromkeys((*usual, *stated)))
+        floors = ", ".join(filter(None, map(result.floor_text, dict.fromkeys((*usual, *stated)))))
         named = [name(result) for name, shown in zip(_NAMES_OF_FLOORS, several, strict=True) if shown]
         groups.setdefault(floors, {})[" ".join(named)] = None
     return [
