@@ -323,3 +323,16 @@ def test_three_arrays_end_in_a_message_with_the_call_that_works(digits):
     x, y = torch.from_numpy(digits[0])[:, None], digits[1]
     with pytest.raises(UsageError, match=r"a tuple of 3.*\nPass \(x\[0\], x\[1\]\)"):
         one("pixels:8", (x, y, np.arange(len(y))))
+
+
+def test_a_librarys_classifier_is_scored_by_its_features(digits, caplog):
+    import torchvision
+
+    caplog.set_level(logging.INFO, "sslbench")
+    model = torchvision.models.resnet18(num_classes=7)
+    sizes = {"resize": 32, "crop": 32, "limit": 20}
+    found = one(model, digits, **sizes)
+    assert found.layer == "fc@input" and "before its classifier 'fc'" in caplog.text
+    assert one(model, digits, **sizes, layers="output").layer == "output"
+    model.fc = nn.Identity()
+    assert one(model, digits, **sizes).metrics == found.metrics

@@ -3,6 +3,7 @@
 import atexit
 import dataclasses
 import functools
+import logging
 import shutil
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
@@ -17,6 +18,7 @@ from sslbench import evaluation
 from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.in_memory import from_module, unwrapped, users_preprocessing
 from sslbench.backbones.layer_spec import split_layers
+from sslbench.backbones.layers import last_linear
 from sslbench.backbones.load import load_file
 from sslbench.backbones.resnet import ResNet
 from sslbench.backbones.sizes import is_timm_vit
@@ -29,6 +31,8 @@ from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import find as find_protocol
 from sslbench.results import Result, Results, records
 from sslbench.weights.reading.files import WeightsFile
+
+log = logging.getLogger("sslbench")
 
 
 def refuse_other_models(model: object) -> None:
@@ -44,12 +48,17 @@ def refuse_other_models(model: object) -> None:
 
 
 def copied_backbone(model: nn.Module, request: Mapping[str, Any]) -> Backbone:
-    """Return a backbone around a copy of the user's module."""
+    """Return a backbone around a copy of the user's module; the classifier of a library's network is left out."""
     inner = unwrapped(model)
     name = request.get("backbone") or type(inner).__name__
     # The user may go on training theirs, whose mode, device and gradients must not change.
     module = copied(inner).cpu().eval().requires_grad_(False)
-    return from_module(name, module, users_preprocessing(name, inner), inner)
+    backbone = from_module(name, module, users_preprocessing(name, inner), inner)
+    published = type(inner).__module__.partition(".")[0] in ("torchvision", "timm")
+    if request.get("layers") or not published or not (last := last_linear(backbone)):
+        return backbone
+    log.warning(f"{name}: taking the features before its classifier '{last}'; layers='output' takes the class scores")
+    return dataclasses.replace(backbone, default_layer=f"{last}@input")
 
 
 def recognised_backbone(module: nn.Module, name: str | None = None) -> Backbone:

@@ -77,8 +77,12 @@ def single_layers(layers: Sequence[Layer]) -> list[Layer]:
 def resolve_layers(backbone: Backbone, specs: Sequence[str]) -> tuple[Layer, ...]:
     """Return the layers of a backbone by name, each once; without names, the default layer."""
     layers = {layer.text: layer for layer in (_resolve(backbone, spec) for spec in specs or [backbone.default_layer])}
-    if backbone.kind.users and any(layer.path == "" for layer in single_layers(tuple(layers.values()))):
-        _warn_about_logits(backbone)
+    whole = backbone.kind.users and any(layer.path == "" for layer in single_layers(tuple(layers.values())))
+    if whole and (last := last_linear(backbone)):
+        log.warning(
+            f"{backbone.name} returns the output of its last linear layer '{last}', probably class scores. "
+            f"To evaluate the features before it: --layers {last}@input"
+        )
     return tuple(layers.values())
 
 
@@ -296,8 +300,8 @@ def token_layout(root: nn.Module, path: str, x: Tensor) -> Tokens:
     return Tokens()
 
 
-def _warn_about_logits(backbone: Backbone) -> None:
-    """Warn if a user's network returns logits, and name the layer before its classifier."""
+def last_linear(backbone: Backbone) -> str | None:
+    """Return the path of the linear layer whose output a user's network returns, as classifiers do; else None."""
     module, seen = copied(backbone.module), dict[str, Tensor]()
     size = backbone.preprocessing.crop or backbone.preprocessing.resize
     height, width = size if isinstance(size, tuple) else (224, 224)
@@ -307,9 +311,4 @@ def _warn_about_logits(backbone: Backbone) -> None:
         hooked(module, [*linears, Layer("", "")], lambda layer, value: seen.update({layer.path: value})),
     ):
         run(module, torch.zeros(1, backbone.preprocessing.channels, height, width))
-    last = next((path for path, value in seen.items() if path and value is seen[""]), None)
-    if last:
-        log.warning(
-            f"{backbone.name} returns the output of its last linear layer '{last}', probably class scores. "
-            f"To evaluate the features before it: --layers {last}@input"
-        )
+    return next((path for path, value in seen.items() if path and value is seen[""]), None)

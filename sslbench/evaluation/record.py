@@ -31,6 +31,7 @@ from sslbench.identity import Measurement, groups_digest, record_id
 from sslbench.library.benchmarks import Benchmark
 from sslbench.library.presets import Preset
 from sslbench.metrics.classification import places
+from sslbench.metrics.regression import R2
 from sslbench.names import did_you_mean
 from sslbench.results import (
     BenchmarkUsed,
@@ -256,7 +257,10 @@ def recorded(
         ),
         asked=asked(subject, task),
         metrics=percent_metrics(outcome, len(test)),
-        per_class={name: percent(value) for name, value in outcome.per_class.items()},
+        per_class={
+            name: R2.recorded(value) if test.target.of_numbers else percent(value)
+            for name, value in outcome.per_class.items()
+        },
         train=as_recorded(outcome.headline, outcome.train, outcome.absolute),
         probabilities=outcome.probabilities,
         selected=plain(outcome.selected),

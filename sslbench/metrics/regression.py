@@ -13,7 +13,9 @@ from sslbench.arrays import FloatArray
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import CORRELATION, LOSS, RATE, Metric
 
-R2 = Metric("r2", "Share of explained variance (R2)", "%", 1, (-math.inf, 1.0), needs="scores", labels=("value",))
+R2 = Metric(
+    "r2", "Share of explained variance (R2)", "fraction", 1, (-math.inf, 1.0), needs="scores", labels=("value",)
+)
 MAE = Metric(
     "mae", "Mean absolute error", "units of the labels", -1, LOSS, needs="scores", labels=("value",), label_units=True
 )

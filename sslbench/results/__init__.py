@@ -80,15 +80,15 @@ __all__ = [
 ]
 
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
     """Record of one measurement: one JSON file per (weights, layer, protocol, data).
 
-    Rates are percent, but for those in `selected`, which are fractions. Numbers that cannot be computed are None (JSON
-    has no NaN).
+    Rates are percent, but for those in `selected`, which are fractions; R2 is 1 at best (percent in schema 1). Numbers
+    that cannot be computed are None (JSON has no NaN).
 
     Attributes:
         schema: version of this class; a larger one than `SCHEMA` is not read.

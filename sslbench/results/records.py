@@ -26,6 +26,7 @@ from sslbench.errors import ResultError, UsageError
 from sslbench.metrics.classification import places as ranked_before
 from sslbench.metrics.classification import predicted_classes
 from sslbench.metrics.measure import SampleMeans
+from sslbench.metrics.regression import R2
 from sslbench.names import did_you_mean, plugin_remedy
 from sslbench.paths import files_below, not_written, temporary_beside
 from sslbench.results import SCHEMA, Neighbours, Result, WorkingFolder, canonical, plain, sinks
@@ -280,6 +281,8 @@ def read(path: Path) -> Result:
         result = config.build(Result, content, str(path))
     except UsageError as error:
         raise ResultError(error.message, error.remedy) from error
+    if result.schema < SCHEMA:
+        result = _with_r2_as_fraction(content, result, str(path))
     if result.headline not in result.metrics:
         raise ResultError(f"{path}: the headline '{result.headline}' is not among the metrics")
     if (labels := result.data.labels) not in kinds():
@@ -287,6 +290,36 @@ def read(path: Path) -> Result:
             raise ResultError(f"{path}: the plug-in that has {name} is not installed", remedy)
         raise ResultError(f"{path}: data: labels: '{labels}' is not possible", did_you_mean(labels, kinds()))
     return dataclasses.replace(_with_train_part(result), file=path)
+
+
+def _with_r2_as_fraction(content: dict[str, Any], result: Result, where: str) -> Result:
+    """Return a record of schema 1 as one of schema 2: it held R2 in percent."""
+    if R2.name not in result.metrics:
+        return dataclasses.replace(result, schema=SCHEMA)
+
+    def scaled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: each if key == "n" else scaled(each) for key, each in value.items()}
+        return value / 100 if isinstance(value, int | float) else value
+
+    def changed(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {key: (scaled if key.rpartition(".")[2] == R2.name else changed)(part[key]) for key in part}
+        return [changed(each) for each in part] if isinstance(part, list) else part
+
+    found = changed(content)
+    found["per_class"] = scaled(content.get("per_class", {}))
+    if result.headline == R2.name:
+        found["train"] = scaled(content.get("train"))
+        found["groups"] = {
+            column: [{**group, "metric": scaled(group["metric"])} for group in groups]
+            for column, groups in content.get("groups", {}).items()
+        }
+        if result.overlaps is not None:
+            found["overlaps"]["without"] = scaled(content["overlaps"].get("without"))
+    new = dataclasses.replace(config.build(Result, found, where), schema=SCHEMA)
+    known = result.checksum is not None and not is_edited(result)
+    return dataclasses.replace(new, checksum=_checksum(new)) if known else new
 
 
 def read_intact(path: Path) -> Result:

@@ -13,6 +13,7 @@ from helpers.sample_record import IDS, LABELS, SCORES, identified
 from hypothesis import given
 from hypothesis import strategies as st
 
+import sslbench
 from sslbench.errors import ResultError
 from sslbench.identity import comparability_key
 from sslbench.metrics.classification import places
@@ -316,7 +317,7 @@ def test_a_record_without_the_later_fields_is_read(result, tmp_path):
     path.write_text(json.dumps(content), encoding="utf-8")
     found = records.read(path)
     assert found.groups == found.per_class_metrics == {} and found.costs is found.probabilities is None
-    assert found.metrics == result.metrics and content["schema"] == 1
+    assert found.metrics == result.metrics and content["schema"] == SCHEMA
 
 
 def test_groups_costs_and_classes_survive_writing_and_reading(result, tmp_path):
@@ -439,3 +440,23 @@ def test_few_classes_and_counts_stay_in_single_precision(result, tmp_path):
     )
     assert not found.half
     np.testing.assert_array_equal(found.scores, counts)
+
+
+def test_r2_of_older_records_is_read_in_the_unit_of_today(tmp_path):
+    values, kept = np.arange(6.0)[:, None], []
+    pair = (np.eye(6, dtype=np.float32), values + 0.5), (np.eye(6, dtype=np.float32) * 2, values + 0.5)
+    (new,) = sslbench.evaluate(None, *pair, protocols="linear", out=tmp_path)
+    content = json.loads(new.file.read_text())
+    for key in ("value", "low", "high"):
+        kept.append(content["metrics"]["r2"][key])
+        content["metrics"]["r2"][key] *= 100
+    content["train"] *= 100
+    content["per_class"] = {name: 100 * value for name, value in content["per_class"].items()}
+    content["floors"]["chance"]["r2"] *= 100
+    content |= {"schema": 1, "checksum": None}
+    new.file.write_text(json.dumps(content))
+    old = records.read(new.file)
+    assert [old.metrics["r2"].value, old.metrics["r2"].low, old.metrics["r2"].high] == pytest.approx(kept)
+    assert old.metrics["mae"] == new.metrics["mae"] and old.metrics["r2"].n == 6
+    assert old.train == pytest.approx(new.train) and old.per_class == pytest.approx(new.per_class)
+    assert old.floors["chance"]["r2"] == pytest.approx(new.floors["chance"]["r2"])

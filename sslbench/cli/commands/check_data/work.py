@@ -11,7 +11,7 @@ import click
 
 from sslbench.cli import options
 from sslbench.cli.commands.check_data.flags import CheckFlags
-from sslbench.cli.echo import echo
+from sslbench.cli.echo import echo, is_verbose
 from sslbench.data.checks import maps as map_checks
 from sslbench.data.checks import sheets
 from sslbench.data.checks.duplicates import THRESHOLD, Finding, Pair, as_csv, near_copies, small_pictures
@@ -233,13 +233,13 @@ def _show_counts(checked: CheckedParts) -> None:
     # The largest and the smallest classes are those that something may be wrong with.
     ordered = sorted(names, key=lambda name: (-train.get(name, 0), -test.get(name, 0)))
     listed: list[str | None] = list(ordered)
-    if len(ordered) > _ALL:
+    if len(ordered) > _ALL and not is_verbose():
         listed = [*ordered[:_END], None, *ordered[-_END:]]
     width = min(max(len(name) for name in ordered), 40)
     echo(f"{'class':{width}}  {'train':>9}  {'test':>9}")
     for name in listed:
         if name is None:
-            echo(f"{f'... {len(ordered) - 2 * _END:,} more':{width}}")
+            echo(f"{f'... {len(ordered) - 2 * _END:,} more (-v lists all)':{width}}")
         else:
             echo(f"{name[:width]:{width}}  {train.get(name, 0):>9,}  {test.get(name, 0):>9,}")
 
