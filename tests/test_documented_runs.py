@@ -5,20 +5,14 @@ import functools
 import re
 import runpy
 import shlex
-import shutil
 import sys
 from pathlib import Path
 
 import click
-import numpy as np
-import pandas as pd
 import pytest
-import timm
-import torch
-from PIL import Image
+from helpers import guides
 
 import sslbench
-from sslbench.backbones.build import build
 from sslbench.cli.main import COMMANDS, LazyGroup, main
 from sslbench.evaluation import estimate
 
@@ -161,36 +155,8 @@ CASES = sorted({tuple(run) for page in PAGES for words in commands(page) if (run
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("guides")
-    rng = np.random.default_rng(0)
-    rows = []
-    for name in ("photos", "labelled", "imagenet", "cifar10", "birds", "slides"):
-        for i in range(24 if name == "slides" else 360):
-            path = folder / name / "abc"[i % 3] / f"{i}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(
-                rng.integers(0, 256, (240, 240, 3) if name == "slides" else (32, 32, 3), dtype=np.uint8)
-            ).save(path)
-            if name == "photos":
-                rows.append(
-                    {"path": path.relative_to(folder), "label": "abc"[i % 3], "product": i % 20, "site": i % 4}
-                    | {"height": float(i), "lat": 50.0 - 30 * (i % 4), "lon": 7.0 + 20 * (i % 4)}
-                )
-    (folder / "folder_without_classes").mkdir()
-    for i in range(12):
-        shutil.copy(folder / "photos" / "abc"[i % 3] / f"{i}.png", folder / "folder_without_classes")
-    for name in ("photos", "products", "trees", "small"):
-        pd.DataFrame(rows).to_csv(folder / f"{name}.csv", index=False)
-    pd.DataFrame(rows[:300]).to_csv(folder / "train.csv", index=False)
-    pd.DataFrame(rows[300:]).to_csv(folder / "test.csv", index=False)
-    weights = build("resnet18w0.125").module.state_dict()
-    torch.save(timm.create_model("vit_tiny_patch16_224").state_dict(), folder / "vit.torch")
-    (folder / "runs" / "simclr-resnet50").mkdir(parents=True)
-    for name in ("w.torch", "a.torch", "b.torch", "moco_v2_800ep.pth.tar", "resnet50.pth"):
-        torch.save(weights, folder / name)
-    torch.save(weights, folder / "runs" / "simclr-resnet50" / "weights.torch")
-    return folder
+def files(shared, tmp_path_factory):
+    return guides.write_files(tmp_path_factory.mktemp("guides"), shared("simclr") / "a" / "weights.torch")
 
 
 def test_many_commands_run():

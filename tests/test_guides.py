@@ -3,6 +3,9 @@
 import re
 from pathlib import Path
 
+import pytest
+from helpers import guides
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LITERAL = re.compile(r"`[^`]*`|\$[^$\n]+\$")
@@ -29,3 +32,47 @@ def test_no_sentence_has_more_than_25_words():
         if len(words := re.findall(r"\w[\w'.,/%*^-]*", sentence)) > 25
     ]
     assert not long, "\n".join(long)
+
+
+GUIDES = [page for page in PAGES if guides.BLOCK.search(page.read_text(encoding="utf-8"))]
+WITHOUT = {
+    *("index", "commands", "functions", "versions", "names"),  # lists
+    *("faq", "evidence", "inside", "method-table", "performance", "gallery"),  # explanations and tables
+    *("python", "own-parts", "data", "methods", "protocols", "tests", "weights"),  # begin with code, or extend it
+}
+LONG = {"correspondence", "depth", "discovery", "segmentation", "tracking", "visbench"}
+
+
+def test_a_guide_begins_with_an_example_that_fits_the_page():
+    wrong = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        first = re.search(r"^```\w*\n(.*?)^```", text, re.M | re.S)
+        if page.stem not in WITHOUT or page in GUIDES:
+            begins = re.match(r"# .+\n\n```console\n", text) or (page.stem == "README" and page in GUIDES)
+            wrong += [] if begins else [f"{page.name} begins without a block of console"]
+        wide = [line for line in (first[1] if first else "").splitlines() if len(line) > guides.WIDTH]
+        wrong += [f"{page.name} is cut off at {guides.WIDTH} characters: {line}" for line in wide]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.fixture(scope="module")
+def files(shared, tmp_path_factory):
+    return guides.write_files(tmp_path_factory.mktemp("guides"), shared("simclr") / "a" / "weights.torch")
+
+
+def beginnings(lines):
+    """Return the first words of the first lines of an output: figures differ between networks and machines."""
+    return [re.sub(r"\d+", "0", line.split()[0]) for line in lines if line.strip() and not line.startswith(" ")][:2]
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(p, id=p.stem, marks=[pytest.mark.long] if p.stem in LONG else []) for p in GUIDES]
+)
+def test_commands_print_what_the_guide_shows(page, files, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with guides.folder_of(files, tmp_path):
+        for command, output in guides.consoles(page):
+            shown = beginnings(output.removesuffix("...\n").splitlines())
+            printed = beginnings(guides.printed(command))
+            assert printed[: len(shown)] == shown, f"{page.name} shows another output of {command}: {printed}"

@@ -14,19 +14,23 @@ import shlex
 import shutil
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import timm
 import torch
+from PIL import Image
 
 from sslbench.cli.main import main
 from sslbench.data.prepare.grey_digits import draw_digits
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
-WIDTH = 88
-"""Characters of a line that a page shows on a screen of 1280 pixels."""
+WIDTH = 84
+"""Characters of a line of code that a page shows on a screen of 1280 pixels."""
+AS_SHOWN = {"width": WIDTH, "subsequent_indent": "    ", "drop_whitespace": True, "replace_whitespace": False}
 
 
 def write_files(folder, weights):
@@ -38,18 +42,24 @@ def write_files(folder, weights):
     for name in ("labelled", "imagenet", "cifar10", "birds"):
         shutil.copytree(folder / "photos" / "val", folder / name)
     shutil.copytree(folder / "photos" / "val" / "3", folder / "folder_without_classes")
+    for i, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (6, 240, 240, 3), dtype=np.uint8)):
+        (folder / "slides" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / "slides" / "ab"[i % 2] / f"{i}.png")
     rows = [
-        {"path": path.relative_to(folder), "label": path.parent.name, "product": i // 9, "site": i % 4}
+        {"path": path.relative_to(folder), "label": path.parent.name, "product": i % 20, "site": i % 4}
         | {"height": 10 * float(path.parent.name) + i % 3, "lat": 50.0 - 30 * (i % 4), "lon": 7.0 + 20 * (i % 4)}
         for i, path in enumerate(sorted((folder / "photos").glob("*/*/*.png")))
     ]
-    for name, some in (("photos", 1), ("products", 4), ("trees", 4), ("small", 4), ("train", 5), ("test", 7)):
-        pd.DataFrame(rows[::some]).to_csv(folder / f"{name}.csv", index=False)
+    parts = dict.fromkeys(("products", "trees", "small"), rows[::4])
+    for name, some in (parts | {"photos": rows, "train": rows[::2], "test": rows[1::2]}).items():
+        pd.DataFrame(some).to_csv(folder / f"{name}.csv", index=False)
     torch.save(timm.create_model("vit_tiny_patch16_224").state_dict(), folder / "vit.torch")
     (folder / "runs" / "simclr-resnet50").mkdir(parents=True)
-    for name in ("w.torch", "a.torch", "moco_v2_800ep.pth.tar", "resnet50.pth", "runs/simclr-resnet50/weights.torch"):
-        shutil.copy(weights, folder / name)
     written = torch.load(weights, weights_only=True)
+    metadata = written["metadata"]
+    metadata["preprocessing"] = metadata["preprocessing"].replace("[16, 16]", "[32, 32]")  # corruptions need as many
+    for name in ("w.torch", "a.torch", "moco_v2_800ep.pth.tar", "resnet50.pth", "runs/simclr-resnet50/weights.torch"):
+        torch.save(written, folder / name)
     generator = torch.Generator().manual_seed(0)
     for tensor in written["state_dict"].values():
         if tensor.ndim == 4:  # convolutions that are hurt: a second network, a little worse
@@ -65,7 +75,7 @@ def consoles(page):
 
 
 def _pairs(block):
-    parts = re.split(r"^\$ (.*)\n", block, flags=re.M)
+    parts = re.split(r"^\$ ((?:.*\\\n)*.*)\n", block, flags=re.M)
     return list(zip(parts[1::2], parts[2::2], strict=True))
 
 
@@ -75,14 +85,16 @@ def _expanded(word):
 
 
 def printed(command):
-    """Run a command here; return its standard output."""
+    """Run a command here; return the lines of its standard output, long ones broken."""
     out, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         try:
-            main([found for word in shlex.split(command, comments=True)[1:] for found in _expanded(word)])
+            words = shlex.split(command.replace("\\\n", " "))
+            main([found for word in words[1:] for found in _expanded(word)])
         except SystemExit as end:
             assert end.code in (0, None), f"{command}: {errors.getvalue()}"
-    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+    text = out.getvalue().replace(f"{Path.cwd()}{os.sep}", "").replace(f"{DOCS.parent}{os.sep}", "")
+    return [row for line in text.splitlines() for row in textwrap.wrap(line, **AS_SHOWN) or [""]]
 
 
 @contextlib.contextmanager
@@ -97,11 +109,10 @@ def folder_of(files, folder):
 def _renewed(block):
     text = ""
     for command, old in _pairs(block):
-        new = printed(command).splitlines(keepends=True)
+        new = printed(command)
         if old.endswith("...\n"):
-            new = [*new[: old.count("\n") - 1], "...\n"]
-        new = [line if len(line) <= WIDTH + 1 else line[: WIDTH - 4].rstrip() + " ...\n" for line in new]
-        text += f"$ {command}\n{''.join(new)}"
+            new = [*new[: old.count("\n") - 1], "..."]
+        text += "".join(f"{line}\n" for line in (f"$ {command}", *new))
     return f"```console\n{text}```"
 
 
