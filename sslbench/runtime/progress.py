@@ -129,7 +129,8 @@ class ProgressBars:
         rate = rate_at(done)
         text = text or ("" if rate is None else f"{rate:.0f} images/s")
         self.bars.update(TaskID(task), completed=done, text=text)
-        if done >= total:  # the next training has a bar of its own
+        if done >= total:  # its result follows; the next training has a bar of its own
+            self.bars.remove_task(TaskID(task))
             del self.tasks[title]
 
     @contextmanager
