@@ -8,6 +8,7 @@ from sslbench.cli import early, terminal
 from sslbench.cli.commands.check_data.flags import CheckFlags
 from sslbench.cli.flags import add_options
 from sslbench.cli.help import GroupedCommand
+from sslbench.cli.options import message_options
 from sslbench.data.decode.reading import check_decoder
 from sslbench.errors import UsageError
 
@@ -15,6 +16,7 @@ from sslbench.errors import UsageError
 @click.command("check-data", cls=GroupedCommand)
 @click.argument("data")
 @add_options(CheckFlags)
+@message_options
 @click.pass_context
 def command(ctx: click.Context, /, **flags: Any) -> None:
     """Check DATA before a run: splits, classes, copies, leaks from train to test, broken images.
