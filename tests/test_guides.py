@@ -40,7 +40,7 @@ WITHOUT = {
     *("faq", "evidence", "inside", "method-table", "performance", "gallery"),  # explanations and tables
     *("python", "own-parts", "data", "methods", "protocols", "tests", "weights"),  # begin with code, or extend it
 }
-LONG = {"correspondence", "depth", "discovery", "segmentation", "tracking", "visbench"}
+LONG = {"correspondence", "masked-pretraining", "depth", "discovery", "segmentation", "tracking", "visbench"}
 
 
 def test_a_guide_begins_with_an_example_that_fits_the_page():
