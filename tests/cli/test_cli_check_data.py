@@ -99,35 +99,6 @@ def test_what_a_large_set_is_not_searched_for_is_said(check, photos, monkeypatch
     assert "not searched" not in check(photos, "--near-copies", "pixels")[1]
 
 
-def test_pairs_of_test_and_train_are_listed(check, tmp_path):
-    """20 test images lie in train too, 10 of them in another size and encoded again; no other pair is suspected."""
-    rng = np.random.default_rng(3)
-    for part, n in (("train", 150), ("test", 60)):
-        for i in range(n):
-            blobs = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize((56, 48), 3)
-            pixels = np.asarray(blobs) * 0.8 + rng.normal(20, 8, (48, 56, 3))
-            folder = tmp_path / "d" / part / "ab"[i % 2]
-            folder.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{i:03d}.png")
-    for i in range(20):
-        file = tmp_path / "d" / "test" / "ab"[i % 2] / f"{i:03d}.png"
-        copy = tmp_path / "d" / "train" / "ab"[i % 2] / f"copy{i:03d}"
-        if i < 10:
-            copy.with_suffix(".png").write_bytes(file.read_bytes())
-        else:
-            size = ((28, 24), (80, 70), (120, 100))[i % 3]
-            Image.open(file).resize(size, 3).save(copy.with_suffix(".jpg"), quality=75)
-    code, out = check(tmp_path / "d", "--pairs", tmp_path / "pairs.csv")
-    assert code == 1 and "10 of 60 images" in out and "--pairs FILE.csv" not in out
-    with (tmp_path / "pairs.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["how"] for row in rows].count("exact") == 10
-    assert [row["how"] for row in rows].count("near") >= 9
-    assert all(f"copy{row['test'][2:5]}" in row["train"] for row in rows)
-    code, out = check(tmp_path / "d", "--json")
-    assert [one["test"] for one in json.loads(out)["overlaps"]] == [row["test"] for row in rows]
-
-
 def test_stored_features_serve_to_find_them_too(check, photos, tmp_path, capsys):
     Image.open(photos / "val" / "cat" / "3.png").save(photos / "train" / "cat" / "again.jpg", quality=95)
     words = ["--weights", "random", "--backbone", "resnet18w0.25", "--resize", "32", "--crop", "32", "--workers", "0"]

@@ -50,6 +50,7 @@ def print_results(results: list[Result]) -> None:
     for result in results:
         if result.objects_file is not None:
             _print_detections(result)
+    _print_layers(results)
     remarks = _floors(results) + _missing_floors(results)
     remarks += [line for result in results if (line := _overlaps(result))]
     remarks += [_trainings(result) for result in results if result.seeds is not None]
@@ -98,6 +99,20 @@ def _names(result: Result, results: list[Result]) -> tuple[str, ...]:
     tested = {r.data.test.name for r in results if (r.weights, r.layer, r.protocol.name) == this}
     metric = f"{result.headline} on {result.data.test.name}" if len(tested) > 1 else result.headline
     return result.weights.name, result.layer, _protocol(result), metric
+
+
+def _print_layers(results: list[Result]) -> None:
+    """Print the layers of each protocol by their scores on the held-out part of train."""
+    groups: dict[tuple[str, ...], dict[str, float]] = {}
+    for result in results:
+        on, score = str(result.selected.get("on", "")), result.selected.get("score")
+        if on.startswith("held-out") and isinstance(score, float):
+            key = _protocol(result), result.weights.name, result.data.test.name, on
+            groups.setdefault(key, {})[result.layer] = score
+    for (protocol, weights, _, on), scores in groups.items():
+        if len(scores) > 1:
+            order = sorted(scores, key=lambda layer: -scores[layer])
+            echo(f"{protocol} on {weights}: best layers on {on}: {', '.join(f'{n} {scores[n]:.3f}' for n in order)}")
 
 
 def _print_groups(results: list[Result]) -> None:
