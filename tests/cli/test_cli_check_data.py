@@ -224,16 +224,12 @@ def test_json(check, photos):
     assert found["findings"][0]["level"] == "error"
 
 
-def test_every_class_is_listed_on_request(tmp_path, capsys):
+def test_every_class_is_listed_on_request(check, tmp_path):
     for i in range(60):
         (tmp_path / f"c{i:02d}").mkdir()
         for j in range(2):
             pixels = np.full((4, 4, 3), 2 * i + j, np.uint8)
             Image.fromarray(pixels).save(tmp_path / f"c{i:02d}" / f"{j}.png")
-    shown = []
-    for more in ([], ["-v"]):
-        main(["check-data", str(tmp_path), *more])
-        shown.append(capsys.readouterr().out)
-    usual, every = shown
+    (_, usual), (_, every) = check(tmp_path), check(tmp_path, "-v")
     assert "c30" not in usual and "(-v lists all)" in usual
     assert all(f"\nc{i:02d} " in every for i in range(60))
