@@ -242,7 +242,7 @@ def compare_all(
             found = difference_of_means(_values(a, metric), _values(b, metric), groups=scores.groups)
         else:
             found = _difference_of_scores(a, b, metric, seed, resamples)
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, NotImplementedError) as error:  # no measure follows from scores without labels
         raise _not_computable(first, scores, metric) from error
     half = metric not in TOP_K and any(each.half for _, each in (*a, *b))
     n = first.metrics[metric].n if metric in first.metrics else None

@@ -228,7 +228,6 @@ def _class_only_in_test(world):
         (_empty_folder, (), "photos"),
         (_one_class, (), "one class"),
         (_class_only_in_test, (), "'red'"),
-        (None, ("k=37",), "36"),
         (None, ("--layers", "conv3"), "conv2"),
         (None, ("--backbone", "resnet5O"), "resnet50"),
         (None, ("--backbone", "tiny_net_of_the_tests:nett"), "'net'"),
