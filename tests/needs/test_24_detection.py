@@ -24,6 +24,7 @@ SMALL = {
             "--test-data",
             "kwcoco:shapes8-48",
             "anchor_sizes=[[16,32]]",
+            "masks=false",
         ),
     ),
     "vit_fpn": (
