@@ -42,7 +42,7 @@ class ResNet(nn.Module):
         if spec.zero_init_residual:
             for module in self.modules():
                 if isinstance(module, Block):
-                    nn.init.zeros_(module.get_submodule(f"bn{module.depth}").weight)
+                    nn.init.zeros_(module.get_parameter(f"bn{module.depth}.weight"))
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, channels of the images, H, W) -> (B, channels of the last stage)."""

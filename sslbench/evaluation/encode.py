@@ -86,7 +86,7 @@ def extract_several(
             continue
         known = [(one, own) for _, one, own in waiting if not one.process_key]
         for split, part in parts.items() if len(known) > 1 else ():
-            shown = stage_progress(progress, f"{len(known)} backbones on {part.name}")
+            shown = stage_progress(progress, f"{len(known)} networks on {part.name}")
             extract_together(known, part, run.extract_settings(), root=store, split=split, progress=shown)
         for word, one, own in waiting:
             yield (
@@ -177,7 +177,7 @@ def encode_together(
     splits = splits[1:] if data.train is data.test and data.whole is None else splits
     try:
         for split, source in splits:
-            title = f"{len(wanted)} backbones on {source.name}"
+            title = f"{len(wanted)} networks on {source.name}"
             shown, settings = stage_progress(progress, title), run.extract_settings()
             saved = extract_together(wanted, source, settings, root=store, split=split, progress=shown)
             if saved:

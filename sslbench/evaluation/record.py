@@ -236,8 +236,9 @@ def recorded(
     if task.kind.trains and draws(task) == 1:
         outcome = dataclasses.replace(outcome, notes=(*outcome.notes, ONE_TRAINING))
     for note in outcome.notes:
-        # Nobody asked for the defaults that train is too small for.
-        log.log(logging.DEBUG if note.startswith("Default values of ") else logging.INFO, f"{task.protocol}: {note}")
+        # Nobody asked for the defaults that train is too small for; a note on a floor reads as one on the weights.
+        unasked = subject.weights.is_floor or note.startswith("Default values of ")
+        log.log(logging.DEBUG if unasked else logging.INFO, f"{task.protocol}: {note}")
     if same := _without_differences(outcome, train, test):
         log.warning(f"{task.protocol}: {same}")
         outcome = dataclasses.replace(outcome, notes=(*outcome.notes, same))

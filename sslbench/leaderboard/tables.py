@@ -195,8 +195,10 @@ def legend(board: Board) -> str:
 
 
 def leads(cell: Cell | None) -> bool:
-    """Return whether a cell is bold: the best, or tied with it."""
-    return cell is not None and (cell.best or cell.tied is True)
+    """Return whether a cell is bold: the best, or tied with it, and not refused by a floor."""
+    if cell is None or any(_below_floor(cell, name) for name in cell.floors):
+        return False
+    return cell.best or cell.tied is True
 
 
 def several_layers(board: Board) -> bool:

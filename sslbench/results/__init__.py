@@ -177,7 +177,7 @@ class Result:
     @property
     def is_floor(self) -> bool:
         """True if the backbone is untrained, or stands for the images' own pixels."""
-        return self.weights.untrained or self.weights.backbone.partition(":")[0] == "pixels"
+        return self.weights.is_floor
 
     @property
     def feature(self) -> str:

@@ -41,6 +41,11 @@ class WeightsUsed:
     code: dict[str, str] = dataclasses.field(default_factory=dict)
     source: str = ""
 
+    @property
+    def is_floor(self) -> bool:
+        """True if the backbone is untrained, or stands for the images' own pixels."""
+        return self.untrained or self.backbone.partition(":")[0] == "pixels"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProtocolUsed:

@@ -87,7 +87,7 @@ def test_eval_and_compare_on_a_narrow_terminal(world, sslbench, monkeypatch):
     table, _, below = out.partition("\nfloors of knn")
     assert table.startswith("weights w.pth, layer output\n") and max(map(len, table.splitlines())) <= 60
     assert re.search(r"knn +top1 +\d+\.\d\d +\d+\.\d\d \.\. \d+\.\d\d", table), table
-    assert re.search(r"(, lsr)?: untrained \d+\.\d\d, pixels \d+\.\d\d, ", below), "floors are one line"
+    assert re.search(r"(, lsr)?: untrained \d+\.\d\d \(.*?\), pixels \d+\.\d\d, ", below), "floors are one line"
     assert "w.pth has" in below and str(world / "a") not in out and ".json" not in out
     of_w, of_pixels = (next((world / "a" / "knn").glob(f"{name}*.json")) for name in ("w.pth", "pixels"))
     code, out, err = sslbench("compare", of_w, of_pixels)

@@ -41,7 +41,18 @@ IN_THE_ROW = {"weights", "layer", "preprocessing", "precision", "feature_dtype",
 AVERAGED = {"seed", "seeds", "trainings", "ranges"}
 MEASURED = {
     *("metrics", "per_class", "per_class_metrics", "groups", "overlaps", "train", "probabilities"),
-    *("selected", "variants", "converged", "references", "floors", "missing_floors", "timings", "costs", "notes"),
+    *(
+        "selected",
+        "variants",
+        "converged",
+        "references",
+        "floors",
+        "floor_ranges",
+        "missing_floors",
+        "timings",
+        "costs",
+        "notes",
+    ),
 }
 AROUND = {
     *("schema", "id", "created", "command", "request", "asked", "versions", "hardware", "working_folder", "preset"),

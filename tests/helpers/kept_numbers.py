@@ -14,6 +14,7 @@ numbers were within 1e-4 of those made with AVX-512, but for the runs in `WIDER`
 """
 
 import contextlib
+import csv
 import io
 import json
 import math
@@ -130,11 +131,12 @@ def shared_work(folder):
         ids = tuple(sorted(record["id"] for record in records if "metrics" in record))
         entries = {path.parent.name for path in cache.rglob("meta.json")}
         run("leaderboard", folder / "0", out, "--csv", board)
-        header, *rows = board.read_text().splitlines()
+        header, *rows = csv.reader(board.read_text().splitlines())
+        columns = sum(f"{name} low" in header for name in header)
         found[name] = {
             "record of": first.setdefault(ids, name),
             "features made": len(entries - seen),
-            "beside the first": f"rows: {len(rows)}, columns: {sum('/' in column for column in header.split(','))}",
+            "beside the first": f"rows: {len(rows)}, columns: {columns}",
         }
         seen |= entries
     return found

@@ -82,7 +82,8 @@ def test_every_table_has_marks_that_survive_a_pipe(tmp_path, floors):
     assert [marked_text(board, row, 0).partition(" ")[0] for row in board.rows[:3]] == ["*#", "=#", "!#"]
     words = "* best, = tied with it, ! not above untrained, # not above pixels"
     assert words in legend(board) and words.replace("* b", "\\* b") in markdown(board)
-    assert "| *# **62.00" in markdown(board) and "| !# 38.00" in markdown(board)
+    assert "| *# 62.00" in markdown(board) and "| !# 38.00" in markdown(board), "not bold below a floor"
+    assert "**62.00" in markdown(table(results))
     assert markdown(board).startswith("knn/photos top1: a is best (62.00), tied with b; ")
     assert "\n% knn/photos top1: a is best (62.00), tied with b; " in latex(board) and "$^{!\\#}$" in latex(board)
     assert "untrained" not in legend(table(results)), "only the marks that are used"

@@ -133,7 +133,7 @@ def test_errors_are_those_of_a_plain_loop_and_scikit_learn(network, data, tmp_pa
 
 
 def test_stored_features_are_found_and_follow_seed_severity_and_size(network, data, tmp_path, caplog):
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG", logger="sslbench")
     settings = {**NOTHING, "corrupt": ["contrast"], "severities": [2]}
 
     def decoded(backbone=network, **changes):

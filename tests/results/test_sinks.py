@@ -66,7 +66,6 @@ def test_wandb_has_one_run_per_record(result, tmp_path, monkeypatch, caplog):
     pytest.importorskip("wandb", reason="wandb is not installed (pip install wandb)")
     for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)  # the folder is that of the first run of a process if an earlier test had one
     monkeypatch.setenv("SSLBENCH_SINKS", "wandb")
     records.write_without_scores(result, tmp_path / "results")
     assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 1 and "was not sent" not in caplog.text

@@ -1,5 +1,6 @@
 """Weights & Biases: one run per record, in the project that `WANDB_PROJECT` names."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,5 +20,6 @@ def send(record: dict[str, Any], file: Path) -> None:
         group=record["protocol"]["name"],
         config=facts,
         reinit="create_new",
+        dir=os.environ.get("WANDB_DIR"),  # wandb itself reads it once per process
     ) as run:
         run.summary.update({name: metric["value"] for name, metric in record["metrics"].items()})
