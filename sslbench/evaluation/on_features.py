@@ -61,11 +61,12 @@ def evaluate_on_features(
     prepared = dataclasses.replace(prepared, data=one_part(prepared.data, shared_part(tasks)))
     _check_targets(prepared, tasks, progress)
     beside = floors_of(prepared, tasks)
-    untrained = [(each, prepared.layers) for each in beside.found.get("untrained", ())]
-    if not prepared.run.on_the_fly:
-        encode_together(untrained, prepared.data, prepared.run, store, progress)
     scored: dict[str, list[_Scored]] = {}
     for name, backbones in {"": (prepared.backbone,), **beside.found}.items():
+        # Behind the evaluated one, which finds what is wrong with the images or with itself.
+        if name == "untrained" and not prepared.run.on_the_fly:
+            wanted = [(backbone, prepared.layers) for backbone in backbones]
+            encode_together(wanted, prepared.data, prepared.run, store, progress)
         scored[name] = []
         for backbone in backbones:
             own_store = store_for(backbone, store, prepared.run)
