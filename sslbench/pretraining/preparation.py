@@ -21,6 +21,7 @@ from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.open import open_data, refuse_targets_of_pixels
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
+from sslbench.data.views import Augment
 from sslbench.data.views.ops import own_functions
 from sslbench.data.wording import counted
 from sslbench.distributed import this_process
@@ -146,24 +147,7 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
     origins: dict[str, str] = {}
     if space == "RGB":
         augment, origins = normalised(augment, backbone.preprocessing, source, reading, seed=settings.seed)
-    setup = Setup(
-        feature_dim=built.feature_dim,
-        sizes=settings.augment.sizes,
-        batch_size=per_process // settings.accumulate,
-        images_per_update=settings.batch_size,
-        world=process.world,
-        samples=len(source),
-        classes=len(source.target.classes) if isinstance(source.target, Classes) else 0,
-        steps=plan.steps,
-        steps_per_epoch=plan.per_epoch,
-        backbone=backbone.name,
-        channels=channels,
-        loaded=request.init is not None,
-        class_names=source.target.classes if isinstance(source.target, Classes) else (),
-        normalisation=Preprocessing(mean=augment.mean, std=augment.std),
-        targets=torch.from_numpy(np.asarray(source.target.values)) if isinstance(source.target, MultiLabel) else None,
-        seed=settings.seed,
-    )
+    setup = _setup(request, built, source, augment, plan, channels, process.world)
     if settings.eval_linear:
         _check_online_head(request, setup, space)
 
@@ -201,6 +185,38 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
         ),
         built.init_sha256,
         {**changes, **origins},
+    )
+
+
+def _setup(
+    request: PretrainRequest,
+    built: "_BuiltBackbone",
+    source: Source,
+    augment: Augment,
+    plan: TrainingPlan,
+    channels: int,
+    world: int,
+) -> Setup:
+    """Return what a method is told of a run."""
+    settings, target = request.settings, source.target
+    classes = target.classes if isinstance(target, Classes) else ()
+    return Setup(
+        feature_dim=built.feature_dim,
+        sizes=settings.augment.sizes,
+        batch_size=settings.batch_size // world // settings.accumulate,
+        images_per_update=settings.batch_size,
+        world=world,
+        samples=len(source),
+        classes=len(classes),
+        steps=plan.steps,
+        steps_per_epoch=plan.per_epoch,
+        backbone=built.backbone.name,
+        channels=channels,
+        loaded=request.init is not None,
+        class_names=classes,
+        normalisation=Preprocessing(mean=augment.mean, std=augment.std),
+        targets=torch.from_numpy(np.asarray(target.values)) if isinstance(target, MultiLabel) else None,
+        seed=settings.seed,
     )
 
 
