@@ -233,7 +233,7 @@ def warn_if_below_chance(result: Result) -> str | None:
 def warn_if_at_floor(
     result: Result, untrained: Sequence[tuple[Result, records.Scores]], scores: records.Scores
 ) -> str | None:
-    """Return a warning if the weights are not better than the untrained backbones by a paired test; else None.
+    """Return a warning if the weights are not clearly above the untrained backbones by a paired test; else None.
 
     Labels in `_TESTED` are compared by their leading metric. Protocols that train heads on images are compared by
     theirs, and the interval holds over their trainings too.
@@ -262,7 +262,7 @@ def warn_if_at_floor(
     number = f"{len(untrained)} " if len(untrained) > 1 else ""
     named = f"the {number}untrained {result.weights.backbone}"
     text = (
-        f"{result.protocol.name}: {result.weights.name} is not better than {named} "
+        f"{result.protocol.name}: {result.weights.name} is not clearly above {named} "
         f"({known.scale * sign * found.difference:+.1f} {points}, the interval reaches {known.scale * low:+.1f}): "
         "check that these are the intended weights"
     )

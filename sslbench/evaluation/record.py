@@ -348,7 +348,7 @@ def finish(
     missing: Mapping[str, str],
     out: Path,
 ) -> Result:
-    """Add the floors to a result, warn when it is not above the untrained backbones, and write the record.
+    """Add the floors to a result, warn when it is not clearly above the untrained backbones, and write the record.
 
     `floor_results`: floor -> the result and scores of each of its networks, whose mean is the floor.
     """

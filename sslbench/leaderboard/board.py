@@ -19,7 +19,7 @@ from sslbench.leaderboard.model import (
     value,
     without_parts,
 )
-from sslbench.leaderboard.verdict import verdicts
+from sslbench.leaderboard.verdict import names_of, verdicts
 from sslbench.metrics.catalog import find
 from sslbench.names import did_you_mean
 from sslbench.results import MetricValue, Result, mean_metric
@@ -144,8 +144,7 @@ def _sort_key(row: Row, position: int, columns: tuple[Column, ...]) -> tuple[flo
 def _disagreements(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     """Return one short note per column by whose other metrics a row is best that is not tied with the best."""
     notes = []
-    several = len({row.layer for row in rows}) > 1
-    names = {id(row): f"{row.label} {row.layer}" if several else row.label for row in rows}
+    names = names_of(rows)
     for position, column in enumerate(columns):
         cells = {names[id(row)]: cell for row in rows if (cell := row.cells[position]) is not None}
         winners = {}

@@ -84,7 +84,7 @@ def cell_flags(cell: Cell, metric: str) -> list[str]:
 
 
 def mark_best(rows: Sequence[Row], columns: tuple[Column, ...], seed: int) -> tuple[list[Row], list[str]]:
-    """Mark the best cell of each column, and the cells that are tied with it."""
+    """Mark the best cell of each column, and the cells that are tied with it; a lone row is not called best."""
     cells = [list(row.cells) for row in rows]
     notes = []
     for position, column in enumerate(columns):
@@ -93,10 +93,13 @@ def mark_best(rows: Sequence[Row], columns: tuple[Column, ...], seed: int) -> tu
         if not numbers or direction == 0:
             continue
         best = max(numbers, key=lambda i: direction * numbers[i])
-        ties: _Paired | None = _Paired(rows[best].cells[position], column.metric, seed)
-        size = sum(_detections_bytes(rows[i].cells[position]) for i in numbers) if len(numbers) > 1 else 0
-        if len(numbers) == 1 and ties is not None:
-            ties.check_alone()
+        leading = _Paired(rows[best].cells[position], column.metric, seed)
+        if len(numbers) == 1:
+            leading.check_alone()
+            notes += leading.contradicted
+            continue
+        ties: _Paired | None = leading
+        size = sum(_detections_bytes(rows[i].cells[position]) for i in numbers)
         if size > _DETECTIONS_BYTES:
             ties = None
             notes.append(
@@ -114,7 +117,7 @@ def mark_best(rows: Sequence[Row], columns: tuple[Column, ...], seed: int) -> tu
 
 
 def with_floor_tests(rows: Sequence[Row], floors: Sequence[Row], columns: tuple[Column, ...], seed: int) -> list[Row]:
-    """Test every cell of the rows in pairs against its floors, and flag the rows that are not above them."""
+    """Test every cell of the rows in pairs against its floors, and flag the rows that are not clearly above them."""
     cells = [list(row.cells) for row in rows]
     for position, column in enumerate(columns):
         if find(column.metric).direction == 0:
@@ -171,7 +174,7 @@ def _is_floor_of(name: str, floor: Row, row: Row) -> bool:
 
 def _floor_flags(cells: Sequence[Cell | None], columns: Sequence[Column]) -> list[str]:
     concerned = {
-        f"not above {name}": [
+        f"not clearly above {name}": [
             column.name
             for column, cell in zip(columns, cells, strict=True)
             if cell is not None and name in cell.floors and cell.floors[name].above is False

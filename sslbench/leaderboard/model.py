@@ -210,7 +210,7 @@ class Cell:
     Attributes:
         metrics: all metrics, not only the one shown.
         records: one per seed; empty for a floor.
-        best: True if no row has a better value in this column.
+        best: True if no row has a better value in this column, and another one has a value.
         tied: True if the paired 95 % interval of the difference to the best row covers 0; None when not tested.
         published: source of a published number, which has no records.
         floors: 'untrained' (the same architecture, layer and preprocessing), 'pixels' -> the test against it.

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _MARKS: dict[str, tuple[str, Callable[[Cell], bool]]] = {
     "*": ("best", lambda cell: cell.best),
     "=": ("tied with it", lambda cell: not cell.best and cell.tied is True),
-    "!": ("not above untrained", lambda cell: _below_floor(cell, "untrained")),
-    "#": ("not above pixels", lambda cell: _below_floor(cell, "pixels")),
+    "!": ("not clearly above untrained", lambda cell: _below_floor(cell, "untrained")),
+    "#": ("not clearly above pixels", lambda cell: _below_floor(cell, "pixels")),
 }
 """Characters before a value: their meaning, and whether a cell has it."""
 _LONG = (
@@ -93,7 +93,9 @@ def _tested(board: Board, row: Row, position: int) -> list[str]:
     numbers = [number(getattr(metric, part, None)) for part in ("value", "low", "high")]
     if metric is None or cell is None:
         return [*numbers, "", *("" for _ in FLOORS)]
-    tied = "best" if cell.best else _ANSWERS[cell.tied] if row.kind == "result" else ""
+    # A lone row, and rows of a metric without a direction, have no best one to be tied with.
+    compared = row.kind == "result" and any(other and other.best for other in (r.cells[position] for r in board.rows))
+    tied = "best" if cell.best else _ANSWERS[cell.tied] if compared else ""
     return [*numbers, tied, *(_ANSWERS[cell.floors[name].above] if name in cell.floors else "" for name in FLOORS)]
 
 
@@ -172,7 +174,7 @@ def cell_text(board: Board, row: Row, position: int) -> str:
 
 
 def marks(cell: Cell | None) -> str:
-    """Return the characters of a cell: '*' best, '=' tied with it, '!' not above untrained, '#' not above pixels."""
+    """Return the characters of a cell: '*' best, '=' tied with it, '!' and '#' not clearly above untrained, pixels."""
     return "" if cell is None else "".join(mark for mark, (_, holds) in _MARKS.items() if holds(cell))
 
 
@@ -338,7 +340,7 @@ def _beside(board: Board, numbers: dict[str, str]) -> "Table":
 def distinct_flags(board: Board) -> list[str]:
     """Return the flags that are numbered beside the rows and explained below the table; floors have marks."""
     every = dict.fromkeys(flag for row in board.rows for flag in row.flags if flag != "floor")
-    return [flag for flag in every if not flag.startswith("not above ")]
+    return [flag for flag in every if not flag.startswith("not clearly above ")]
 
 
 def to_latex(board: Board, path: Path) -> None:

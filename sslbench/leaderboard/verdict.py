@@ -1,6 +1,6 @@
 """Verdicts of a board: the best row of each column, the rows tied with it, and the floors, in a sentence."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from sslbench.leaderboard.columns import preprocessing_words
@@ -16,8 +16,7 @@ def verdicts(rows: Sequence[Row], columns: tuple[Column, ...]) -> tuple[str, ...
 
     `rows`: the rows of results, whose cells are marked.
     """
-    several = len({row.layer for row in rows}) > 1
-    names = {id(row): f"{row.label} {row.layer}" if several else row.label for row in rows}
+    names = names_of(rows)
     found, mixed = [], defaultdict[str, list[str]](list)
     for i, column in enumerate(columns):
         cells = [
@@ -37,16 +36,22 @@ def verdicts(rows: Sequence[Row], columns: tuple[Column, ...]) -> tuple[str, ...
     return tuple(found)
 
 
+def names_of(rows: Sequence[Row]) -> dict[int, str]:
+    """Return the id of each row -> its name, with the layer where that alone tells rows apart."""
+    labels = Counter(row.label for row in rows)
+    return {id(row): f"{row.label} {row.layer}" if labels[row.label] > 1 else row.label for row in rows}
+
+
 def _sentence(column: Column, cells: Sequence[tuple[str, float, Cell]]) -> str:
     if find(column.metric).direction == 0:
         return f"no row is called best, as the direction of {column.metric} is unknown"
-    best = [name for name, _, cell in cells if cell.best]
-    number, leading = next((v, cell) for _, v, cell in cells if cell.best)
-    others = [(name, cell) for name, _, cell in cells if not cell.best]
-    if len(cells) == 1:
-        text = f"{best[0]} has {number:.2f}"
-    else:
-        text = f"{_listed(best)} {'is' if len(best) == 1 else 'are'} best ({number:.2f})"
+    leaders = [each for each in cells if each[2].best]
+    _, number, leading = (leaders or cells)[0]
+    best = [name for name, _, _ in leaders]
+    others = [(name, cell) for name, _, cell in cells if not cell.best] if leaders else []
+    text = f"{_listed(best)} {'is' if len(best) == 1 else 'are'} best ({number:.2f})"
+    if not leaders:
+        text = f"{cells[0][0]} has {number:.2f}"
     tied = [name for name, cell in others if cell.tied]
     untested = [name for name, cell in others if cell.tied is None]
     text += f", tied with {_listed(tied)}" if tied else ""
@@ -69,10 +74,10 @@ def _floors(best: Cell, cells: Sequence[Cell]) -> str:
         if own.above is None:
             start = "not tested against"
         elif not own.above and len(cells) == len(tests) > 1 and all(test.above is False for test in tests):
-            start = "none is above"
+            start = "none is clearly above"
             text = text if len({test.value for test in tests}) == 1 else "its untrained network"
         elif not own.above:
-            start = "not above"
+            start = "not clearly above"
         parts[start].append(text)
     return ", ".join(f"{start} {(' and ' if start == 'above' else ' or ').join(each)}" for start, each in parts.items())
 

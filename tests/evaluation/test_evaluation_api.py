@@ -103,7 +103,7 @@ def test_a_network_no_better_than_untrained_is_warned_about(photos, tmp_path, ca
         run=run,
         preprocessing={"resize": [16, 16], "crop": None},
     )
-    assert "is not better than the 3 untrained nets_of_the_floor_test:net" in caplog.text
+    assert "is not clearly above the 3 untrained nets_of_the_floor_test:net" in caplog.text
 
 
 def test_test_labels_in_another_order_than_those_of_train_are_warned_about(tmp_path, caplog):

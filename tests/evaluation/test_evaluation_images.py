@@ -272,7 +272,7 @@ def test_the_untrained_backbone_is_trained_with_the_same_seeds(tmp_path, photos,
     floor = next(one for one in found.values() if one.weights.untrained and one.trainings)
     assert len(found) == 8 and [each.seed for each in floor.trainings] == [0, 1, 2]
     assert result.floors["untrained"]["top1"] == floor.metrics["top1"].value
-    (warning,) = (note for note in result.notes if "is not better than the untrained" in note)
+    (warning,) = (note for note in result.notes if "is not clearly above the untrained" in note)
     apart = compare(result, floor)
     assert f"({apart.difference:+.1f} points, the interval reaches {apart.low:+.1f})" in warning
     assert apart.trainings == (3, 3) and "unknown" not in warning

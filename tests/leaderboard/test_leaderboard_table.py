@@ -355,7 +355,7 @@ def test_less_is_better_for_losses():
     low = table(
         [make(n, metrics={"nll": MetricValue(value=v)}, headline="nll", floors=floor) for n, v in (("x", 1.6),)]
     )
-    assert low.rows[0].flags == ("not above untrained",)
+    assert low.rows[0].flags == ("not clearly above untrained",)
 
 
 def test_flags_say_what_a_reader_must_know():
@@ -381,7 +381,7 @@ def test_flags_say_what_a_reader_must_know():
     assert flags["modified"] == ("modified",)
     assert flags["skipped"] == ("skipped images (800 of 800 train, 195 of 200 test)",)
     assert flags["on test"] == ("selected on test",)
-    assert flags["low"] == ("not above untrained",)
+    assert flags["low"] == ("not clearly above untrained",)
     assert flags["fine"] == ()
 
 
@@ -467,8 +467,8 @@ def test_metrics_that_disagree_on_the_best_row_are_told():
         [make("a", metrics=first.metrics | {"balanced_accuracy": MetricValue(value=1)}), make("b", metrics=more)]
     ).disagreements
     assert note.endswith(": a by top1, b by balanced_accuracy and 1 more."), "by count, not a list"
-    (note,) = table([first, make("b", metrics=second.metrics, layer="res2")]).disagreements
-    assert note.endswith(": a avgpool by top1, b res2 by macro_f1.")
+    (note,) = table([first, make("a", metrics=second.metrics, layer="res2")]).disagreements
+    assert note.endswith(": a avgpool by top1, a res2 by macro_f1.")
     assert table([make("a", 80), make("b", 90)]).disagreements == ()
 
 

@@ -11,7 +11,7 @@ from helpers.record_trees import PREPROCESSING, change, make, write
 from sslbench.api import make_leaderboard
 from sslbench.cli.commands.leaderboard import write_board
 from sslbench.cli.main import main
-from sslbench.leaderboard import table, to_csv
+from sslbench.leaderboard import table, to_csv, to_html
 from sslbench.leaderboard.tables import latex, legend, markdown, marked_text
 from sslbench.results import MetricValue, plain
 
@@ -42,10 +42,32 @@ def test_the_verdict_names_the_best_row_its_ties_and_the_floors(tmp_path, floors
         "knn/photos top1: a is best (80.00), better than c; above untrained (40.00) and pixels (60.00)."
     )
     assert ": a is best (80.00), tied with b; above" in verdict([a, b, c, *floors])
-    assert verdict([c, *floors]) == "knn/photos top1: c has 50.00; above untrained (40.00), not above pixels (60.00)."
+    assert (
+        verdict([c, *floors])
+        == "knn/photos top1: c has 50.00; above untrained (40.00), not clearly above pixels (60.00)."
+    )
     low = write(make("low"), right(45), tmp_path)
-    assert verdict([c, low, *floors]).endswith("above untrained (40.00), none is above pixels (60.00).")
+    assert verdict([c, low, *floors]).endswith("above untrained (40.00), none is clearly above pixels (60.00).")
     assert verdict([a, c]) == "knn/photos top1: a is best (80.00), better than c."
+
+
+def test_a_lone_row_is_called_best_nowhere(tmp_path, floors):
+    a, b = write(make("a"), right(80), tmp_path), write(make("b", protocol="svm"), right(70), tmp_path)
+    board = table([a, b, *floors])
+    assert board.verdicts[0].startswith("knn/photos top1: a has 80.00; above untrained (40.00)")
+    assert marked_text(board, board.rows[0], 0).startswith("80.00") and "best," not in legend(board)
+    assert "| 80.00 |" in markdown(board) and "textbf" not in latex(board)
+    to_csv(board, tmp_path / "wide.csv")
+    assert pandas.read_csv(tmp_path / "wide.csv")["knn/photos tied"].isna().all()
+    to_html(board, tmp_path / "page.html")
+    assert 'lead"' not in (tmp_path / "page.html").read_text()
+
+
+def test_the_layer_is_named_only_where_it_tells_rows_apart(tmp_path):
+    a, b = write(make("a"), right(80), tmp_path), write(make("b", layer="res2"), right(50), tmp_path)
+    assert verdict([a, b]) == "knn/photos top1: a is best (80.00), better than b."
+    other = write(make("a", layer="res4"), right(60), tmp_path)
+    assert verdict([a, b, other]) == "knn/photos top1: a avgpool is best (80.00), better than a res4 and b."
 
 
 def test_what_could_not_be_tested_is_named(tmp_path, floors):
@@ -54,7 +76,7 @@ def test_what_could_not_be_tested_is_named(tmp_path, floors):
     assert ": a is best (80.00), not tested against b; " in verdict([a, b, *floors])
     stated = {"untrained": {"top1": 30.0}, "pixels": {"top1": 45.0}}
     assert verdict([make("a", 80, floors=stated)]).endswith("not tested against untrained (30.00) or pixels (45.00).")
-    assert verdict([make("a", 20, floors=stated)]).endswith("not above untrained (30.00) or pixels (45.00).")
+    assert verdict([make("a", 20, floors=stated)]).endswith("not clearly above untrained (30.00) or pixels (45.00).")
 
 
 def test_a_row_is_tested_against_the_untrained_network_of_its_own(tmp_path, floors):
@@ -80,7 +102,7 @@ def test_every_table_has_marks_that_survive_a_pipe(tmp_path, floors):
     results = [write(make(n), right(*h), tmp_path) for n, h in (("a", (62,)), ("b", (61, 1)), ("low", (38,)))]
     board = table([*results, *floors])
     assert [marked_text(board, row, 0).partition(" ")[0] for row in board.rows[:3]] == ["*#", "=#", "!#"]
-    words = "* best, = tied with it, ! not above untrained, # not above pixels"
+    words = "* best, = tied with it, ! not clearly above untrained, # not clearly above pixels"
     assert words in legend(board) and words.replace("* b", "\\* b") in markdown(board)
     assert "| *# 62.00" in markdown(board) and "| !# 38.00" in markdown(board), "not bold below a floor"
     assert "**62.00" in markdown(table(results))
@@ -100,7 +122,7 @@ def test_the_csv_has_intervals_ties_and_floors(tmp_path, floors):
     assert frame["knn/photos tied"].fillna("").tolist() == ["best", "yes", "no", "", ""]
     assert frame["knn/photos above_untrained"].fillna("").tolist() == ["yes", "yes", "no", "", ""]
     assert frame["knn/photos above_pixels"].fillna("").tolist() == ["no", "no", "no", "", ""]
-    assert frame.loc["low", "flags"] == "not above untrained; not above pixels"
+    assert frame.loc["low", "flags"] == "not clearly above untrained; not clearly above pixels"
     to_csv(board, tmp_path / "long.csv", form="long")
     assert pandas.read_csv(tmp_path / "long.csv").loc[0, "above_untrained"] == "yes"
 
@@ -148,7 +170,7 @@ def test_a_row_is_above_untrained_networks_only_beyond_their_spread(tmp_path):
     ]
     near, far = write(make("near"), right(50), tmp_path), write(make("far"), right(99), tmp_path)
     assert verdict([near, networks[0]]).endswith("near has 50.00; above untrained (20.00).")
-    assert verdict([near, *networks]).endswith("near has 50.00; not above untrained (30.00).")
+    assert verdict([near, *networks]).endswith("near has 50.00; not clearly above untrained (30.00).")
     assert verdict([far, *networks]).endswith("far has 99.00; above untrained (30.00).")
     (floor,) = [row for row in table([far, *networks]).rows if row.floor]
     assert floor.flags == ("floor", "mean of 3 networks")

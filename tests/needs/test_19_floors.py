@@ -12,7 +12,7 @@ def test_floors_stand_beside_each_score_unasked_and_are_not_computed_twice(world
     assert code == 0, err
     for floor in ("untrained", "pixels", "majority", "chance"):
         assert floor in out + err
-    assert out.count("not above untrained (100.00)") == 2, "colours need no training"
+    assert out.count("not clearly above untrained (100.00)") == 2, "colours need no training"
     for record in read_tree(Path("results")):
         assert record.is_floor or {"untrained", "pixels", "majority"} <= set(record.floors)
     code, board, _ = sslbench("leaderboard", "results")
