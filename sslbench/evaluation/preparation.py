@@ -173,9 +173,7 @@ def prepare(
     elif data.train is data.test:
         log.info(f"{len(data.test)} test samples, {data.how}")
     else:
-        log.info(
-            f"{len(data.train)} train and {len(data.test)} test samples, {data.how}{class_counts(data.train.target)}"
-        )
+        tell_samples(data.train.target, data.test.target, data.how)
     view = request.view
     log.info(f"images: {request.as_read(backbone.preprocessing).text(sizes=view.sized)}")
     if view.sized and (warning := enlargement(data.test.images, backbone.preprocessing)):
@@ -373,7 +371,18 @@ def _baselines(request: Request, backbone: Backbone) -> Iterator[tuple[str, Back
         yield weights, dataclasses.replace(other, preprocessing=read)
 
 
-def class_counts(train: Target) -> str:
+def tell_samples(train: Target, test: Target, how: str) -> None:
+    """Log the numbers of samples and their split; with --verbose those of every class."""
+    log.info(f"{len(train)} train and {len(test)} test samples, {how}{_class_counts(train)}")
+    if isinstance(train, Classes | MultiLabel) and isinstance(test, Classes | MultiLabel):
+        counts = [dict(zip(part.classes, part.counts().tolist(), strict=True)) for part in (train, test)]
+        rows = [(name, *(each.get(name, 0) for each in counts)) for name in {**counts[0], **counts[1]}]
+        width = max((len(name) for name, *_ in rows), default=0)
+        lines = [f"{name:{width}}  {n:>9,}  {m:>9,}" for name, n, m in rows]
+        log.debug("\n".join(["samples of each class:", f"{'class':{width}}  {'train':>9}  {'test':>9}", *lines]))
+
+
+def _class_counts(train: Target) -> str:
     """Return the number of classes and the sizes of the smallest and the largest; nothing for numbers and maps."""
     if isinstance(train, MultiLabel):
         return f"; {len(train.classes):,} labels, of which a sample may have several"

@@ -19,10 +19,10 @@ from sslbench.evaluation.on_features import evaluate_on_features, measure
 from sslbench.evaluation.preparation import (
     Prepared,
     check_label_kind,
-    class_counts,
     has_own_classes,
     one_part_of_features,
     tell,
+    tell_samples,
 )
 from sslbench.evaluation.record import Subject
 from sslbench.evaluation.request import FeaturesRequest, Task
@@ -116,7 +116,7 @@ def evaluate_features(
 ) -> list[Result]:
     """Evaluate embeddings made elsewhere; the floors are chance and majority only, and the record says so."""
     labels = pair.train.target
-    log.info(f"{len(pair.train)} train and {len(pair.test)} test samples, {pair.how}{class_counts(labels)}")
+    tell_samples(labels, pair.test.target, pair.how)
     if pair.known_by == "rows":
         log.info(
             f"{pair.data} has no ids: other features with these labels in this order count as those of the same samples"

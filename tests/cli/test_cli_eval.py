@@ -46,6 +46,8 @@ def test_three_protocols_from_one_pass_and_a_warm_run_decodes_nothing_and_gives_
     assert code == 0
     found = [line for line in err.splitlines() if line.endswith("features found in the store, no image decoded")]
     assert found and any(":net untrained on " in line for line in found), "the floor is told from the weights"
+    counts = re.search(r"samples of each class:\nclass +train +test\n(\w+) +(\d+) +(\d+)\n\w", err)
+    assert counts and int(counts[2]) == 12 and int(counts[3]) == 5, "each class with its counts"
     assert " images in " not in err
     after = records()
     assert {k: r.id for k, r in before.items()} == {k: r.id for k, r in after.items()}
