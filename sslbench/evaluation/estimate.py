@@ -34,7 +34,7 @@ from sslbench.evaluation.request import Task
 from sslbench.evaluation.settings import RunSettings
 from sslbench.features import partial
 from sslbench.features.external import FeaturePair
-from sslbench.features.extract import store_key
+from sslbench.features.extract import parameter_bytes, store_key
 from sslbench.features.store import open_entry
 from sslbench.protocols import Cost, Shapes
 from sslbench.runtime.device import DTYPES
@@ -45,7 +45,9 @@ from sslbench.targets.target import Target
 log = logging.getLogger("sslbench")
 
 _LONG = 60.0  # seconds from which on a run tells its estimate before it starts
-_FEW_IMAGES = 256  # to encode, below which nothing is measured
+_FEW_IMAGES = 256  # to encode, of ResNet-50's work each, below which nothing is measured
+_RESNET50 = 102e6 * 224 * 224  # bytes of parameters times pixels
+_LEAST = 1 / 16  # of ResNet-50's work: to decode an image takes time for small networks, too
 _SHORT = 1e11  # operations and bytes, some seconds on any machine, below which nothing is measured
 _WIDE = 2048  # features of a layer that was not encoded yet, where nothing is measured
 _TRAINED = 3  # a pass of training takes a pass forward and two back
@@ -220,11 +222,11 @@ class Estimate:
             )
 
     def line(self) -> str:
-        """Return the estimate in one line."""
+        """Return the end of the line on the estimate, behind the subject and its verb."""
         slowest = max(self.stages, key=lambda stage: stage.seconds or 0.0)
         unknown = [stage.name for stage in self.stages if stage.seconds is None]
         most = max(stage.memory for stage in self.stages)
-        text = f"this run is estimated to take {time_text(self.seconds)}, most of it {slowest.name}"
+        text = f"estimated to take {time_text(self.seconds)}, most of it {slowest.name}"
         text += f", and {size_text(most)} of memory" if most else ""
         return text + (f"; not estimated: {', '.join(unknown)}" if unknown else "")
 
@@ -255,40 +257,72 @@ def size_text(number: float) -> str:
     return f"{number / 1e9:.1f} GB" if number < 9.95e9 else f"{number / 1e9:,.0f} GB"
 
 
-def announce(prepared: Prepared, store: Path, out: Path) -> None:
-    """Tell a run that is estimated to take longer than a minute, in one line; refuse what does not fit."""
-    if not prepared.run.estimate:
-        return
+def announce(prepared: Prepared, store: Path, out: Path, *, told: bool = False) -> None:
+    """Tell a run that is estimated to take longer than a minute, in one line; refuse what does not fit.
+
+    `told`: `announce_together` has told its time.
+    """
     # Work of some seconds even on a slow machine is not worth a measurement.
-    if prepared.object_tasks:  # trainings of detectors are not estimated
-        short = True
-    elif prepared.image_tasks:
-        short = len(prepared.data.train) + len(prepared.data.test) <= _FEW_IMAGES
-    else:
-        tasks, images, width = prepared.request.tasks, 0, 0
-        for source in _sources(prepared, tasks):
+    if prepared.run.estimate and not _are_quick([prepared], store):
+        found = estimate(prepared, store, out)
+        found.check()
+        if not told:
+            _tell(found)
+
+
+def announce_together(several: Sequence[Prepared], store: Path, out: Path) -> None:
+    """Tell how long several evaluations of the same images take together, in one line, if it is more than a minute."""
+    merged = dict[str, Prepared]()
+    for each in several:  # all protocols on the same weights share an extraction
+        first = merged.setdefault(each.request.weights, each)
+        if first is not each:
+            request = dataclasses.replace(first.request, tasks=(*first.request.tasks, *each.request.tasks))
+            merged[each.request.weights] = dataclasses.replace(first, request=request)
+    if not several[0].run.estimate or _are_quick([*merged.values()], store):
+        return
+    stages, known = list[Stage](), set[object]()
+    for each in merged.values():
+        # The floors of an architecture are computed once, and so is the search for copies.
+        alike = each.backbone.name, each.backbone.preprocessing, each.layers
+        run = dataclasses.replace(each.run, floors=each.run.floors and alike not in known, overlaps=not known)
+        stages += estimate(dataclasses.replace(each, run=run), store, out).stages
+        known.add(alike)
+    _tell(Estimate(tuple(stages), None, 0.0, 0.0), f"these {len(several)} evaluations are")
+
+
+def _are_quick(several: Sequence[Prepared], store: Path) -> bool:
+    """Return whether evaluations take some seconds even on a slow machine; nothing is measured."""
+    images, encodings, costs = 0.0, 0.0, list[Cost | str]()
+    for prepared in several:
+        request, width, networks = prepared.request, 0, 1 + len(UNTRAINED_SEEDS) * prepared.run.floors
+        size = prepared.backbone.preprocessing.output_size or (_FEW_IMAGES, _FEW_IMAGES)
+        relative = max(_LEAST, parameter_bytes(prepared.backbone) * math.prod(size) / _RESNET50)
+        for source in _sources(prepared, prepared.feature_tasks) if prepared.feature_tasks else ():
             pending, _, widths = _pending(prepared.backbone, source, prepared.layers, prepared.run, store)
-            images, width = images + pending, max([width, _WIDE if pending else 0, *widths.values()])
+            images, encodings = images + pending, encodings + pending * networks * relative
+            width = max([width, _WIDE if pending else 0, *widths.values()])
         images += sum(len(each.source) for sets in prepared.sets for each in sets.values())
-        costs = [
-            task.kind.cost(task.settings, _task_shapes(prepared, task, width, prepared.layers[0])) for task in tasks
-        ]
-        short = images <= _FEW_IMAGES and _are_short(costs * len(prepared.layers))
-    if not short:
-        _tell(estimate(prepared, store, out))
+        for task in () if prepared.object_tasks else request.tasks:  # trainings of detectors are not estimated
+            cost = task.kind.cost(task.settings, _task_shapes(prepared, task, width, prepared.layers[0]))
+            costs += [cost] * len(prepared.layers)
+            if task.kind.needs_images and isinstance(cost, Cost):
+                images += len(prepared.data.train) + len(prepared.data.test)
+                encodings += _passes(prepared, task, cost) * relative
+    return max(images, encodings) <= _FEW_IMAGES and _are_short(costs)
 
 
 def announce_features(pair: FeaturePair, tasks: Sequence[Task], run: RunSettings, out: Path) -> None:
     """Do the same for features that were made elsewhere; errors as for `announce`."""
     shapes = _shapes(pair.train.target, len(pair.train), len(pair.test), pair.train.x.shape[1])
     if run.estimate and not _are_short([task.kind.cost(task.settings, shapes) for task in tasks]):
-        _tell(estimate_features(pair, tasks, run, out))
+        found = estimate_features(pair, tasks, run, out)
+        found.check()
+        _tell(found)
 
 
-def _tell(estimate: Estimate) -> None:
-    estimate.check()
+def _tell(estimate: Estimate, subject: str = "this run is") -> None:
     if estimate.seconds >= _LONG:
-        log.info(estimate.line())
+        log.info(f"{subject} {estimate.line()}")
 
 
 def _are_short(costs: Sequence[Cost | str]) -> bool:
@@ -464,12 +498,21 @@ def _image_stage(prepared: Prepared, task: Task, rate: Rate | None) -> Stage:
     cost = task.kind.cost(task.settings, _task_shapes(prepared, task, 0, prepared.layers[0]))
     if isinstance(cost, str) or rate is None:
         return Stage(task.protocol, None, remark=cost if isinstance(cost, str) else "a first image cannot be encoded")
-    # A floor that needs a training of its own is run only on request.
-    floors = 1 if prepared.run.baseline else 0
-    if prepared.run.floors and not task.kind.trains:
-        floors = len(UNTRAINED_SEEDS)
-    passes = (cost.images + _TRAINED * cost.trained) * (1 + floors) * (1 + len(prepared.request.noise))
+    floors, passes = _floors(prepared, task), _passes(prepared, task, cost)
     remark = f"passes of images only, at least; without {cost.rest}" if cost.rest else ""
     name = f"{task.protocol} with {counted(floors, 'floor')}" if floors else task.protocol
     name = f"{name}: {passes:,.0f} passes of images{_shared()}"
     return Stage(name, passes * rate.seconds / this_process().world, remark=remark)
+
+
+def _floors(prepared: Prepared, task: Task) -> int:
+    """Return the number of untrained networks beside a protocol on images."""
+    if prepared.run.floors and not task.kind.trains:
+        return len(UNTRAINED_SEEDS)
+    return 1 if prepared.run.baseline else 0  # one that needs a training of its own is run only on request
+
+
+def _passes(prepared: Prepared, task: Task, cost: Cost) -> float:
+    """Return the passes of images through all networks of a protocol on images."""
+    passes = (cost.images + _TRAINED * cost.trained) * (1 + _floors(prepared, task))
+    return passes * (1 + len(prepared.request.noise))

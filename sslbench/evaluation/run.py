@@ -89,11 +89,14 @@ log = logging.getLogger("sslbench")
 
 
 def evaluate(
-    prepared: Prepared, *, store: Path, out: Path, command: str, progress: Progress | None = None
+    prepared: Prepared, *, store: Path, out: Path, command: str, progress: Progress | None = None, told: bool = False
 ) -> list[Result]:
-    """Run every protocol on every layer and write one record each; floors are computed first."""
+    """Run every protocol on every layer and write one record each; floors are computed first.
+
+    `told`: the time that it is estimated to take is known to the user.
+    """
     if this_process().rank == 0:
-        announce(prepared, store, out)
+        announce(prepared, store, out, told=told)
     with arithmetic(prepared.run.torch_device()):
         results: list[Result] = []
         if prepared.object_tasks:

@@ -14,10 +14,12 @@ from sslbench.distributed import this_process
 from sslbench.errors import ResultError, SslbenchError
 from sslbench.evaluation import floors
 from sslbench.evaluation.encode import encode_together
+from sslbench.evaluation.estimate import announce_together
 from sslbench.evaluation.file_classifier import with_classifier
 from sslbench.evaluation.preparation import (
     Prepared,
     for_request,
+    has_own_classes,
     load,
     one_part,
     prepare,
@@ -31,6 +33,7 @@ from sslbench.evaluation.score import row_subjects
 from sslbench.evaluation.settings import RunSettings
 from sslbench.features.extract import TOGETHER_BYTES, parameter_bytes
 from sslbench.identity import digest, record_id
+from sslbench.protocols import ImageSet
 from sslbench.results import Result, records
 from sslbench.results import holes as holes_file
 from sslbench.results.holes import Hole
@@ -41,6 +44,10 @@ log = logging.getLogger("sslbench")
 
 _OF_THE_MACHINE = re.compile(r"memory|CUDA|cuDNN|cuBLAS|NCCL|MPS|space left|disk|worker", re.IGNORECASE)
 """Words of torch's errors of memory, GPUs, disks and killed workers, which are RuntimeErrors as its bugs are."""
+
+
+_Key = tuple[str, str, int]
+"""Weights, benchmark, and position of the request among those of the cell."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +93,9 @@ def run_cells(
     # Records are found by their identity, the end of their names, before anything is loaded.
     before = {path.stem.rpartition("-")[2]: path for path in sorted(out.glob("*/*.json"))}
     loaded: dict[tuple[str, bool], _Loaded] = {}
-    ahead: set[tuple[str, int]] = set()
+    told: dict[_Key, bool] = {}
     prepared: Prepared | None = None
-    others: list[Prepared] = []
+    others: dict[_Key, Prepared] = {}
     results: dict[str, list[Result]] = {cell.weights: [] for cell in cells}
     holes: list[Hole] = []
     _write(out, cells, holes)
@@ -100,22 +107,21 @@ def run_cells(
             for position, request in enumerate(cell.requests):
                 if _file_of(request) not in loaded:
                     # The last weights are released before the next are read.
-                    loaded, prepared, others, own = {}, None, [], _Loaded()
-                    loaded, ahead = _load_together(cells[number - 1 :], run), set()
+                    loaded, prepared, others, own = {}, None, {}, _Loaded()
+                    loaded, told = _load_together(cells[number - 1 :], run), {}
                 own = loaded[_file_of(request)]
                 if own.problem is not None:
                     raise own.problem
                 prepared = prepare(request, run, backbone=own.backbone)
                 found = _existing_results(prepared, before)
                 if found is None:
-                    # Ahead of protocols that encode images in no way of their own, in one process.
-                    stored = all(task.kind.on_features for task in request.tasks) and not run.on_the_fly
-                    if stored and this_process().world == 1 and (cell.benchmark, position) not in ahead:
-                        ahead.add((cell.benchmark, position))
-                        others = _others(prepared, cell, position, cells[number:], loaded, before)
-                        if others:
-                            encode_ahead([prepared, *others], store=store, progress=progress)
-                    found = evaluate(prepared, store=store, out=out, command=command, progress=progress)
+                    key = cell.weights, cell.benchmark, position
+                    if key not in told:
+                        others = _others(prepared, key, cells[number - 1 :], loaded, before)
+                        told |= dict.fromkeys((key, *others), bool(others))
+                        _ahead([prepared, *others.values()], store, out, progress)
+                    common: dict[str, Any] = {"store": store, "out": out, "command": command, "progress": progress}
+                    found = evaluate(prepared, **common, told=told[key])
                 else:
                     log.debug(f"already computed: {', '.join(str(result.file) for result in found)}")
                     log.info("already computed: the records there (-v names them)")
@@ -129,7 +135,10 @@ def run_cells(
             if isinstance(error, SslbenchError):
                 reason, remedy = _one_line(error.message), _one_line(error.remedy or "")
             holes.append(Hole(cell.weights, cell.benchmark, reason, remedy))
-            log.warning(f"{cell.weights} on {cell.benchmark}: {holes[-1].reason}; continuing with the next")
+            # Weights that cannot be loaded fail everywhere in the same way.
+            everywhere = any(each.problem is error for each in loaded.values())
+            name = cell.weights if everywhere else f"{cell.weights} on {cell.benchmark}"
+            log.warning(f"{name}: {reason}; continuing with the next")
             _write(out, cells, holes)
         done(1)
     return results, holes
@@ -162,29 +171,57 @@ def _load_together(cells: Sequence[SuiteCell], run: RunSettings) -> dict[tuple[s
 
 def _others(
     prepared: Prepared,
-    cell: SuiteCell,
-    position: int,
-    following: Sequence[SuiteCell],
+    key: _Key,
+    cells: Sequence[SuiteCell],
     loaded: Mapping[tuple[str, bool], _Loaded],
     before: dict[str, Path],
-) -> list[Prepared]:
-    """Return the same evaluation for the other weights that are loaded and have no records of it yet."""
-    asked_for = dataclasses.replace(cell.requests[position], backbone=None)
-    found = []
-    for other in following:
-        if other.benchmark != cell.benchmark or position >= len(other.requests):
-            continue
-        request = other.requests[position]
+) -> dict[_Key, Prepared]:
+    """Return the evaluations of the same images by the weights that are loaded that have no records yet.
+
+    `key`: of the evaluation itself; `cells`: its cell and the following ones.
+    """
+    found: dict[_Key, Prepared] = {}
+    every = ((cell, position, request) for cell in cells for position, request in enumerate(cell.requests))
+    for cell, position, request in every:
+        own_key = cell.weights, cell.benchmark, position
         backbone = loaded.get(_file_of(request), _Loaded()).backbone
-        # Everything but the weights has to be the same, or the pass would decode other images.
-        if backbone is None or dataclasses.replace(request, weights=cell.weights, backbone=None) != asked_for:
+        if own_key == key or backbone is None:
             continue
         try:
+            if not _of_same_images(prepared.request, request):
+                continue
             own = likewise(prepared, request, backbone)
-            found += [own] if _existing_results(own, before) is None else []
+            found |= {own_key: own} if _existing_results(own, before) is None else {}
         except SslbenchError as error:
-            log.debug(f"{other.weights} is encoded alone: {error}")
+            log.debug(f"{cell.weights} on {cell.benchmark} is encoded alone: {error}")
     return found
+
+
+def _of_same_images(one: Request, other: Request) -> bool:
+    """Return whether requests differ in nothing but the weights, and protocols that see the data alike."""
+    seen = []
+    for request in (one, other):
+        kinds = [task.kind for task in request.tasks]
+        # What opens further data, or labels these by a classifier, is like itself alone.
+        alone = any(kind.several_sets or kind.on_objects for kind in kinds) or has_own_classes(request.tasks)
+        tasks = _asked(request) if alone else []
+        labels = any(kind.needs_labels for kind in kinds)
+        seen.append((dataclasses.replace(request, weights="", backbone=None, tasks=()), tasks, labels, request.view))
+    return seen[0] == seen[1]
+
+
+def _ahead(several: Sequence[Prepared], store: Path, out: Path, progress: Progress | None) -> None:
+    """Tell how long several evaluations take, and encode the images for all of them where protocols take features."""
+    if len(several) > 1 and this_process().rank == 0:
+        announce_together(several, store, out)
+    encoded = [each for each in several if all(task.kind.on_features for task in each.request.tasks)]
+    # Ahead of protocols that encode images in no way of their own, in one process.
+    if (
+        len({each.request.weights for each in encoded}) > 1
+        and this_process().world == 1
+        and not several[0].run.on_the_fly
+    ):
+        encode_ahead(encoded, store=store, progress=progress)
 
 
 def _existing_results(prepared: Prepared, before: dict[str, Path]) -> list[Result] | None:
@@ -235,16 +272,22 @@ def _write(out: Path, cells: Sequence[SuiteCell], holes: Sequence[Hole]) -> None
 def likewise(prepared: Prepared, request: Request, loaded: Backbone) -> Prepared:
     """Return the evaluation of other weights on the data of an evaluation that is prepared."""
     backbone, _ = for_request(loaded, request, prepared.run)
-    # `prepare` has compared their benchmarks with these data.
-    request = dataclasses.replace(request, tasks=prepared.request.tasks)
+    sets: tuple[Mapping[str, ImageSet], ...] = ({},) * len(request.tasks)
+    if _asked(request) == _asked(prepared.request):
+        # `prepare` has compared their benchmarks with these data.
+        request, sets = dataclasses.replace(request, tasks=prepared.request.tasks), prepared.sets
     layers = request.view.layers(backbone, request.layers)
-    return dataclasses.replace(prepared, request=request, loaded=loaded, backbone=backbone, layers=layers)
+    return dataclasses.replace(prepared, request=request, loaded=loaded, backbone=backbone, layers=layers, sets=sets)
+
+
+def _asked(request: Request) -> list[tuple[str, object]]:
+    return [(task.protocol, task.settings) for task in request.tasks]
 
 
 def encode_ahead(several: Sequence[Prepared], *, store: Path, progress: Progress | None) -> None:
     """Store the features of several weights and of their untrained copies, in one pass where they are decoded alike."""
     first = several[0]
-    data = one_part(first.data, shared_part(first.request.tasks))
+    data = one_part(first.data, shared_part([task for each in several for task in each.request.tasks]))
     wanted: dict[str, tuple[Backbone, tuple[Layer, ...]]] = {}
     for each in several:
         networks = [each.backbone]

@@ -86,7 +86,7 @@ def cell_flags(cell: Cell, metric: str) -> list[str]:
 def mark_best(rows: Sequence[Row], columns: tuple[Column, ...], seed: int) -> tuple[list[Row], list[str]]:
     """Mark the best cell of each column, and the cells that are tied with it; a lone row is not called best."""
     cells = [list(row.cells) for row in rows]
-    notes = []
+    notes: list[str] = []
     for position, column in enumerate(columns):
         numbers = {i: v for i, row in enumerate(rows) if (v := value(row, position, columns)) is not None}
         direction = find(column.metric).direction

@@ -47,6 +47,18 @@ def write(folder: Path, cells: Sequence[tuple[str, str]], holes: Sequence[Hole])
         raise ResultError(not_written(folder / HOLES, error)) from error
 
 
+def texts(holes: Sequence[Hole]) -> dict[str, str]:
+    """Return 'weights on benchmarks: reason' -> remedy, one for all benchmarks on which weights fail alike.
+
+    >>> texts([Hole("a.pth", "knn", "no such file"), Hole("a.pth", "linear", "no such file")])
+    {'a.pth on knn, linear: no such file': ''}
+    """
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for hole in holes:
+        alike.setdefault((hole.weights, hole.reason, hole.remedy), []).append(hole.benchmark)
+    return {f"{weights} on {', '.join(on)}: {reason}": remedy for (weights, reason, remedy), on in alike.items()}
+
+
 def read(folder: Path) -> list[Hole]:
     """Return the holes in a folder of results; none if it has no `holes.csv`."""
     path = folder / HOLES

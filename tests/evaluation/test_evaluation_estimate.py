@@ -218,6 +218,18 @@ def test_features_that_do_not_fit_are_refused_before_an_image_is_decoded(monkeyp
     assert [part.name for part in found.stages[1:]] == ["knn", "search for copies of test images in train"]
 
 
+def test_few_images_of_a_large_network_are_measured_and_told(monkeypatch, tmp_path, caplog):
+    caplog.set_level(logging.INFO, logger="sslbench")
+    monkeypatch.setattr(estimate, "measure_rate", lambda *given: estimate.Rate(1.0, {"res5avg": 2048, "pixels": 192}))
+    run = evaluation.RunSettings(device="cpu", workers=0)
+    task = evaluation.make_task("knn", {"k": (5,)})
+    for backbone in ("resnet18w0.125", "resnet50"):
+        request = evaluation.Request("random", "sklearn:digits", (task,), backbone=backbone, limit=50)
+        estimate.announce(evaluation.prepare(request, run), tmp_path, tmp_path)
+    lines = [record.getMessage() for record in caplog.records if "estimated" in record.getMessage()]
+    assert len(lines) == 1 and "extraction: 100 images" in lines[0], "the small one is quick anyway"
+
+
 @pytest.fixture
 def quarter(tmp_path, monkeypatch):
     """An evaluation whose extraction ended after 448 of 1,797 images, or after some more."""

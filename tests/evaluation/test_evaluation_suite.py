@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import weakref
 
 import numpy as np
@@ -14,7 +15,7 @@ from sslbench import evaluation
 from sslbench.backbones.build import build
 from sslbench.data.loading import loader
 from sslbench.errors import DataError, ResultError, UsageError
-from sslbench.evaluation import Request, RunSettings, extract_several, make_task, suite
+from sslbench.evaluation import Request, RunSettings, estimate, extract_several, make_task, suite
 from sslbench.evaluation import suite as suite_module
 from sslbench.evaluation.suite import SuiteCell
 from sslbench.features import streams
@@ -290,3 +291,13 @@ def test_extract_writes_an_entry_for_each_of_the_weights_from_one_pass(noise, we
     found = dict(extract_several(requests, OF_EIGHT, store=tmp_path / "store"))
     assert list(found) == weights and len(decoded) == 24
     assert len({own["all"].entry.folder for own in found.values()}) == 3
+
+
+def test_the_time_of_all_weights_and_protocols_is_told_once_before_the_first(cache, photos, monkeypatch, caplog):
+    monkeypatch.setattr(estimate, "_FEW_IMAGES", 10)
+    monkeypatch.setattr(estimate, "measure_rate", lambda network, *given: estimate.Rate(1.0, {"pixels": 12}))
+    caplog.set_level(logging.INFO, logger="sslbench")
+    cells = [cell("pixels:4", photos), cell("pixels:2", photos), cell("pixels:4", photos, "svm", costs=(1.0,))]
+    run(cells, cache)
+    lines = [record.getMessage() for record in caplog.records if " estimated " in record.getMessage()]
+    assert len(lines) == 1 and lines[0].startswith("these 3 evaluations are estimated to take 72 s"), lines

@@ -128,7 +128,8 @@ def write_board(
     unfilled = []
     for root in roots:
         try:
-            unfilled += [f"Hole: {hole.weights} on {hole.benchmark}: {hole.reason}." for hole in holes.read(root)]
+            found = holes.texts(holes.read(root))
+            unfilled += [f"Hole: {text}. {remedy}".rstrip() for text, remedy in found.items()]
         except ResultError as error:
             broken.append(error)
     notes = (*board.notes, *(board.disagreements if is_verbose() else ()), *unfilled, *records.left_out(broken))

@@ -68,7 +68,7 @@ def command(**_: Any) -> int | None:
             return None
         if results:
             write_board([out], {"csv": out / "leaderboard.csv"})
-        work.print_holes(lost, len(runs), out)
+        work.print_holes(lost, len(runs), out, reasons=not results)  # which the table has below it
         return 1 if lost else None
 
 

@@ -39,6 +39,7 @@ from sslbench.library.benchmarks import Benchmark, data_of
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import find as find_protocol
 from sslbench.results import Result
+from sslbench.results import holes as holes_file
 from sslbench.results.holes import Hole
 from sslbench.steps import Advance, counted
 from sslbench.text import visible
@@ -375,16 +376,16 @@ def _read_features(request: FeaturesRequest, run: RunSettings) -> FeaturePair:
     )
 
 
-def print_holes(holes: Sequence[Hole], n_cells: int, out: Path) -> None:
-    """Print the missing cells with reasons and remedies."""
+def print_holes(holes: Sequence[Hole], n_cells: int, out: Path, *, reasons: bool = True) -> None:
+    """Print the number of missing cells, with reasons and remedies."""
     if not holes:
         return
     head = click.style(f"{len(holes)} of {n_cells} cells are holes", bold=True)
-    echo(f" ({out}/holes.csv):", err=True, before=head)
-    for hole in holes:
-        echo(f"  {hole.weights} on {hole.benchmark}: {hole.reason}", err=True)
-        if hole.remedy:
-            echo(f"    {hole.remedy}", err=True)
+    echo(f" ({out}/holes.csv){':' if reasons else ''}", err=True, before=head)
+    for text, remedy in holes_file.texts(holes).items() if reasons else ():
+        echo(f"  {text}", err=True)
+        if remedy:
+            echo(f"    {remedy}", err=True)
 
 
 def dry_run(plan: Plan) -> None:
