@@ -53,7 +53,8 @@ def load_file_classifier(request: Request, run: RunSettings, data: TrainTest) ->
     setting = "classifier=file"
     if len(request.tasks) > 1:
         raise UsageError(
-            f"{setting} labels the data by the classes of the weights file, and other protocols do not", "Run it alone."
+            f"{setting} takes labels or features of the classifier of the weights file, and other protocols do not",
+            "Run it alone.",
         )
     if not named.is_named(request.weights) and not Path(request.weights).exists():
         raise UsageError(f"{setting}: '{request.weights}' has no classifier", "Give a weights file: --weights FILE.")
@@ -65,13 +66,15 @@ def load_file_classifier(request: Request, run: RunSettings, data: TrainTest) ->
     layer = classifier.layer.text
     if request.layers and request.layers != (layer,):
         raise UsageError(f"--layers has no effect with {setting}: the classifier takes {layer}", "Leave it out.")
-    classes = classifier.info.classes if has_names else _names_by_number(len(classifier.info.classes), data)
-    if len(set(classes)) < len(classes):
+    classes, relabels = classifier.info.classes, chosen[0].relabels
+    if relabels and not has_names:
+        classes = _names_by_number(len(classes), data)
+    if relabels and len(set(classes)) < len(classes):
         twice = next(name for name in classes if classes.count(name) > 1)
         raise UsageError(f"{setting}: two classes are called '{twice}'", "Give different names: class_names=FILE.")
     name = named.weights_name(request.weights)
     description = f"the classifier in {name}, {len(classes):,} classes on the layer {layer}"
-    return FileClassifier(description, layer, classes, _sha256(classifier), _logits(classifier.head))
+    return FileClassifier(description, layer, classes, _sha256(classifier), _logits(classifier.head), relabels)
 
 
 def _load(request: Request, choice: FileClassifierChoice) -> tuple[Classifier, bool]:
@@ -139,7 +142,9 @@ def _logits(head: nn.Module) -> Callable[[Matrix], FloatArray]:
 
 
 def labelled_by(data: TrainTest, classifier: FileClassifier) -> TrainTest:
-    """Return the data with labels among the classes of the classifier, matched by name."""
+    """Return the data with labels among the classes of the classifier, matched by name, if it relabels."""
+    if not classifier.relabels:
+        return data
     none = np.zeros(0, dtype=np.int64)
     parts = {name: part for name in ("train", "test", "whole") if (part := getattr(data, name)) is not None}
     for name, part in parts.items():

@@ -10,13 +10,23 @@ import re
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 
-from sslbench.metrics import classification, clustering, dense, ranking, regression, retrieval, robustness, spectrum
+from sslbench.metrics import (
+    classification,
+    clustering,
+    dense,
+    ranking,
+    regression,
+    retrieval,
+    robustness,
+    spectrum,
+    transferability,
+)
 from sslbench.metrics import detection as objects
 from sslbench.metrics.metric import ANY, Metric
 from sslbench.names import installed
 
 FAMILIES = (
-    classification, ranking, regression, clustering, spectrum, retrieval, robustness, objects, dense
+    classification, ranking, regression, clustering, spectrum, transferability, retrieval, robustness, objects, dense
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.metrics.intervals import Interval, Units, ends, mean_errors
-from sslbench.metrics.metric import ANY, LOSS, Metric
+from sslbench.metrics.metric import ANY, LOSS, Bounds, Metric
 
 RANKME = Metric("rankme", "RankMe", "RankMe, in directions", 0, LOSS, needs="features")
 EFFECTIVE_RANK = Metric("effective_rank", "Effective rank", "effective rank, in directions", 0, LOSS, needs="features")
@@ -54,7 +54,7 @@ class Spectrum:
 
     def interval(self, value: float, slope: FloatArray) -> Interval:
         """Return a function of the eigenvalues with its interval, given its derivative (R,) with respect to them."""
-        return _interval(value, self.squares @ slope, self.units)
+        return influence_interval(value, self.squares @ slope, self.units)
 
 
 def spectrum(x: Matrix, *, centred: bool, groups: IntArray | None = None) -> Spectrum:
@@ -166,7 +166,7 @@ def uniformity(unit: Matrix, t: float = 2.0, groups: IntArray | None = None) -> 
     each = (each - 1) / (n - 1)
     mean = float(each.mean())
     # A sample takes part in pairs from both sides.
-    return _interval(float(np.log(mean)), 2 * each / mean, Units.of(n, groups))
+    return influence_interval(float(np.log(mean)), 2 * each / mean, Units.of(n, groups))
 
 
 def alignment(unit: Matrix, classes: IntArray, groups: IntArray | None = None) -> Interval:
@@ -193,7 +193,7 @@ def alignment(unit: Matrix, classes: IntArray, groups: IntArray | None = None) -
     if not pairs.sum():
         return _NAN
     value = float(distance.sum() / pairs.sum())
-    return _interval(value, 2 * (distance - value * pairs) / pairs.mean(), Units.of(len(given), groups))
+    return influence_interval(value, 2 * (distance - value * pairs) / pairs.mean(), Units.of(len(given), groups))
 
 
 def feature_std(unit: Matrix, groups: IntArray | None = None) -> Interval:
@@ -212,7 +212,7 @@ def feature_std(unit: Matrix, groups: IntArray | None = None) -> Interval:
     variance = squares.mean(axis=0)
     std = np.sqrt(variance)
     slope = np.divide(1, 2 * std, out=np.zeros_like(std), where=std > 0) * scale / given.shape[1]
-    return _interval(float(std.mean() * scale), squares @ slope, Units.of(len(given), groups))
+    return influence_interval(float(std.mean() * scale), squares @ slope, Units.of(len(given), groups))
 
 
 def unit_length(x: Matrix) -> FloatArray:
@@ -226,8 +226,15 @@ def unit_length(x: Matrix) -> FloatArray:
     return given / np.where(length > 0, length, 1)
 
 
-def _interval(value: float, influence: FloatArray, units: Units) -> Interval:
-    return value, *ends(value, float(mean_errors(influence[:, None], units)[0]), size=units.number, bounds=ANY)
+def influence_interval(value: float, influence: FloatArray, units: Units, bounds: Bounds = ANY) -> Interval:
+    """Return a statistic with its 95 % interval by the infinitesimal jackknife.
+
+    `influence`: (N,) derivative of the statistic with respect to the weight of each sample, times N.
+
+    >>> influence_interval(0.5, np.array([0.0, 1.0, 0.0, 1.0]), Units.of(4, None))[0]
+    0.5
+    """
+    return value, *ends(value, float(mean_errors(influence[:, None], units)[0]), size=units.number, bounds=bounds)
 
 
 # Kornblith et al. 2019: CKA(X, Y) = HSIC(X, Y) / sqrt(HSIC(X, X) HSIC(Y, Y)) on all samples at once, no minibatches.

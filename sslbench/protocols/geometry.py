@@ -18,8 +18,8 @@ from sslbench.config import setting
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics import spectrum
-from sslbench.metrics.intervals import Units, Values, half_samples
-from sslbench.protocols._parts.selection import check_finite
+from sslbench.metrics.intervals import Units, Values
+from sslbench.protocols._parts.selection import check_finite, reaching_halves
 from sslbench.protocols.protocol import Cost, OnFeatures, Part, Protocol, ProtocolSettings, Shapes, any_labels
 from sslbench.results import Outcome
 from sslbench.targets.classes import Classes
@@ -78,11 +78,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     # Ranks of few samples are too low; those of two halves show by how much, and the interval reaches as far.
     units = Units.of(len(part), part.groups)
     if units.number >= 2 * _FEWEST:
-        rows = next(half_samples(units, 1, seed))[0] > 0
-        halves = [_of_spectrum(part.select(np.flatnonzero(half)), settings) for half in (rows, ~rows)]
-        for name, (value, low, high) in metrics.items():
-            bias = float(np.nan_to_num(np.mean([half[name][0] for half in halves]) - value))
-            metrics[name] = value, min(low, low - bias), max(high, high - bias)
+        metrics = reaching_halves(metrics, units, seed, lambda rows: _of_spectrum(part.select(rows), settings))
     unit = spectrum.unit_length(part.x)
     metrics["uniformity"] = spectrum.uniformity(unit, groups=part.groups)
     metrics["feature_std"] = spectrum.feature_std(unit, groups=part.groups)

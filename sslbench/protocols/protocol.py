@@ -100,9 +100,11 @@ class FileClassifierChoice:
 
     Attributes:
         class_names: file with the names of its classes, one per line; '': the file's own, else names found by number.
+        relabels: train and test are labelled with its classes; False: they keep theirs, and its classes need no names.
     """
 
     class_names: str
+    relabels: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,9 +114,10 @@ class FileClassifier:
     Attributes:
         description: file, number of classes and layer, for notes and messages.
         layer: text of the layer whose features it takes.
-        classes: names of the C classes; train and test are labelled with these.
+        classes: names of the C classes; train and test are labelled with these if `relabels`.
         sha256: digest of its structure and tensors.
         logits: function from features (N, D) of that layer to (N, C).
+        relabels: train and test are labelled with `classes`.
     """
 
     description: str
@@ -122,6 +125,7 @@ class FileClassifier:
     classes: tuple[str, ...]
     sha256: str
     logits: "Callable[[Matrix], FloatArray]"
+    relabels: bool = True
 
 
 class OpenImageSets(typing.Protocol[S_contra]):

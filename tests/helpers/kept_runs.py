@@ -125,6 +125,7 @@ EVALUATIONS = {
     "low-shot": ("low-shot", *TABLE, "k=[1,4]"),
     "low-shot, several classes": ("low-shot", *TABLE, *TAGS, "k=[1,4]"),
     "clustering": ("clustering", *TABLE),
+    "transferability": ("transferability", *TABLE),
     "retrieval": ("retrieval", *TABLE),
     "geolocation": ("geolocation", *TABLE, *PLACES, "max_images=20", "min_images=3"),
     "robustness": ("robustness", "--weights", "pixels:32", *TABLE[2:], "corrupt=[contrast]", "severities=[1,5]", *FEW),

@@ -37,6 +37,7 @@ from sslbench.metrics.intervals import Units, means
 from sslbench.metrics.metric import ClassFrequencies
 from sslbench.metrics.retrieval import GroundTruth, ranks_of_positives
 from sslbench.metrics.summary import summarise, summarise_places
+from sslbench.metrics.transferability import SCORES, LabelledFeatures, of_source_classes
 from sslbench.targets import kinds
 from sslbench_visbench import metrics as visbench
 
@@ -203,6 +204,16 @@ def values_of_videos(quality, seed):
     flips = robustness.flip_probability(logits.argmax(2), noise=False)
     top5, _ = robustness.ranking_distances(logits, noise=False)
     return {"flip_probability": flips, "flip_rate": flips / 0.5, "top5_distance": top5}
+
+
+def values_of_transfer(quality, seed):
+    """Features and source classes from which the classes follow, but for noise."""
+    generator = np.random.default_rng(seed)
+    y = np.arange(N) % CLASSES
+    x = 3 * quality**2 * np.eye(CLASSES, 8)[y] + (1.01 - quality) * generator.normal(size=(N, 8))
+    found = {metric.name: score(LabelledFeatures.of(x, y)) for metric, score in SCORES}
+    found |= of_source_classes(lambda rows: 20 * rows[:, :CLASSES], x, y)
+    return {name: value for name, (value, _, _) in found.items()}
 
 
 def values_of_confidence(quality, seed):

@@ -12,7 +12,9 @@ from sslbench.data.groups import group_folds, source_groups
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
+from sslbench.metrics.catalog import find
 from sslbench.metrics.classification import top_k_correct
+from sslbench.metrics.intervals import Units, Values, half_samples
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.target import Target
@@ -127,6 +129,21 @@ def folds_of(
         for fold, (_, held_out) in enumerate(StratifiedKFold(number).split(order, classes[order])):
             folds[order[held_out]] = fold
     return folds
+
+
+def reaching_halves(metrics: Values, units: Units, seed: int, of_rows: Callable[[IntArray], Values]) -> Values:
+    """Return metrics whose intervals reach as far as the bias that two random halves of the units show.
+
+    `of_rows`: function from ascending rows to the metrics of these samples.
+    """
+    rows = next(half_samples(units, 1, seed))[0] > 0
+    halves = [of_rows(np.flatnonzero(half)) for half in (rows, ~rows)]
+    wider = {}
+    for name, (value, low, high) in metrics.items():
+        bias = float(np.nan_to_num(np.mean([half[name][0] for half in halves]) - value))
+        least, most = find(name).bounds
+        wider[name] = value, max(least, min(low, low - bias)), min(most, max(high, high - bias))
+    return wider
 
 
 def headline_by_blocks(labels: Target, scores: Callable[[slice], FloatArray]) -> float:
