@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
-from sslbench.metrics.metric import RATE, Metric
+from sslbench.metrics.metric import CORRELATION, RATE, Metric
 
 _FEW = 16  # positives up to which one comparison with all scores each is faster than a binary search
 _RECALLED = (1, 5, 10)
@@ -27,6 +27,10 @@ RETRIEVAL_MAP = dataclasses.replace(
     RECALL[0], name="retrieval_mAP", title="Average precision (by steps), mean over queries"
 )
 MAP_AT_R = dataclasses.replace(RECALL[0], name="mAP@R", title="Average precision among the first R, mean over queries")
+COMPRESSION_LOSS = Metric(
+    "compression_loss", "Leading metric of whole features, less that of compressed ones",
+    "%", -1, CORRELATION, needs="rankings",
+)  # fmt: skip
 RANKING = (*RECALL, R_PRECISION, RETRIEVAL_MAP, MAP_AT_R)
 """Metrics of one query, in the order of `ranking_values` and `random_order_values`."""
 TRAPEZOID_MAP = dataclasses.replace(

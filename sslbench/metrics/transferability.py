@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Self
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.metrics.classification import softmax
@@ -106,8 +105,7 @@ def class_sums(x: Matrix, classes: IntArray) -> FloatArray:
     """
     total = np.zeros((int(classes.max()) + 1, x.shape[1]))
     for start in range(0, len(x), _ROWS):
-        block, own = np.asarray(x[start : start + _ROWS], dtype=np.float64), classes[start : start + _ROWS]
-        total += csr_array((np.ones(len(own)), (own, np.arange(len(own)))), shape=(len(total), len(own))) @ block
+        np.add.at(total, classes[start : start + _ROWS], x[start : start + _ROWS])
     return total
 
 

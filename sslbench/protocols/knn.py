@@ -19,7 +19,7 @@ samples to choose k on do not depend on the numbers of the classes.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -29,7 +29,11 @@ from sslbench.arrays import FloatArray, IntArray
 from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
+from sslbench.metrics.catalog import find
+from sslbench.metrics.differences import Predictions, difference
+from sslbench.metrics.retrieval import COMPRESSION_LOSS
 from sslbench.metrics.summary import summarise
+from sslbench.protocols._parts.compression import CompressionSettings, compressions
 from sslbench.protocols._parts.selection import (
     check_features,
     headline_by_blocks,
@@ -38,7 +42,7 @@ from sslbench.protocols._parts.selection import (
     no_holdout,
     percent,
 )
-from sslbench.protocols.protocol import Cost, OnFeatures, Part, Protocol, ProtocolSettings, Shapes
+from sslbench.protocols.protocol import Cost, OnFeatures, Part, Protocol, Shapes
 from sslbench.results import Outcome
 from sslbench.solvers.neighbours import Engine, Scope, fastest_engine, nearest
 from sslbench.targets.classes import Classes
@@ -50,7 +54,7 @@ _CELLS = 4_000_000  # votes in memory at a time
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(ProtocolSettings):
+class Settings(CompressionSettings):
     """Settings of the kNN protocol."""
 
     k: tuple[int, ...] = setting(
@@ -103,6 +107,10 @@ def part(settings: Settings) -> Part | None:
 def check(settings: Settings, train: Target) -> None:
     """Refuse settings that cannot work on these training labels, before any feature is computed."""
     _usable_k(settings, len(train) - settings.leave_one_out)
+    if (settings.dims or settings.bits) and find(train.metric).unit != "%":
+        raise UsageError(
+            f"knn: dims and bits compare shares, and {train.title} lead with {train.metric}", "Leave them out."
+        )
 
 
 def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
@@ -117,19 +125,24 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     if settings.leave_one_out and train.ids != test.ids:
         raise UsageError("knn: leave_one_out scores the training samples, so test must be the same samples")
     chosen, selected, notes = choose_k(train, settings, seed=seed, device=device)
-    scope = Scope()
-    if settings.leave_one_out:
-        scope = Scope(without_self=True) if train.groups is None else Scope(apart=train.groups)
-    found = _search(train, test, ks[-1], settings, device, scope)
+    found = _search(train, test, ks[-1], settings, device, _scope(train, settings))
     kind, values = type(test.target), test.target.values
-    if len(ks) > 1 and settings.leave_one_out:
-        scores, selected = _choose_by_the_other_half(found, ks, train, settings, seed)
-    else:
-        scores = found.vote(chosen, train.target, settings)
+    scores, halves = _vote(found, chosen, ks, train, settings, seed)
+    selected = halves or selected
     metrics, name, per_class = summarise(
         kind, test.target.classes, values, scores, seed=seed, probabilities="scores", groups=test.groups
     )
-    others = [k for k in ks if k != chosen or "k of the other half" in selected]
+    for compression, code in compressions(settings, train.regions):
+        database, queries = code(train.x, test.x)
+        coded_train, coded_test = dataclasses.replace(train, x=database), dataclasses.replace(test, x=queries)
+        coded = _search(coded_train, coded_test, ks[-1], settings, device, _scope(train, settings))
+        other = _vote(coded, chosen, ks, train, settings, seed)[0]
+        value = summarise(kind, test.target.classes, values, other, seed=seed, groups=test.groups)[0][name]
+        whole, part = (Predictions.of(seed, each.astype(np.float32)) for each in (scores, other))
+        change = difference(name, kind, values, whole, part, groups=test.groups, seed=seed)
+        metrics[f"{name}({compression})"] = value
+        metrics[f"{COMPRESSION_LOSS.name}({compression})"] = change.difference, change.low, change.high
+    others = [k for k in ks if k != chosen or halves]
     return Outcome(
         metrics=metrics,
         headline=name,
@@ -140,6 +153,22 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         notes=tuple(notes),
         probabilities="scores",
     )
+
+
+def _scope(train: Features, settings: Settings) -> Scope:
+    """Return the rows that may be neighbours: with leave_one_out neither a sample itself nor its group."""
+    if not settings.leave_one_out:
+        return Scope()
+    return Scope(without_self=True) if train.groups is None else Scope(apart=train.groups)
+
+
+def _vote(
+    found: "_Neighbours", chosen: int, ks: Sequence[int], train: Features, settings: Settings, seed: int
+) -> tuple[FloatArray, dict[str, Any]]:
+    """Return scores with the chosen k, or of each half with the best of the other half, and the record of that."""
+    if len(ks) > 1 and settings.leave_one_out:
+        return _choose_by_the_other_half(found, list(ks), train, settings, seed)
+    return found.vote(chosen, train.target, settings), {}
 
 
 def choose_k(

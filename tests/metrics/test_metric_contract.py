@@ -176,6 +176,7 @@ def values_of_rankings(quality, seed):
     metrics = (*retrieval.RANKING, *retrieval.LANDMARK)
     values = dict(zip((metric.name for metric in metrics), np.mean(found, axis=0).tolist(), strict=True))
     correct = np.arange(40) < 40 * quality
+    values |= {retrieval.COMPRESSION_LOSS.name: 1 - quality}
     copies = (np.ones((1, 40)), 1.0 - np.arange(40) / 40, correct, np.arange(40), np.ones(40))
     micro = retrieval.micro_values(*copies)[0].tolist()
     return values | dict(zip((metric.name for metric in retrieval.COPIES), micro, strict=True))
@@ -416,6 +417,7 @@ BEYOND = (
     "AR1",
     "AR10",
     "mask_AR1",
+    "compression_loss",
     "error_increase",
     "relative_mce",
     "effective_robustness",

@@ -31,12 +31,13 @@ from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.metrics.intervals import Interval, Units, means
+from sslbench.metrics.intervals import Interval, Units, means, paired_difference
 from sslbench.metrics.measure import Measure
-from sslbench.metrics.retrieval import COPIES, GroundTruth, micro_values
+from sslbench.metrics.retrieval import COMPRESSION_LOSS, COPIES, GroundTruth, micro_values
 from sslbench.metrics.summary import with_intervals
+from sslbench.protocols._parts.compression import Code, CompressionSettings, compressions
 from sslbench.protocols._parts.selection import check_features, check_finite, class_sizes
-from sslbench.protocols.protocol import Cost, OnFeatures, Part, Protocol, ProtocolSettings, Shapes
+from sslbench.protocols.protocol import Cost, OnFeatures, Part, Protocol, Shapes
 from sslbench.protocols.retrieval.descriptors import (
     aggregate_regions,
     expand_queries,
@@ -61,7 +62,7 @@ from sslbench.targets.target import Target
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(ProtocolSettings):
+class Settings(CompressionSettings):
     """Settings of retrieval."""
 
     database: Literal["test", "train"] = setting(
@@ -183,9 +184,20 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     if settings.predictions:
         metrics |= (micro := _micro_metrics(first, index, train, test, settings, seed))
         counts |= dict.fromkeys(micro, len(first.rows))
+    headline = _metric_name(first, first.metric_set.headline.name)
+    for compression, index.code in compressions(settings):
+        other = _evaluate_task(first, test, index)
+        units = _units(first, test, first.with_positives())
+        losses = [paired_difference(evaluated[0].leading, other.leading, each) for each in units]
+        found = {
+            f"{headline}({compression})": other.metrics[headline],
+            **_widest([{f"{COMPRESSION_LOSS.name}({compression})": loss} for loss in losses]),
+        }
+        metrics |= found
+        counts |= dict.fromkeys(found, len(other.leading))
     return Outcome(
         metrics=metrics,
-        headline=_metric_name(first, first.metric_set.headline.name),
+        headline=headline,
         scores=np.zeros((len(test), 0), dtype=np.float32),
         per_class=evaluated[0].per_class,
         notes=search.notes,
@@ -246,6 +258,7 @@ class _SearchIndex:
     def __init__(self, train: Features, test: Features, search: Search, settings: Settings, device: str) -> None:
         self.settings, self.device, self.search = settings, device, search
         self.test, self.test_ids = test, test.ids
+        self.code: Code | None = None  # of descriptors, before they are ranked
         self.whitening = _whitening(train, settings) if settings.whiten else None
         if search.in_test is None:
             self.database, self.ids = descriptors(train, self.whitening), train.ids
@@ -278,8 +291,10 @@ class _SearchIndex:
 
     def ranks(self, rows: IntArray, truth: Callable[[int], GroundTruth]) -> list[IntArray]:
         """Return the ranks of the positives of the queries at `rows`."""
-        memory = self.settings.max_memory
-        return list(positive_ranks(self.queries(rows), self.database, truth, max_memory=memory, device=self.device))
+        queries, database, memory = self.queries(rows), self.database, self.settings.max_memory
+        if self.code is not None:
+            database, queries = (unit_length(x).astype(np.float32) for x in self.code(database, queries))
+        return list(positive_ranks(queries, database, truth, max_memory=memory, device=self.device))
 
     def _expanded(self, queries: Matrix, database: Matrix, number: int, scope: Scope) -> Matrix:
         found = expand_queries(
