@@ -188,7 +188,18 @@ REFUSED = {
     "a column": ({"label_column": "x"}, "no column 'x'"),
     "no model": ({"model": None}, "model=None"),
     "a class in place of a module": ({"model": Net}, "the class Net, neither"),
-    "a function": ({"model": lambda images: images}, "of the type function"),
+    "a function": ({"model": lambda images: images}, "of the type function.*\nCall it if it makes a module"),
+    "a state dict": ({"model": Net().state_dict()}, "of the type OrderedDict.*\n.*load_state_dict"),
+    "several models": ({"model": ["a.pth", "b.pth"]}, "of the type list.*\nCall this once for each"),
+    "an architecture": ({"model": "resnet50"}, "no weights file resnet50\n.*timm:resnet50"),
+    "another order": ({"model": "photos", "train": Net()}, "train is a module, Net\n.*the model comes first"),
+    "a protocol as test": ({"test": "knn"}, r"test is 'knn', which is a protocol\nWrite protocols='knn'"),
+    "labels as test": (
+        {"model": None, "train": np.eye(4), "test": [0, 1, 0, 1]},
+        r"4 labels\n.*evaluate\(None, \(x, y\)\)",
+    ),
+    "settings beside their protocols": ({"protocols": {"knn": {"k": 5}}}, r"\nWrite protocols=\['knn'\], settings="),
+    "a setting as an option": ({"protocols": "knn", "k": 5}, r'setting of knn: settings=\{"knn": \{"k"'),
     "an option of images for features": (
         {"model": None, "train": (np.eye(4), [0, 1, 0, 1]), "device": "cpu", "crop": 8},
         "'crop' has no effect on features",
@@ -310,6 +321,28 @@ def test_warnings_name_arguments_and_not_flags(digits, caplog):
 def test_every_public_function_answers_a_misspelt_argument_with_the_nearest(call, nearest):
     with pytest.raises(UsageError, match=f"Did you mean .*'{nearest}'"):
         call()
+
+
+def test_arguments_may_have_the_names_of_flags(digits):
+    (found,) = sslbench.evaluate(weights="pixels:8", data="sklearn:digits", protocols="knn", out=None, **QUICK)
+    assert found.weights.name == "pixels:8"
+    for call, words in (
+        (lambda: sslbench.evaluate(model="pixels:8", weights="a", data="photos"), "'weights' and 'model' are the same"),
+        (
+            lambda: sslbench.evaluate("pixels:8"),
+            "missing a required argument: 'train'\nCall evaluate.model, train, test",
+        ),
+        (lambda: sslbench.evaluate("pixels:8", "photos", None, "knn"), "too many positional arguments\nCall"),
+        (lambda: sslbench.extract("pixels:8"), "'images'\nCall extract.model, images.; further"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            call()
+
+
+def test_two_data_sets_of_torch_are_train_and_test(digits):
+    images = torch.from_numpy(digits[0])[:, None]
+    parts = [torch.utils.data.TensorDataset(images[i::2], torch.from_numpy(digits[1])[i::2]) for i in range(2)]
+    assert one("pixels:8", tuple(parts)).metrics == one("pixels:8", parts[0], parts[1]).metrics
 
 
 def test_options_without_effect_on_detection_are_refused():

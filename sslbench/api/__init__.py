@@ -23,6 +23,7 @@ from sslbench.api.arguments import (
     record_of,
     refuse_other_fields,
     refuse_other_models,
+    refuse_other_order,
     tasks_of,
     train_and_test,
 )
@@ -124,6 +125,7 @@ def evaluate(
         99
     """
     tasks = tasks_of(protocols, settings)
+    refuse_other_order(train, test)
     train, test = train_and_test(train, test)
     folder = folder_of(out)
     if are_features(train):
@@ -134,7 +136,7 @@ def evaluate(
             "Give a module or a file; features as an array: (np.asarray(x), labels).",
         )
     refuse_other_models(model)
-    run_settings, request_options = options_of(options, run, evaluation.Request)
+    run_settings, request_options = options_of(options, run, evaluation.Request, tasks=tasks)
     places = places_of(train, test, request_options)
     backbone = copied_backbone(model, request_options) if isinstance(model, nn.Module) else None
     weights = backbone.name if backbone is not None else str(model)
@@ -160,7 +162,7 @@ def _evaluate_features(
     """Score (features, labels), as `sslbench eval --features` does."""
     if model is not None:
         raise UsageError("features (N, D) need no model", "Pass None as the model.")
-    run_settings, unused = options_of(options, run, evaluation.Request)
+    run_settings, unused = options_of(options, run, evaluation.Request, tasks=tasks)
     if unused:
         of_run = {field.name for field in dataclasses.fields(evaluation.RunSettings)}
         typed = next(key for key in options if key not in of_run)
@@ -563,7 +565,7 @@ def compare(
 
 
 @public
-def make_leaderboard(folder: str | Path, *, metric: str | None = None) -> Board:
+def make_leaderboard(folder: str | Path = "results", *, metric: str | None = None) -> Board:
     """Return one table of all records below a folder; `sslbench.leaderboard.to_csv` and others write it.
 
     A record that cannot be read is left out, with a note in the table.

@@ -6,12 +6,13 @@ import functools
 import logging
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 from torchvision.models import ResNet as TorchvisionResNet
 
 from sslbench import evaluation
@@ -20,13 +21,14 @@ from sslbench.backbones.in_memory import from_module, unwrapped, users_preproces
 from sslbench.backbones.layer_spec import split_layers
 from sslbench.backbones.layers import last_linear
 from sslbench.backbones.load import load_file
+from sslbench.backbones.named import download_hint
 from sslbench.backbones.resnet import ResNet
 from sslbench.backbones.sizes import is_timm_vit
 from sslbench.config import build_partial, resolve
 from sslbench.data.in_memory import Columns, sources_of
-from sslbench.errors import UsageError
+from sslbench.errors import UsageError, WeightsError
 from sslbench.features.external import are_features
-from sslbench.names import did_you_mean
+from sslbench.names import did_you_mean, list_names
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import find as find_protocol
 from sslbench.results import Result, Results, records
@@ -40,11 +42,43 @@ def refuse_other_models(model: object) -> None:
 
     Raises:
         UsageError: the model is neither.
+        WeightsError: it is the name of an architecture, whose weights could be downloaded.
     """
-    if not isinstance(model, str | Path | nn.Module):
-        what = f"the class {model.__name__}" if isinstance(model, type) else f"of the type {type(model).__name__}"
-        remedy = "Make a module of it first: model = Net()." if isinstance(model, type) else "Wrap it in an nn.Module."
-        raise UsageError(f"the model is {what}, neither a module nor a weights file", remedy)
+    if isinstance(model, str | Path | nn.Module):
+        plain = isinstance(model, str) and ":" not in model and not Path(model).exists()
+        if plain and model not in ("random", "pixels") and (hint := download_hint(str(model))):
+            raise WeightsError(f"there is no weights file {model}", hint)
+        return
+    what = f"the class {model.__name__}" if isinstance(model, type) else f"of the type {type(model).__name__}"
+    remedies = {
+        type: "Make a module of it first: model = Net().",
+        Mapping: "Load these tensors into a module, model.load_state_dict(...), or give the path of their file.",
+        Sequence: "Call this once for each of them; sslbench.make_leaderboard makes one table of all.",
+        Callable: "Call it if it makes a module, model = resnet50(); else wrap it in an nn.Module.",
+    }
+    remedy = next((text for kind, text in remedies.items() if isinstance(model, kind)), "Wrap it in an nn.Module.")
+    raise UsageError(f"the model is {what}, neither a module nor a weights file", remedy)
+
+
+def refuse_other_order(train: Any, test: Any) -> None:
+    """Refuse what stands at the place of another argument: a module, labels, or a protocol.
+
+    Raises:
+        UsageError: it does.
+    """
+    call = "Call evaluate(model, train, test, protocols=[...]): the model comes first."
+    for name, given in (("train", train), ("test", test)):
+        if isinstance(given, nn.Module):
+            raise UsageError(f"{name} is a module, {type(given).__name__}", call)
+    if isinstance(test, str) and test in list_names("protocol") and not Path(test).exists():
+        raise UsageError(f"test is '{test}', which is a protocol", f"Write protocols='{test}'.")
+    listed = isinstance(test, list | tuple) and bool(test) and isinstance(test[0], int | str)
+    if hasattr(train, "shape") and (listed or len(getattr(test, "shape", ())) == 1):
+        pair = "model, (x, y)" if len(train.shape) > 2 else "None, (x, y)"
+        raise UsageError(
+            f"test is a list of {len(test)} labels",
+            f"Labels stand beside their images or features: evaluate({pair}), or evaluate({pair}, (x_test, y_test)).",
+        )
 
 
 def copied_backbone(model: nn.Module, request: Mapping[str, Any]) -> Backbone:
@@ -96,7 +130,8 @@ def tasks_of(
     # A text is a sequence too, of its letters.
     names = [protocols] if isinstance(protocols, str) else protocols
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"protocols should be a name or a list of names, not {protocols!r:.80}")
+        remedy = f"Write protocols={[*names]}, settings={names}." if isinstance(names, Mapping) else None
+        raise UsageError(f"protocols should be a name or a list of names, not {protocols!r:.80}", remedy)
     for key, values in (settings or {}).items():
         if key not in names:
             example = f'Settings belong to a protocol: settings={{"{names[0]}": {{"{key}": ...}}}}.' if names else ""
@@ -130,6 +165,7 @@ def options_of(
     *,
     runs: bool = True,
     beside: Collection[str] = _ARGUMENTS,
+    tasks: Sequence[evaluation.Task] = (),
 ) -> tuple[evaluation.RunSettings, dict[str, Any]]:
     """Return the settings of a run and the further fields of a request, from keyword arguments.
 
@@ -139,6 +175,7 @@ def options_of(
         request: dataclass of the request; one with a preprocessing takes its values by their names, too.
         runs: settings of a run have an effect.
         beside: further arguments of the function, for hints.
+        tasks: protocols, whose settings are no options.
 
     Raises:
         UsageError: an option that does not exist, with the nearest one, or of another type.
@@ -151,6 +188,9 @@ def options_of(
         if key not in known:
             labels = "Labels stand beside their images or features: (images, labels)."
             nearest = labels if key in _LABELS else did_you_mean(key, {*known, *beside} - {key})
+            for task in tasks:
+                if key in {field.name for field in dataclasses.fields(task.settings)}:
+                    nearest = f'It is a setting of {task.protocol}: settings={{"{task.protocol}": {{"{key}": ...}}}}.'
             raise UsageError(f"there is no option '{key}'", nearest)
     # `RunSettings` and its records have the device as text.
     given = {key: str(value) if isinstance(value, torch.device) else value for key, value in given.items()}
@@ -182,7 +222,8 @@ def train_and_test(train: Any, test: Any) -> tuple[Any, Any]:
         test: the same, or None.
 
     Returns:
-        (x, y) for such mappings, and two parts for features by split; other data as they are.
+        (x, y) for such mappings, and two parts for features by split and for two data sets of torch; other data as
+        they are.
 
     Examples:
         >>> train_and_test({"data": [[1.0]], "target": [0]}, None)
@@ -191,6 +232,9 @@ def train_and_test(train: Any, test: Any) -> tuple[Any, Any]:
         ({'train': (1, 2), 'test': (3, 4)}, None)
     """
     train, test = _pair_of(train), _pair_of(test)
+    if test is None and isinstance(train, tuple | list) and len(train) == 2:
+        # Two data sets are train and test, not images and labels.
+        train, test = train if all(isinstance(part, Dataset | DataLoader) for part in train) else (train, test)
     by_split = test is None and isinstance(train, Mapping) and train.keys() == {"train", "test"}
     return (train["train"], train["test"]) if by_split and are_features(train["train"]) else (train, test)
 

@@ -24,19 +24,34 @@ _COMMAND = re.compile(r"sslbench [a-z-]+ .*")
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a public function that names arguments in messages and answers a misspelt one with the nearest."""
-    parameters = inspect.signature(function).parameters
+    """Return a public function that names arguments in messages and answers wrong ones with the right call.
+
+    Arguments may also be named as the flags of the command line are: `weights`, `data`, `test_data`.
+    """
+    signature = inspect.signature(function)
+    parameters = signature.parameters
     takes_others = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         # Before the call: Python's own TypeError does not tell the nearest name.
-        for name in kwargs:
-            if name not in parameters and not takes_others:
+        named = dict[str, Any]()
+        for name, value in kwargs.items():
+            own = name if name in parameters else next((o for o in _ARGUMENTS.get(name, ()) if o in parameters), name)
+            if own not in parameters and not takes_others:
                 raise UsageError(f"{function.__name__} has no argument '{name}'", did_you_mean(name, parameters))
+            if own in named:
+                raise UsageError(f"{function.__name__}: '{name}' and '{own}' are the same argument", "Leave one out.")
+            named[own] = value
+        try:
+            signature.bind(*args, **named)
+        except TypeError as error:
+            first = [name for name, each in parameters.items() if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+            remedy = f"Call {function.__name__}({', '.join(first)}); further arguments are named."
+            raise UsageError(f"{function.__name__}: {error}", remedy) from None
         try:
             with _logged_in_python(parameters):
-                return function(*args, **kwargs)
+                return function(*args, **named)  # type: ignore[arg-type]
         except SslbenchError as error:
             error.rephrase(lambda text: in_python(text, parameters))
             raise
