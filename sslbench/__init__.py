@@ -11,22 +11,20 @@ from sslbench.text import hide_secrets
 
 if TYPE_CHECKING:
     from sslbench.api import (
-        KNNProbe,
-        LinearProbe,
         compare,
         evaluate,
         evaluate_checkpoints,
-        evaluate_detection,
         export,
         extract,
         extract_features,
         load_backbone,
-        load_detector,
         make_leaderboard,
         predict,
         pretrain,
     )
+    from sslbench.api.detection import evaluate_detection, load_detector
     from sslbench.errors import SslbenchError
+    from sslbench.evaluation.estimators import KNNProbe, LinearProbe
     from sslbench.names import list_names
 
 __all__ = [
@@ -48,7 +46,14 @@ __all__ = [
     "pretrain",
 ]
 
-_HOME = dict.fromkeys(__all__, "sslbench.api") | {"list_names": "sslbench.names", "SslbenchError": "sslbench.errors"}
+_HOME = dict.fromkeys(__all__, "sslbench.api") | {
+    "KNNProbe": "sslbench.evaluation.estimators",
+    "LinearProbe": "sslbench.evaluation.estimators",
+    "SslbenchError": "sslbench.errors",
+    "evaluate_detection": "sslbench.api.detection",
+    "list_names": "sslbench.names",
+    "load_detector": "sslbench.api.detection",
+}
 
 
 logging.getLogger("sslbench").addFilter(hide_secrets)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import sslbench
-from sslbench.api import load_detector
+from sslbench import load_detector
 from sslbench.backbones.build import build
 from sslbench.backbones.load import load_backbone
 from sslbench.cli.main import main

@@ -7,6 +7,7 @@ import pytest
 
 from sslbench.config import build, describe, read_yaml, resolve, setting, shortened
 from sslbench.errors import UsageError
+from sslbench.paths import builtin_dir
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,10 +136,20 @@ def test_settings_describe_themselves():
         ("a: [1\n", "not valid YAML"),
         ("- 1\n", "should hold a mapping"),
         ("a: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
+        ("a: &b [1]\nc: *b\n", "aliases"),
     ],
 )
-def test_yaml_is_read_strictly(tmp_path, text, message):
+@pytest.mark.parametrize("shipped", [False, True], ids=["user's", "shipped"])
+def test_yaml_is_read_strictly(tmp_path, text, message, shipped):
     path = tmp_path / "x.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match=message):
-        read_yaml(path)
+        read_yaml(path, shipped=shipped)
+
+
+def test_tables_of_formats_read_fast_are_the_same(tmp_path):
+    files = sorted(builtin_dir("model_converters").glob("*.yaml"))
+    assert len(files) > 50 and all(read_yaml(file) == read_yaml(file, shipped=True) for file in files)
+    values = "a: 2026-11-28\nb: [on, 0x1F, 1e3, ~, '*']\n"
+    (tmp_path / "x.yaml").write_text(values)
+    assert read_yaml(tmp_path / "x.yaml") == read_yaml(tmp_path / "x.yaml", shipped=True)

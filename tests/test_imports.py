@@ -55,7 +55,7 @@ WITHIN_ROW = {
     "show": {"evaluation"},
     "protocols": {"detection"},
     "api": {"evaluation", "leaderboard", "pretraining"},
-    "__init__": {"api"},
+    "__init__": {"api", "evaluation"},
     "__main__": {"cli"},
 }
 
@@ -369,6 +369,13 @@ def test_light_modules_load_nothing_heavy(part):
         tops = {name.split(".")[0] for name in imported(file, import_time(tree))}
         allowed = {"numpy"} if part in NUMPY_TOO or file.name == "source.py" else set()
         assert not (tops & HEAVY) - allowed, f"{file.relative_to(ROOT)} loads {sorted(tops & HEAVY)}"
+
+
+def test_stored_features_are_evaluated_without_torchvision():
+    """Its import takes two seconds, and only decoding needs it."""
+    here = loaded("sslbench.cli.commands.eval.work")
+    assert "torch" in here and not here & {"torchvision", "timm", "sklearn"}
+    assert not loaded("sslbench.api") & {"timm", "sklearn"}
 
 
 def test_importing_sslbench_is_light():

@@ -12,14 +12,12 @@ from torch import nn
 
 from sslbench import evaluation, paths, pretraining
 from sslbench.api.arguments import (
-    BOXES,
     FILES,
     copied_backbone,
     folder_of,
     location,
     options_of,
     places_of,
-    recognised_backbone,
     record_of,
     refuse_other_fields,
     refuse_other_models,
@@ -30,12 +28,9 @@ from sslbench.api.arguments import (
 from sslbench.api.messages import public
 from sslbench.backbones import load
 from sslbench.backbones.export import ExportReport
-from sslbench.backbones.in_memory import unwrapped
 from sslbench.config import build
 from sslbench.data.containers.members import is_image
-from sslbench.detection import evaluate as detectors
 from sslbench.errors import SslbenchError, UsageError
-from sslbench.evaluation.estimators import KNNProbe, LinearProbe
 from sslbench.evaluation.prediction import PredictionCounts, export_network
 from sslbench.evaluation.prediction import predict as write_predictions
 from sslbench.evaluation.pretraining import knn_evaluator
@@ -46,7 +41,6 @@ from sslbench.leaderboard import Board, table
 from sslbench.leaderboard.compare import Comparison
 from sslbench.leaderboard.compare import compare as compare_results
 from sslbench.leaderboard.over_training import TrainingCurve, training_curves, write_training_curves
-from sslbench.library.benchmarks import load_benchmark
 from sslbench.library.recipes import compose_pretraining
 from sslbench.results import Result, Results, records
 from sslbench.runtime.progress import interactive
@@ -54,24 +48,19 @@ from sslbench.train import checkpoints
 from sslbench.train.observers.always import always
 
 __all__ = [
-    "KNNProbe",
-    "LinearProbe",
     "compare",
     "evaluate",
     "evaluate_checkpoints",
-    "evaluate_detection",
     "export",
     "extract",
     "extract_features",
     "load_backbone",
-    "load_detector",
     "make_leaderboard",
     "predict",
     "pretrain",
 ]
 
 load_backbone = public(load.load_backbone)
-load_detector = public(detectors.load_detector)
 
 
 @public
@@ -257,67 +246,6 @@ def evaluate_checkpoints(
     if curves:
         write_training_curves(curves, checkpoints.run_name(Path(folder)), Path(out))
     return curves
-
-
-@public
-def evaluate_detection(  # noqa: PLR0913  its data, its recipe, and what all have
-    model: str | Path | nn.Module,
-    train: str | Path,
-    test: str | Path | None = None,
-    *,
-    name: str | None = None,
-    recipe: str | Path = "detection/small",
-    settings: Mapping[str, Any] | None = None,
-    baselines: Sequence[str | Path] = (),
-    out: str | Path | None = "results",
-    run: evaluation.RunSettings | None = None,
-    **options: Any,
-) -> Results:
-    """Train a detector around a backbone, score it and write the records, as `sslbench eval detection` does.
-
-    The same call continues an interrupted run.
-
-    Args:
-        model: a weights file, 'random', or a ResNet (of sslbench or torchvision) or a vision transformer of timm, whose
-            tensors are copied: the module, its gradients and the global random state stay as they are.
-        train: a COCO or kwcoco manifest, a Pascal VOC tree, 'kwcoco:shapes64-128', as for `--data`.
-        test: test split, as for `--test-data`; by default found in `train` or split off.
-        name: name of the weights in records and tables; by default the file's, or the backbone's.
-        recipe: a benchmark of detection, by its name or its YAML file.
-        settings: differences from the recipe: {"iterations": 500, "freeze_at": 5}.
-        baselines: 'random' for the untrained backbone, or weights files: trained alike, to stand beside.
-        out: folder for the records; None: a temporary one, removed when Python ends.
-        run: settings of the run, as one object.
-        **options: settings by the names of the flags: device, workers, seed, backend, ...; the fields of
-            `evaluation.RunSettings` and `evaluation.Request`.
-
-    Returns:
-        Results of the baselines, then that of the model; rates in percent.
-
-    Raises:
-        SslbenchError: anything that is wrong with the arguments, the weights or the data.
-    """
-    flags = {"backend": "program", "d2": "d2"}
-    of_backend = {name: options.pop(flag) for flag, name in flags.items() if flag in options}
-    task = evaluation.make_task("detection", {**(settings or {}), **of_backend}, load_benchmark(str(recipe)))
-    run_settings, request_options = options_of(options, run, evaluation.Request)
-    backbone = None
-    if isinstance(model, nn.Module):
-        backbone = recognised_backbone(unwrapped(model), request_options.get("backbone"))
-    request = evaluation.Request(
-        weights=backbone.name if backbone is not None else str(model),
-        data=location(train, "train", BOXES),
-        tasks=(task,),
-        test_data=None if test is None else location(test, "test", BOXES),
-        baselines=tuple(map(str, baselines)),
-        name=name,
-        **request_options,
-    )
-    folder = folder_of(out)
-    evaluation.check_writable(folder)
-    prepared = evaluation.prepare(request, run_settings, backbone=backbone)
-    store, command = paths.cache_dir() / "features", "sslbench.evaluate_detection(...)"
-    return Results(evaluation.evaluate(prepared, store=store, out=folder, command=command))
 
 
 @public

@@ -13,17 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-from torchvision.models import ResNet as TorchvisionResNet
 
 from sslbench import evaluation
 from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.in_memory import from_module, unwrapped, users_preprocessing
 from sslbench.backbones.layer_spec import split_layers
 from sslbench.backbones.layers import last_linear
-from sslbench.backbones.load import load_file
 from sslbench.backbones.named import download_hint
-from sslbench.backbones.resnet import ResNet
-from sslbench.backbones.sizes import is_timm_vit
 from sslbench.config import build_partial, resolve
 from sslbench.data.in_memory import Columns, sources_of
 from sslbench.errors import UsageError, WeightsError
@@ -32,7 +28,6 @@ from sslbench.names import did_you_mean, list_names
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import find as find_protocol
 from sslbench.results import Result, Results, records
-from sslbench.weights.reading.files import WeightsFile
 
 log = logging.getLogger("sslbench")
 
@@ -93,30 +88,6 @@ def copied_backbone(model: nn.Module, request: Mapping[str, Any]) -> Backbone:
         return backbone
     log.warning(f"{name}: taking the features before its classifier '{last}'; layers='output' takes the class scores")
     return dataclasses.replace(backbone, default_layer=f"{last}@input")
-
-
-def recognised_backbone(module: nn.Module, name: str | None = None) -> Backbone:
-    """Return a backbone with a copy of the module's tensors, recognised like those of a file.
-
-    Args:
-        module: a ResNet of sslbench or torchvision, or a vision transformer of timm; its classifier is left out.
-        name: of the architecture, where the tensors do not show it.
-
-    Raises:
-        UsageError: it is something else: a detector takes the network apart, so it has to know its parts.
-        WeightsError: the tensors do not fit the architecture.
-    """
-    if not (isinstance(module, ResNet | TorchvisionResNet) or is_timm_vit(module)):
-        raise UsageError(
-            f"a detector cannot be built around a {type(module).__name__}",
-            "Give a ResNet of sslbench or torchvision, a vision transformer of timm, or a weights file.",
-        )
-    tensors = {key: tensor.detach().cpu().clone() for key, tensor in module.state_dict().items()}
-    file = WeightsFile(Path(type(module).__name__), "", tensors, "torch zip")
-    backbone = load_file(file, backbone=module.spec.name if isinstance(module, ResNet) else name)
-    if getattr(module, "preprocessing", None) is None:
-        return backbone
-    return dataclasses.replace(backbone, preprocessing=users_preprocessing(backbone.name, module))
 
 
 def tasks_of(

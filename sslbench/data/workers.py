@@ -191,5 +191,6 @@ def _context(asked: StartMethod) -> BaseContext:
         raise UsageError(f"start_method={asked} does not exist on this system", f"It has {', '.join(available)}.")
     context = multiprocessing.get_context(asked)
     if asked == "forkserver":
-        context.set_forkserver_preload(["sslbench.data.loading.loader"])  # torch is imported once, not once per worker
+        # Imported once, not once per worker.
+        context.set_forkserver_preload(["sslbench.data.loading.loader", "torchvision.transforms.v2"])
     return context

@@ -2,13 +2,14 @@
 
 import ctypes
 import dataclasses
+import functools
 import io
 import logging
 import math
 import struct
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -31,11 +32,6 @@ from sslbench.data.decode.picture import (
     upright,
 )
 from sslbench.preprocessing import MAX_PIXELS
-
-try:
-    from torchvision.io import ImageReadMode, decode_jpeg
-except ImportError:  # deprecated by torchvision 0.29; Pillow gives the same pixels
-    decode_jpeg = None
 
 __all__ = ["MAX_PIXELS", "Decoded", "UnreadableImage", "Wanted", "decode"]
 
@@ -83,14 +79,24 @@ def decode(data: bytes | npt.NDArray[np.uint8], path: str, wanted: Wanted = RGB)
                 scale = next((factor for factor in (8, 4, 2) if shorter >= 2 * factor * side), 1)
                 if scale > 1:
                     return decode_with_pillow(data, path, wanted, scale)
-            if wanted.channels == 3 and decode_jpeg is not None:
+            if wanted.channels == 3 and (decode_jpeg := jpeg_decoder()) is not None:
                 # If torchvision.io fails, Pillow decides, and gives the reason.
                 with suppress(RuntimeError):
                     # A copy, since torch warns of buffers that are read-only.
-                    image = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
+                    image = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8))
                     decoded = Decoded(image, ("grey to RGB",) if header.channels == 1 else ())
                     return upright(decoded, orientation(data) if header.has_metadata else 1)
         return decode_with_pillow(data, path, wanted)
+
+
+@functools.cache
+def jpeg_decoder() -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """Return torchvision's decoder of JPEGs to RGB, whose import takes two seconds; None where it has none."""
+    try:
+        from torchvision.io import ImageReadMode, decode_jpeg
+    except ImportError:  # deprecated by torchvision 0.29; Pillow gives the same pixels
+        return None
+    return functools.partial(decode_jpeg, mode=ImageReadMode.RGB)
 
 
 @dataclasses.dataclass(frozen=True)

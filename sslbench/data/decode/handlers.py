@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from sslbench import user_code
-from sslbench.data.decode.files import decode, from_pillow
+from sslbench.data.decode.files import decode, from_pillow, jpeg_decoder
 from sslbench.data.decode.picture import RGB, Decoded, UnreadableImage, Wanted, as_wanted, from_array, from_fractions
 from sslbench.data.decode.reading import DEFAULT as DEFAULT
 from sslbench.data.decode.reading import WAYS, check_decoder, object_of
@@ -101,6 +101,7 @@ class PictureHandler:
 
     def __init__(self, wanted: Wanted = RGB) -> None:
         self.wanted = wanted
+        jpeg_decoder()  # imported before workers are forked, once for all of them
 
     def __call__(self, path: str, buffer: BinaryIO) -> Decoded:
         """Decode a picture; never returns None."""

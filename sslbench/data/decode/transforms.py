@@ -5,12 +5,11 @@ from typing import Literal
 import numpy as np
 import torch
 from PIL import Image
-from torchvision.transforms.v2 import InterpolationMode, functional
 
 from sslbench.errors import UsageError
 from sslbench.preprocessing import MAX_PIXELS, Preprocessing
 
-_TENSOR_MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
+_TENSOR_MODES = ("bilinear", "bicubic")
 _PILLOW_MODES = {"nearest": Image.Resampling.NEAREST, "lanczos": Image.Resampling.LANCZOS}
 
 
@@ -39,6 +38,8 @@ def resize_and_crop(
     if preprocessing.squash is not None:
         image = _resize(image, *preprocessing.squash, preprocessing.interpolation)
     if preprocessing.crop is not None:
+        from torchvision.transforms.v2 import functional
+
         image = functional.center_crop(image, list(preprocessing.crop))
     return image.permute(1, 2, 0).contiguous().permute(2, 0, 1)  # a view would keep the whole image in memory
 
@@ -79,7 +80,9 @@ def _resize(image: torch.Tensor, height: int, width: int, interpolation: str) ->
     if image.shape[1:] == (height, width):
         return image
     if interpolation in _TENSOR_MODES:
-        mode = _TENSOR_MODES[interpolation]
+        from torchvision.transforms.v2 import InterpolationMode, functional
+
+        mode = InterpolationMode(interpolation)
         scaled: torch.Tensor = functional.resize(image, [height, width], interpolation=mode, antialias=True)
         return _within_range(scaled)
     if image.shape[0] == 3 and image.dtype == torch.uint8:

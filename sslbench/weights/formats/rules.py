@@ -24,21 +24,27 @@ class Pattern:
 
     Attributes:
         holes: names of the holes in order, with `*` for those that may contain dots.
+        expression: regular expression of the keys.
         counted: names of the holes whose number is one more than on the other side.
         start: literal text before the first hole; comparing it first is faster than the expression.
     """
 
     text: str
     holes: tuple[str, ...]
-    expression: re.Pattern[str]
+    expression: str
     counted: frozenset[str]
     start: str
+
+    @functools.cached_property
+    def _compiled(self) -> re.Pattern[str]:
+        # Most of the 2,000 patterns are never compared with a key that begins as they do.
+        return re.compile(self.expression)
 
     def match(self, key: str) -> dict[str, str] | None:
         """Return the text in each hole if the pattern matches `key`, else None."""
         if not key.startswith(self.start):
             return None
-        found = self.expression.fullmatch(key)
+        found = self._compiled.fullmatch(key)
         if found is None:
             return None
         return {name: _moved(text, -1) if name in self.counted else text for name, text in found.groupdict().items()}
@@ -91,7 +97,7 @@ def parse_pattern(text: str) -> Pattern:
         expression += f"(?P<{hole[1]}>{inside})" + part
     counted = frozenset(hole[1] for hole in holes if hole[2] == "+1")
     names = [hole[1] + hole[2].removesuffix("+1") for hole in holes]
-    return Pattern(text, tuple(names), re.compile(expression), counted, literal.split("\0")[0])
+    return Pattern(text, tuple(names), expression, counted, literal.split("\0")[0])
 
 
 @dataclasses.dataclass(frozen=True)
