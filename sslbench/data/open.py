@@ -31,7 +31,7 @@ from sslbench.data.format import (
 from sslbench.data.location import PATTERN, SCHEME, Location, locate
 from sslbench.data.maps.layout import FOLDER, by_folder
 from sslbench.data.objects import ObjectSource
-from sslbench.data.regular import refuse_missing
+from sslbench.data.regular import reading, refuse_missing
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean, list_names
@@ -43,6 +43,7 @@ DEFAULT_OBJECTS = "kwcoco:shapes64-128"
 """Data with objects when the user names none: 64 drawn images of 128 x 128 pixels."""
 
 
+@reading()
 def open_data(
     spec: str,
     *,
@@ -147,6 +148,7 @@ def _refuse_export_in(spec: str, problem: str, sources: Mapping[str, Source]) ->
         raise UsageError(problem, f"{manifest} is a COCO manifest: give that file.")
 
 
+@reading()
 def has_objects(spec: str) -> bool:
     """Return whether a location is of a kind that has boxes."""
     text = locate(spec).text
@@ -172,6 +174,7 @@ def _kinds(folder: Path) -> str:
     return ", ".join(f"{n:,} {suffix}" for suffix, n in suffixes.most_common(3))
 
 
+@reading()
 def open_as(spec: str, *kinds: type[Target]) -> dict[str, Source]:
     """Open images with targets that are not labels: boxes, label maps, depth, pairs, videos; the format is recognised.
 
@@ -206,22 +209,19 @@ def open_as(spec: str, *kinds: type[Target]) -> dict[str, Source]:
         refuse_export(text)
     able = [found for found in formats if any(kind in found.readers for kind in kinds)]
     readers = [found.readers[kind] for found in able for kind in kinds if kind in found.readers]
-    try:
-        reader = next((reader for reader in readers if users or reader.recognises(text, options)), None)
-        if reader is not None:
-            given = _build_options(reader.options, options, location.text)
-            sources = dict(reader.open(text, given))
-            by = getattr(given, "group", None)
-            by_folders = by == FOLDER and not any(source.grouped_by for source in sources.values())
-            return {split: by_folder(found) for split, found in sources.items()} if by_folders else sources
-        # A mistyped option is told before a place without such targets; one that another layout takes is not mistyped.
-        known = {field.name for reader in readers for field in dataclasses.fields(reader.options)}
-        if unknown := next((key for key in options if key not in known), None):
-            problem = f"the options of {location.text}: unknown key '{unknown}'"
-            raise UsageError(problem, did_you_mean(unknown, known))
-        images = open_data(location.text)  # raises if the location does not exist or is damaged
-    except OSError as error:
-        raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
+    reader = next((reader for reader in readers if users or reader.recognises(text, options)), None)
+    if reader is not None:
+        given = _build_options(reader.options, options, location.text)
+        sources = dict(reader.open(text, given))
+        by = getattr(given, "group", None)
+        by_folders = by == FOLDER and not any(source.grouped_by for source in sources.values())
+        return {split: by_folder(found) for split, found in sources.items()} if by_folders else sources
+    # A mistyped option is told before a place without such targets; one that another layout takes is not mistyped.
+    known = {field.name for reader in readers for field in dataclasses.fields(reader.options)}
+    if unknown := next((key for key in options if key not in known), None):
+        problem = f"the options of {location.text}: unknown key '{unknown}'"
+        raise UsageError(problem, did_you_mean(unknown, known))
+    images = open_data(location.text)  # raises if the location does not exist or is damaged
     content = _content_of(Path(location.text))
     problem = f"no {' or '.join(map(_content, kinds))} were found in {location.text}{content}"
     _refuse_export_in(location.text, problem, images)
@@ -232,6 +232,7 @@ def _content(kind: type[Target]) -> str:
     return f"images with {kind.title}" if kind.of_pixels else kind.title
 
 
+@reading()
 def kind_alone(spec: str) -> type[Target] | None:
     """Return the kind of target of a location whose layout holds nothing but these, such as images/ beside masks/.
 

@@ -6,6 +6,7 @@ told at once.
 
 import contextlib
 import errno
+import fnmatch
 import io
 import os
 import stat
@@ -15,6 +16,7 @@ from pathlib import Path
 from sslbench.data import catalog
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
+from sslbench.paths import FULL
 
 MAX_BYTES = 1 << 32
 """Size limit of an image file, 4 GiB: more than a picture of --max-pixels with 13 bands of 16 bits."""
@@ -42,7 +44,28 @@ def reading(where: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.filename is None or error.errno in FULL:
+            raise  # nothing of the data: a connection, a bug, or a copy that was being written
         raise DataError(f"{where}cannot read {error.filename!s:.300}: {error.strerror}") from error
+
+
+def matching(folder: Path, pattern: str) -> list[Path]:
+    """Return the files below a folder that fit a pattern, sorted: '*_query.txt', '*/H_1_2'; hidden ones do not.
+
+    `Path.glob` passes over folders that it cannot read.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    first, _, rest = pattern.partition("/")
+    if not rest and not any(sign in first for sign in "*?["):
+        return [folder / first] if os.path.lexists(folder / first) else []
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        fitting = [entry for entry in entries if fnmatch.fnmatch(entry.name, first) and not entry.name.startswith(".")]
+    found = [folder / entry.name for entry in fitting if not rest or entry.is_dir()]
+    return sorted(file for path in found for file in (matching(path, rest) if rest else (path,)))
 
 
 def open_regular(path: str) -> io.FileIO:

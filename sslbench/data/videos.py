@@ -14,6 +14,7 @@ from sslbench.data.images import Files, digests_with
 from sslbench.data.maps.files import load
 from sslbench.data.maps.types import SAME_SIZE, size_difference
 from sslbench.data.objects.boxes import size_in_file
+from sslbench.data.regular import matching
 from sslbench.data.source import Source
 from sslbench.data.wording import refuse_problems, some
 from sslbench.errors import DataError
@@ -140,7 +141,7 @@ class PaletteMasks(OfRows):
 
 def frames_in(folder: Path, pattern: str) -> list[str]:
     """Return the names of the frames of a video in order: numbers without leading zeros are sorted as numbers."""
-    return sorted((file.name for file in folder.glob(pattern)), key=lambda name: (len(name), name))
+    return sorted((file.name for file in matching(folder, pattern)), key=lambda name: (len(name), name))
 
 
 def palette_videos(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import pickle
 
 import numpy as np
@@ -12,7 +13,7 @@ from sslbench.config import describe
 from sslbench.data.format import all_formats, builtin_format
 from sslbench.data.open import kind_alone, open_as, open_data, open_objects
 from sslbench.data.source import Source
-from sslbench.errors import UsageError
+from sslbench.errors import DataError, UsageError
 from sslbench.targets import kinds
 from sslbench.targets.label_maps import LabelMaps
 from sslbench.targets.objects import Boxes
@@ -126,3 +127,35 @@ def test_a_source_is_complete_ordered_picklable_and_the_same_every_time(location
         assert part.ids == (source.ids[0], source.ids[2])
         assert part.images.path(1) == source.images.path(2)
         assert part.fingerprint() != source.fingerprint()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_folder_that_may_not_be_listed_is_named_wherever_it_lies(tmp_path, monkeypatch, name):
+    """Refused is every folder that is listed for these data; only what no source is made of may be left out."""
+    spec, listed, closed = sample_module(name).make(tmp_path), {}, None
+
+    def guarded(real):
+        def list_folder(path="."):
+            found = os.path.realpath(path)
+            listed[found] = None
+            if found == closed:
+                raise PermissionError(13, "Permission denied", str(path))
+            return real(path)
+
+        return list_folder
+
+    def sources():
+        label = sample_module(name).LABELS
+        kind = LabelMaps if label == "none" else kinds()[label]
+        found = open_data(spec) if name in SAMPLES and not kind.of_pixels else open_as(spec, kind)
+        return {split: source.fingerprint() for split, source in found.items()}
+
+    with monkeypatch.context() as patch:  # what removes tmp_path lists folders by their descriptors
+        for function in ("scandir", "listdir"):
+            patch.setattr(os, function, guarded(getattr(os, function)))
+        whole = sources()
+        for closed in [path for path in listed if path.startswith(os.path.realpath(tmp_path))]:
+            try:
+                assert sources() == whole, f"{closed} was passed over"
+            except DataError as error:
+                assert f"{closed}: Permission denied" in str(error)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sslbench.data.containers.sniff import text_lines
 from sslbench.data.format import SourceFormat, plain_reader
+from sslbench.data.regular import matching
 from sslbench.data.source import Source
 from sslbench.data.videos import palette_videos
 from sslbench.data.wording import some
@@ -30,7 +31,7 @@ def open(spec: str) -> dict[str, Source]:
     """
     root, sources = Path(spec), {}
     photos, masks = root / "JPEGImages" / "480p", root / "Annotations" / "480p"
-    for file in sorted((root / "ImageSets" / "2017").glob("*.txt")):
+    for file in matching(root / "ImageSets" / "2017", "*.txt"):
         split = file.stem
         names = text_lines(file)
         if not any((masks / name).is_dir() for name in names):

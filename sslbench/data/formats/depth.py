@@ -7,19 +7,20 @@ import csv
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
 from sslbench.data.containers.listed import find_listed, folders_beside
-from sslbench.data.containers.members import in_clutter, is_image, split_name
+from sslbench.data.containers.members import in_clutter, split_name
 from sslbench.data.containers.sniff import read_text
 from sslbench.data.format import Reader, SourceFormat
 from sslbench.data.images import Files
-from sslbench.data.maps.layout import FOLDER, by_key, in_order, pair
+from sslbench.data.maps.layout import FOLDER, by_key, in_order, pair, walk
 from sslbench.data.maps.values import SUFFIXES, DepthOptions, NormalOptions, Quantity, ValueFiles
+from sslbench.data.regular import matching
 from sslbench.data.source import Source
 from sslbench.data.wording import part_name, some
 from sslbench.errors import DataError, UsageError
@@ -127,8 +128,8 @@ def _divided(whole: tuple[Path, Path]) -> dict[str, tuple[Path, Path]]:
 
 
 def _paired(images: Path, values: Path, quantity: Quantity) -> ValuePairs:
-    keys = by_key(images, _walk(images, is_image))
-    files = _walk(values, lambda name: PurePosixPath(name).suffix.lower() in SUFFIXES)
+    keys = by_key(images, walk(images))
+    files = walk(values, lambda name: PurePosixPath(name).suffix.lower() in SUFFIXES)
     candidates = [by_key(values, files, ending) for ending in _ENDINGS[quantity]]
     # Of equal ones max takes the first, which is no ending.
     best = max(candidates, key=lambda found: len(keys.keys() & found.keys()))
@@ -144,16 +145,6 @@ def _paired(images: Path, values: Path, quantity: Quantity) -> ValuePairs:
     )
     notes = tuple(f"{len(names):,} {what} are left out: {some(names, 3)}" for what, names in left if names)
     return ValuePairs(found.ids, found.images, found.maps, notes)
-
-
-def _walk(folder: Path, wanted: Callable[[str], bool]) -> list[str]:
-    found = []
-    for top, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not in_clutter(name))
-        inner = os.path.relpath(top, folder)
-        prefix = "" if inner == "." else f"{inner}/"
-        found += [f"{prefix}{name}" for name in names if not in_clutter(name) and wanted(name)]
-    return sorted(found)
 
 
 def is_table(path: Path) -> bool:
@@ -299,7 +290,7 @@ def _open(
             f"group={FOLDER} keeps the images of a folder together.",
         )
     elif path.is_dir():
-        lists = {split: next(iter(sorted(path.glob(pattern))), None) for split, pattern in _LISTS.items()}
+        lists = {split: next(iter(matching(path, pattern)), None) for split, pattern in _LISTS.items()}
         pairs = {split: list_pairs(file, quantity, *folders) for split, file in lists.items() if file}
         options = _with_known(next((file.name for file in lists.values() if file), ""), options)
         pairs = pairs or folder_pairs(path, quantity, *folders)

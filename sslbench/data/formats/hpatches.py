@@ -11,6 +11,7 @@ import numpy as np
 from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.image_pairs import pairs_source
 from sslbench.data.images import Files
+from sslbench.data.regular import matching
 from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.targets.pairs import Homographies, HomographyPair
@@ -20,13 +21,13 @@ _FILE = re.compile(r"H_1_(\d+)")
 
 def recognises(spec: str) -> bool:
     """Return whether the location is a folder with SEQUENCE/H_1_2."""
-    return Path(spec).is_dir() and next(Path(spec).glob("*/H_1_2"), None) is not None
+    return Path(spec).is_dir() and bool(matching(Path(spec), "*/H_1_2"))
 
 
 def open(spec: str) -> dict[str, Source]:
     """Return the pairs of the first image of each sequence with the others."""
     root = Path(spec)
-    files = sorted(file for file in root.glob("*/H_1_*") if _FILE.fullmatch(file.name))
+    files = [file for file in matching(root, "*/H_1_*") if _FILE.fullmatch(file.name)]
     paths: list[str] = []
     place: dict[str, int] = {}
     pairs, ids = [], []
@@ -34,7 +35,7 @@ def open(spec: str) -> dict[str, Source]:
         folder, number = file.parent, file.name.rpartition("_")[2]
         rows = []
         for name in ("1", number):
-            found = next((p for p in sorted(folder.glob(f"{name}.*")) if p.suffix in (".ppm", ".png", ".jpg")), None)
+            found = next((p for p in matching(folder, f"{name}.*") if p.suffix in (".ppm", ".png", ".jpg")), None)
             if found is None:
                 raise DataError(f"{folder} has {file.name}, but no image {name}.ppm")
             path = found.relative_to(root).as_posix()

@@ -15,6 +15,7 @@ from sslbench.arrays import FloatArray
 from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.images import Files
 from sslbench.data.objects.boxes import size_in_file
+from sslbench.data.regular import matching
 from sslbench.data.source import Source
 from sslbench.data.videos import frames_in, poses_source
 from sslbench.data.wording import counted, some
@@ -39,7 +40,7 @@ def recognises(spec: str) -> bool:
 def open(spec: str) -> dict[str, Source]:
     """Return the clips of train and test of the first split."""
     root = Path(spec)
-    lists = sorted((root / "splits").glob(f"*{_LIST}.txt"))
+    lists = matching(root / "splits", f"*{_LIST}.txt")
     if not lists:
         raise DataError(
             f"{spec}: there is no list of clips, splits/ACTION{_LIST}.txt", "Unpack the lists of JHMDB into splits/."

@@ -16,6 +16,7 @@ from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.image_pairs import check_points, pairs_source
 from sslbench.data.images import Files
 from sslbench.data.objects.boxes import size_in_file
+from sslbench.data.regular import matching
 from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.targets.pairs import PointPair, Points
@@ -31,13 +32,13 @@ _CLASSES = (
 def recognises(spec: str) -> bool:
     """Return whether the location is a folder with JPEGImages/ and a list test_pairs*.csv."""
     root = Path(spec)
-    return (root / "JPEGImages").is_dir() and any(root.glob(_LISTS["test"]))
+    return (root / "JPEGImages").is_dir() and bool(matching(root, _LISTS["test"]))
 
 
 def open(spec: str) -> dict[str, Source]:
     """Return the pairs of each list; the classes are those of Pascal VOC."""
     root = Path(spec)
-    lists = {split: sorted(root.glob(pattern)) for split, pattern in _LISTS.items()}
+    lists = {split: matching(root, pattern) for split, pattern in _LISTS.items()}
     if several := next((files for files in lists.values() if len(files) > 1), None):
         raise DataError(f"{spec} has several lists of one split: {', '.join(file.name for file in several)}")
     return {split: _list(f"{spec} ({split})", root, files[0]) for split, files in lists.items() if files}

@@ -13,7 +13,6 @@ The ground-truth file itself may be named too, with `?images=FOLDER`.
 
 import csv
 import dataclasses
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,12 +21,12 @@ from typing import Any, Literal
 import numpy as np
 
 from sslbench.config import setting
-from sslbench.data.containers.sniff import SUFFIXES, is_clutter
 from sslbench.data.format import SampleReader, SampleRequest, SourceFormat
 from sslbench.data.images import Files
 from sslbench.data.labels import single_labels
+from sslbench.data.maps.layout import walk
 from sslbench.data.objects.crops import Crops
-from sslbench.data.regular import reading
+from sslbench.data.regular import matching, reading
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError, WeightsError
@@ -64,14 +63,7 @@ def images_below(folder: Path) -> dict[str, Path]:
     """Return the images below a folder by their relative path, ascending."""
     if not folder.is_dir():
         raise DataError(f"there is no folder of images {printable(str(folder))}", "Give it as ?images=FOLDER.")
-    found = {}
-    for top, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not is_clutter(name)]
-        for name in files:
-            if not is_clutter(name) and os.path.splitext(name)[1].lower() in SUFFIXES:  # noqa: PTH122
-                path = Path(top, name)
-                found[path.relative_to(folder).as_posix()] = path
-    return dict(sorted(found.items()))
+    return {name: folder / name for name in walk(folder)}
 
 
 def matched(names: Sequence[str], folder: Path, ground_truth: str) -> list[str]:
@@ -211,7 +203,7 @@ def is_disc(path: Path) -> bool:
 
 
 def _pair_lists(folder: Path) -> list[Path]:
-    return [file for file in sorted(folder.glob("*.csv")) if _has_pairs(file)]
+    return [file for file in matching(folder, "*.csv") if _has_pairs(file)]
 
 
 def _has_pairs(file: Path) -> bool:
@@ -387,7 +379,7 @@ def is_oxford(path: Path) -> bool:
 
 
 def _query_lists(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*_query.txt")) or sorted(folder.glob("*/*_query.txt"))
+    return matching(folder, "*_query.txt") or matching(folder, "*/*_query.txt")
 
 
 def open_oxford(path: Path, options: RetrievalOptions) -> Source:

@@ -15,6 +15,7 @@ from sslbench.data.image_pairs import check_points, pairs_source
 from sslbench.data.images import Files
 from sslbench.data.maps.types import SAME_SIZE, size_difference
 from sslbench.data.objects.boxes import size_in_file
+from sslbench.data.regular import matching
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
@@ -36,7 +37,7 @@ def open(spec: str) -> dict[str, Source]:
         if layout.is_file():
             names = text_lines(layout)
         elif annotations.is_dir():
-            names = sorted(file.stem for file in annotations.glob("*.json"))
+            names = [file.stem for file in matching(annotations, "*.json")]
         else:
             continue
         sources[split] = _split(f"{spec} ({split})", root, folder, names)

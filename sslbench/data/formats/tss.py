@@ -15,6 +15,7 @@ from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.image_pairs import check_points, pairs_source
 from sslbench.data.images import Files
 from sslbench.data.objects.boxes import size_in_file
+from sslbench.data.regular import matching
 from sslbench.data.source import Source
 from sslbench.errors import DataError
 from sslbench.targets.pairs import PointPair, Points
@@ -27,13 +28,13 @@ _UNKNOWN = 1e9  # larger values stand for pixels without flow
 
 def recognises(spec: str) -> bool:
     """Return whether the location is a folder with SUBSET/PAIR/flow1.flo."""
-    return Path(spec).is_dir() and next(Path(spec).glob("*/*/flow1.flo"), None) is not None
+    return Path(spec).is_dir() and bool(matching(Path(spec), "*/*/flow1.flo"))
 
 
 def open(spec: str) -> dict[str, Source]:
     """Return the pairs; their classes are the subsets."""
     root = Path(spec)
-    folders = sorted(file.parent.relative_to(root) for file in root.glob("*/*/flow1.flo"))
+    folders = [file.parent.relative_to(root) for file in matching(root, "*/*/flow1.flo")]
     paths = [(folder / f"image{k}.png").as_posix() for folder in folders for k in (1, 2)]
     sizes = [size_in_file(root / path) for path in paths]
     if missing := [path for path, size in zip(paths, sizes, strict=True) if size == (0, 0)]:

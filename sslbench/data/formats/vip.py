@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sslbench.data.containers.sniff import text_lines
 from sslbench.data.format import SourceFormat, plain_reader
+from sslbench.data.regular import matching
 from sslbench.data.source import Source
 from sslbench.data.videos import palette_videos
 from sslbench.data.wording import some
@@ -31,7 +32,7 @@ def open(spec: str) -> dict[str, Source]:
     """Return the videos of each list in lists/ (val_videos.txt: val) whose videos have annotations."""
     root, sources = Path(spec), {}
     photos, masks = root / "Images", root / "Annotations" / "Category_ids"
-    lists = sorted((root / "lists").glob(f"*{_LIST}.txt"))
+    lists = matching(root / "lists", f"*{_LIST}.txt")
     for file in lists:
         split = file.stem.removesuffix(_LIST)
         names = list(dict.fromkeys(line.rpartition("/")[2] for line in text_lines(file)))

@@ -12,7 +12,6 @@ from pathlib import Path, PurePath
 from sslbench.data.format import SampleReader, SourceFormat, plain_reader
 from sslbench.data.formats._parts.layout import (
     Place,
-    files_below,
     find_class_places,
     find_nested,
     find_places,
@@ -77,7 +76,7 @@ def open_objects(spec: str) -> dict[str, ObjectSource]:
 
 def _images(place: Place) -> tuple[list[AnnotatedImage], list[str]]:
     images = by_key(place.images, walk(place.images))
-    texts = by_key(place.annotations, files_below(place.annotations, ".xml"))
+    texts = by_key(place.annotations, walk(place.annotations, lambda name: name.lower().endswith(".xml")))
     by_name = {PurePath(key).name: path for key, path in texts.items()}
     if not images.keys() & texts.keys() and len(by_name) == len(texts):
         texts = by_name

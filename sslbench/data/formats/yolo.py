@@ -20,7 +20,7 @@ from sslbench.data.containers.listed import find_listed, tails
 from sslbench.data.containers.members import split_name
 from sslbench.data.containers.sniff import read_text
 from sslbench.data.format import SampleReader, SourceFormat, plain_reader
-from sslbench.data.formats._parts.layout import Place, file_names, files_below, find_places
+from sslbench.data.formats._parts.layout import Place, file_names, find_places
 from sslbench.data.maps.layout import by_key, walk
 from sslbench.data.objects import ObjectSource
 from sslbench.data.objects.boxes import AnnotatedImage, as_samples, object_sources, size_in_file
@@ -411,7 +411,8 @@ def _images(
         raise DataError(f"{place.images} has no image")
     texts = {}
     if place.annotations.is_dir():
-        names = [name for name in files_below(place.annotations, ".txt") if name not in _NO_BOXES]
+        files = walk(place.annotations, lambda name: name.lower().endswith(".txt"))
+        names = [name for name in files if name not in _NO_BOXES]
         texts = by_key(place.annotations, names)
     without_image = sorted(path for key, path in texts.items() if key not in images and listed is None)
     if without_image:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,8 +43,8 @@ class Pairs:
     notes: tuple[str, ...] = ()
 
 
-def walk(folder: Path) -> list[str]:
-    """List the image files below a folder, relative to it and sorted; hidden ones are skipped."""
+def walk(folder: Path, wanted: Callable[[str], bool] = is_image) -> list[str]:
+    """List the files of a kind below a folder, relative to it and sorted; hidden ones are skipped."""
     found: list[str] = []
     waiting = [""]  # an explicit stack, so that folders may be nested to any depth
     while waiting:
@@ -56,7 +56,7 @@ def walk(folder: Path) -> list[str]:
                 # Links to folders may lead in a circle.
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(f"{prefix}{entry.name}/")
-                elif is_image(entry.name) and (entry.is_symlink() or entry.is_file()):
+                elif wanted(entry.name) and (entry.is_symlink() or entry.is_file()):
                     found.append(f"{prefix}{entry.name}")
     return sorted(found)
 

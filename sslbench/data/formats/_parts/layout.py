@@ -184,24 +184,6 @@ def file_names(folder: Path) -> list[str]:
         return [entry.name for entry in entries if not is_clutter(entry.name) and not _is_folder(entry)]
 
 
-def files_below(folder: Path, suffix: str) -> list[str]:
-    """Return the files of a suffix below a folder, relative to it and sorted; hidden ones are skipped."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    paths = []
-    # Without onerror os.walk passes over folders that it cannot read.
-    with reading():
-        for top, folders, files in os.walk(folder, onerror=fail):
-            # os.walk descends into what is left in this list.
-            folders[:] = [name for name in folders if not is_clutter(name)]
-            for name in files:
-                if name.lower().endswith(suffix) and not is_clutter(name):
-                    paths.append(os.path.relpath(os.path.join(top, name), folder))  # noqa: PTH118
-    return sorted(paths)
-
-
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     """Return whether an entry is a folder or a link to one; a link in a circle is none."""
     # Of a link in a circle DirEntry.is_dir raises, and Path.is_dir says no.

@@ -24,6 +24,7 @@ from sslbench.data.maps.classes import LabelMapOptions, make_coding, refuse_twic
 from sslbench.data.maps.files import load
 from sslbench.data.maps.layout import Pairs, in_order, source_of
 from sslbench.data.maps.types import Coding, RawMap, distinct
+from sslbench.data.regular import matching
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
@@ -66,7 +67,7 @@ def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
 
 def _in_folder(root: Path) -> list[Path]:
     for folder in (root, root / "annotations"):
-        found = sorted(path for path in folder.glob("*.json") if _FILE.fullmatch(path.name))
+        found = [path for path in matching(folder, "*.json") if _FILE.fullmatch(path.name)]
         if found:
             return found
     return []

@@ -9,6 +9,7 @@ from typing import Any
 from sslbench.data.containers.members import class_names
 from sslbench.data.containers.sniff import json_of
 from sslbench.data.formats.tfds.tfrecord import Keys
+from sslbench.data.regular import matching
 from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
 
@@ -74,7 +75,7 @@ def find_folder(location: str) -> Path:
     for place in places:
         if (place / "dataset_info.json").is_file():
             return place
-        found = [p.parent for pattern in ("*", "*/*") for p in sorted(place.glob(f"{pattern}/dataset_info.json"))]
+        found = [p.parent for pattern in ("*", "*/*") for p in matching(place, f"{pattern}/dataset_info.json")]
         if found:
             if len({folder.parent for folder in found}) > 1:
                 names = sorted({str(folder.parent.name) for folder in found})

@@ -12,7 +12,7 @@ from sslbench.data.formats.voc.tree import IMAGES, MAIN_LISTS, SPLITS, find_year
 from sslbench.data.images import Files
 from sslbench.data.maps.foreground import map_readers
 from sslbench.data.objects.crops import WHOLE_IMAGES, CropOptions, crops_of
-from sslbench.data.regular import reading
+from sslbench.data.regular import matching, reading
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
@@ -45,7 +45,7 @@ def open(spec: str, *, options: CropOptions = WHOLE_IMAGES) -> dict[str, Source]
 
 
 def _open(spec: str, year: Path) -> dict[str, Source]:
-    lists = {split: (year / MAIN_LISTS).glob(f"*_{split}.txt") for split in SPLITS}
+    lists = {split: matching(year / MAIN_LISTS, f"*_{split}.txt") for split in SPLITS}
     classes_of = {
         split: {path.name.removesuffix(f"_{split}.txt") for path in paths if path.is_file()}
         for split, paths in lists.items()

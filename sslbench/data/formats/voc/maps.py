@@ -32,6 +32,7 @@ from sslbench.data.maps.colours import voc_palette
 from sslbench.data.maps.files import MapPixels, ValueMaps, load
 from sslbench.data.maps.layout import Pairs, by_key, source_of, walk
 from sslbench.data.maps.types import Coding, distinct
+from sslbench.data.regular import matching
 from sslbench.data.source import Source
 from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
@@ -92,7 +93,7 @@ def _named_train(
     """Return the images of a list and their maps, VOC's own where there is one."""
     file = root / SEGMENTATION_LISTS / f"{name}.txt"
     if not file.is_file():
-        there = [path.stem for path in (root / SEGMENTATION_LISTS).glob("*.txt")]
+        there = [path.stem for path in matching(root / SEGMENTATION_LISTS, "*.txt")]
         raise UsageError(
             f"train={name}: there is no list {file}",
             f"{did_you_mean(name, there)} trainaug.txt lists VOC's train and the images of SBD that are not in val, "

@@ -8,6 +8,7 @@ from sslbench.data.containers.listed import check_some
 from sslbench.data.containers.sniff import read_text
 from sslbench.data.images import Files
 from sslbench.data.maps.layout import Pairs, by_key, walk
+from sslbench.data.regular import matching
 from sslbench.data.wording import some
 from sslbench.errors import DataError
 from sslbench.text import printable
@@ -28,7 +29,7 @@ def find_years(root: Path, *parts: str | Path) -> list[Path]:
         return []
     if complete(root):
         return [root]
-    return sorted(year for folder in (root, root / "VOCdevkit") for year in folder.glob("VOC*") if complete(year))
+    return sorted(year for folder in (root, root / "VOCdevkit") for year in matching(folder, "VOC*") if complete(year))
 
 
 def one_year(spec: str, years: list[Path], *, joinable: bool = False) -> Path:
@@ -71,7 +72,7 @@ def read_stems(path: Path) -> list[str]:
 
 def map_lists(root: Path, folder: Path) -> dict[str, tuple[Path, list[str]]]:
     """Return split -> list and its stems: train, val and test where there are such lists, else one list as all."""
-    files = {path.stem: path for path in sorted((root / folder).glob("*.txt"))}
+    files = {path.stem: path for path in matching(root / folder, "*.txt")}
     chosen: dict[str, Path] = {name: files[name] for name in ("train", "val", "test") if name in files}
     if not chosen:
         others = sorted(files, key=lambda name: (name != "trainval", name))
