@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import shutil
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -50,6 +51,20 @@ def cache_dir() -> Path:
 
     given = os.environ.get("SSLBENCH_CACHE")
     return Path(given).expanduser() if given else Path(platformdirs.user_cache_dir("sslbench", appauthor=False))
+
+
+def file_url_path(place: str | Path) -> Path | None:
+    """Return the path of a URL of a local file or folder; None for anything else.
+
+    >>> file_url_path("file:///data/my%20results"), file_url_path("results")
+    (PosixPath('/data/my results'), None)
+    """
+    if (url := re.fullmatch(r"(?:file|local):(/.*)", str(place), re.DOTALL)) is None:
+        return None
+    path = re.sub(r"^//localhost/", "///", url[1])
+    if isinstance(place, str) and path.startswith("//") and not path.startswith("///"):
+        raise UsageError(f"{place} names the machine '{path[2:].partition('/')[0]}'", "Write file:///PATH, or PATH.")
+    return Path("/" + urllib.parse.unquote(path).lstrip("/"))
 
 
 def files_below(folder: Path, suffix: str) -> list[Path]:

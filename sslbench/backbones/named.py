@@ -109,6 +109,8 @@ def fetch(weights: str) -> FetchedWeights:
         found = _from_timm(address)
     elif scheme == "hf":
         found = _from_hub(address)
+    elif (path := paths.file_url_path(address)) is not None:
+        found = FetchedWeights(path, str(path))
     elif scheme == "vissl":
         found = _from_url(_of_zoo(address))
     else:

@@ -18,7 +18,8 @@ from sslbench.data.remote.urls import file_system, state_of
 from sslbench.data.wording import counted
 from sslbench.errors import ResultError, SslbenchError, UsageError
 from sslbench.locks import lock
-from sslbench.runtime.folders import file_url_path, is_address
+from sslbench.paths import file_url_path
+from sslbench.runtime.folders import is_address
 from sslbench.text import without_secrets
 
 log = logging.getLogger("sslbench")

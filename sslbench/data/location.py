@@ -10,6 +10,7 @@ from sslbench.data import catalog, remote, strings
 from sslbench.data.format import all_formats, readable_formats
 from sslbench.data.tiles import TileOptions
 from sslbench.errors import UsageError
+from sslbench.paths import file_url_path
 
 SCHEME = re.compile(r"(?P<scheme>[A-Za-z][\w.+-]+):(?P<rest>.*)", re.DOTALL)
 PATTERN = re.compile(r"\{.*\}|[*?]")
@@ -41,14 +42,14 @@ def locate(spec: str) -> Location:
         raise UsageError("the data location is empty", readable_formats())
     if strings.is_several(spec):
         return Location(spec, {})  # the listed locations are resolved one by one
-    text, options = _without_options(_expand_home(spec))
+    text, options = _without_options(_plain(spec))
     named = catalog.find(text)
     if named is None:
         return Location(_local_path(text), options)
     _log.info("'%s' is %s (%s)", named.name, named.entry.data, named.file)
     if strings.is_several(named.entry.data):
         return Location(named.entry.data, options, named.entry.image_column, named.entry.label_column)
-    inner, defaults = _without_options(_expand_home(named.entry.data))
+    inner, defaults = _without_options(_plain(named.entry.data))
     return Location(_local_path(inner), defaults | options, named.entry.image_column, named.entry.label_column)
 
 
@@ -56,7 +57,7 @@ def absolute(spec: str) -> str:
     """Return the same location, valid in every working folder: existing paths and patterns of paths become absolute."""
     if strings.is_several(spec):
         return strings.with_locations(spec, absolute)
-    text, options = _without_options(_expand_home(spec))
+    text, options = _without_options(_plain(spec))
     scheme = SCHEME.fullmatch(text)
     is_path = Path(text).exists() or (PATTERN.search(text) and not scheme)
     query = "&".join(f"{key}={value}" for key, value in options.items())
@@ -81,7 +82,10 @@ def _local_path(text: str) -> str:
     return str(copies[0].parent / text.rpartition("/")[2])
 
 
-def _expand_home(spec: str) -> str:
+def _plain(spec: str) -> str:
+    """Return the path of file:///PATH and of ~/PATH; any other text unchanged."""
+    if (path := file_url_path(spec)) is not None:
+        return str(path)
     return os.path.expanduser(spec) if spec.startswith("~") else spec  # noqa: PTH111 - a spec is no path yet
 
 

@@ -2,30 +2,15 @@
 
 import os
 import re
-import urllib.parse
 from pathlib import Path
 
 from sslbench.errors import UsageError
-from sslbench.paths import not_written
+from sslbench.paths import file_url_path, not_written
 
 
 def is_address(place: str | Path) -> bool:
     """Return whether a place is on another machine: an address of fsspec, of which click may have made s3:/bucket."""
     return re.match(r"(?!file:|local:)[a-z][a-z0-9+.-]+:/", str(place)) is not None
-
-
-def file_url_path(place: str | Path) -> Path | None:
-    """Return the path of a URL of a local file or folder; None for anything else.
-
-    >>> file_url_path("file:///data/my%20results"), file_url_path("results")
-    (PosixPath('/data/my results'), None)
-    """
-    if (url := re.fullmatch(r"(?:file|local):(/.*)", str(place), re.DOTALL)) is None:
-        return None
-    path = re.sub(r"^//localhost/", "///", url[1])
-    if isinstance(place, str) and path.startswith("//") and not path.startswith("///"):
-        raise UsageError(f"{place} names the machine '{path[2:].partition('/')[0]}'", "Write file:///PATH, or PATH.")
-    return Path("/" + urllib.parse.unquote(path).lstrip("/"))
 
 
 def refuse_address(place: str | Path) -> None:

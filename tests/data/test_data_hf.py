@@ -1,6 +1,7 @@
 """Data sets of Hugging Face and TensorFlow Datasets."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -287,6 +288,8 @@ def test_a_name_is_looked_up_and_the_newest_version_taken(tmp_path, monkeypatch)
         open_data("tfds:gone")
     fetched = re.search(r"sslbench data download (\S+)\.", str(caught.value))
     assert find_download(fetched[1]).data == "tfds:gone"
+    if importlib.util.find_spec("tensorflow_datasets") is None:
+        assert "pip install tensorflow-datasets, then" in str(caught.value)
     with pytest.raises(DataError, match=r"in gone or .*\nIf it lies elsewhere"):
         open_data("tfds:./gone")
 

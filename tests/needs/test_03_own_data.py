@@ -53,6 +53,11 @@ def flat_folder_and_json():
     return ("--data", "flat")
 
 
+def url_of_a_folder():
+    Path("photos/train").rename("my photos")
+    return ("--data", Path("my photos").resolve().as_uri())
+
+
 def pair_of_arrays():
     names = sorted({name for _, name in pictures()})
     np.save("x.npy", np.array([str(path) for path, _ in pictures()]))
@@ -74,7 +79,8 @@ def shards():
 
 
 @pytest.mark.parametrize(
-    "layout", [csv, parquet, class_folders, train_and_val, flat_folder_and_json, pair_of_arrays, shards]
+    "layout",
+    [csv, parquet, class_folders, url_of_a_folder, train_and_val, flat_folder_and_json, pair_of_arrays, shards],
 )
 def test_one_command_splits_counts_and_scores(world, sslbench, layout):
     code, out, err = sslbench("eval", "knn", "linear", *OWN, *layout())

@@ -409,9 +409,11 @@ def test_dinov2_with_registers_is_converted_to_what_timm_can_load(format, tmp_pa
     assert convert(tmp_path / "theirs.pth", tmp_path / "same.pth", to=format, format=format).changes == ()
 
 
-# What can be written from what: networks of two blocks, and the formats that have names for all of their tensors.
+# What can be written from what: small networks, and the formats that have names for all of their tensors.
 TIMM = {
     "vit": ("vit_tiny_patch16_224", {}),
+    "deep": ("vit_tiny_patch16_224", {"depth": 12, "embed_dim": 48}),
+    "dinov3": ("vit_small_patch16_dinov3", {"init_values": None, "embed_dim": 96}),
     "dinov2": ("vit_small_patch14_dinov2", {"img_size": 56, "embed_dim": 96}),
     "registers": ("vit_small_patch14_reg4_dinov2", {"img_size": 56, "embed_dim": 96}),
     "swiglu": ("vit_giant_patch14_reg4_dinov2", {"img_size": 56, "embed_dim": 96, "num_heads": 2}),
@@ -424,7 +426,10 @@ TIMM = {
 }
 WRITES = {
     "vit": "dino ibot mae msn moco_v3_vit lightly_vit huggingface_vit mmpretrain_vit timm "
-    "torchvision_vit torchvision_vit_files",
+    "torchvision_vit torchvision_vit_files huggingface_dinov2 transformers5_dinov2",
+    # neither has LayerScale, as published networks of these formats do
+    "deep": "dinov2_chunked12",
+    "dinov3": "huggingface_dinov3 transformers5_dinov3",
     "dinov2": "dinov2 huggingface_dinov2 mmpretrain_vit timm",
     "registers": "dinov2 huggingface_dinov2 timm",
     "swiglu": "dinov2_swiglu huggingface_dinov2_swiglu timm",
@@ -439,7 +444,7 @@ READ_AS = {"ibot": "dino", "mae": "timm", "openai_clip": "open_clip"}
 def network(kind):
     name, options = TIMM[kind]
     torch.manual_seed(0)
-    return timm.create_model(name, num_classes=0, depth=2, **options).state_dict()
+    return timm.create_model(name, num_classes=0, **{"depth": 2} | options).state_dict()
 
 
 @pytest.mark.parametrize(("kind", "to"), [(kind, to) for kind, names in WRITES.items() for to in names.split()])

@@ -17,6 +17,7 @@ from sslbench.data.wording import some
 from sslbench.errors import DataError, SslbenchError
 from sslbench.features import external_files
 from sslbench.names import list_names
+from sslbench.paths import file_url_path
 from sslbench.results import plain, records
 from sslbench.results.records import is_record
 from sslbench.targets.target import OfClasses
@@ -50,6 +51,7 @@ def command(
     A trained detector, or a checkpoint of its training: architecture, classes, iterations, recipe.
     """
     terminal.show_messages()
+    what = str(file_url_path(what) or what)
     if _is_model(what):
         early.refuse_mistyped([what], backbone=backbone)
         early.refuse_wrong_network(format_, None)

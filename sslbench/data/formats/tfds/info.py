@@ -1,6 +1,7 @@
 """Metadata of TFDS beside the records: dataset_info.json, features.json and the names of the classes."""
 
 import dataclasses
+import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,7 +85,8 @@ def find_folder(location: str) -> Path:
                 )
             return max(found, key=lambda folder: _version(folder.name))
     named = not location.startswith((".", "/", "~"))
-    fetch = f"To download it: sslbench data download tfds:{location}. " if named else ""
+    package = "" if importlib.util.find_spec("tensorflow_datasets") else "pip install tensorflow-datasets, then "
+    fetch = f"To download it: {package}sslbench data download tfds:{location}. " if named else ""
     raise DataError(
         f"TFDS has prepared no such data set in {places[0]} or {places[1]}",
         f"{fetch}If it lies elsewhere, give tfds:FOLDER, or set TFDS_DATA_DIR.",
