@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,6 +33,7 @@ from sslbench.evaluation.score import row_subjects
 from sslbench.evaluation.settings import RunSettings
 from sslbench.features.extract import TOGETHER_BYTES, parameter_bytes
 from sslbench.identity import digest, record_id
+from sslbench.locks import lock
 from sslbench.protocols import ImageSet
 from sslbench.results import Result, records
 from sslbench.results import holes as holes_file
@@ -87,11 +88,10 @@ def run_cells(
 ) -> tuple[dict[str, list[Result]], list[Hole]]:
     """Evaluate every cell; one that fails leaves a hole, and the others go on. `done` is called after each.
 
-    A cell whose records were in `out` before, by `identity.record_id` and with all that is asked for, is not computed
-    again. The holes stand in `holes.csv` beside the records from the moment they are found.
+    A cell whose records are in `out`, by `identity.record_id` and with all that is asked for, is not computed again.
+    Processes that run the same cells into one folder divide them. The holes stand in `holes.csv` beside the records
+    from the moment they are found.
     """
-    # Records are found by their identity, the end of their names, before anything is loaded.
-    before = {path.stem.rpartition("-")[2]: path for path in sorted(out.glob("*/*.json"))}
     loaded: dict[tuple[str, bool], _Loaded] = {}
     told: dict[_Key, bool] = {}
     prepared: Prepared | None = None
@@ -99,8 +99,11 @@ def run_cells(
     results: dict[str, list[Result]] = {cell.weights: [] for cell in cells}
     holes: list[Hole] = []
     _write(out, cells, holes)
-    for number, cell in enumerate(cells, 1):
-        log.debug(f"{number} of {len(cells)}: {cell.weights} on {cell.benchmark}")
+    for left in _claimed(cells, run, out):
+        cell = left[0]
+        log.debug(f"{len(left)} left: {cell.weights} on {cell.benchmark}")
+        # Records are found by their identity, the end of their names, before anything is loaded.
+        before = {path.stem.rpartition("-")[2]: path for path in sorted(out.glob("*/*.json"))}
         try:
             if cell.problem is not None:
                 raise cell.problem
@@ -108,7 +111,7 @@ def run_cells(
                 if _file_of(request) not in loaded:
                     # The last weights are released before the next are read.
                     loaded, prepared, others, own = {}, None, {}, _Loaded()
-                    loaded, told = _load_together(cells[number - 1 :], run), {}
+                    loaded, told = _load_together(left, run), {}
                 own = loaded[_file_of(request)]
                 if own.problem is not None:
                     raise own.problem
@@ -117,7 +120,7 @@ def run_cells(
                 if found is None:
                     key = cell.weights, cell.benchmark, position
                     if key not in told:
-                        others = _others(prepared, key, cells[number - 1 :], loaded, before)
+                        others = _others(prepared, key, left, loaded, before)
                         told |= dict.fromkeys((key, *others), bool(others))
                         _ahead([prepared, *others.values()], store, out, progress)
                     common: dict[str, Any] = {"store": store, "out": out, "command": command, "progress": progress}
@@ -142,6 +145,23 @@ def run_cells(
             _write(out, cells, holes)
         done(1)
     return results, holes
+
+
+def _claimed(cells: Sequence[SuiteCell], run: RunSettings, out: Path) -> Iterator[list[SuiteCell]]:
+    """Yield the cells that are left, first of them one that no other process works at; those of others come last."""
+    if this_process().world > 1:
+        yield from (list(cells[number:]) for number in range(len(cells)))
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    order = list(cells)
+    for number, cell in enumerate(order):
+        file = out / f".{digest([cell.weights, cell.benchmark, repr(cell.requests), repr(run)])}.lock"
+        with file.open("w") as handle:
+            if lock(handle, wait=number >= len(cells)) is False:
+                order.append(cell)
+                continue
+            yield order[number:]
+            file.unlink(missing_ok=True)
 
 
 def _file_of(request: Request) -> tuple[str, bool]:

@@ -55,7 +55,7 @@ def run_logged(words, log):
 
 def test_the_same_command_may_run_several_times_at_once_on_one_folder(world, sslbench):
     assert sslbench(*SWEEP, "--out", "whole", "--store", "s1")[0] == 0
-    words = (*SWEEP, "--out", "shared", "--store", "s2")
+    words = (*SWEEP, "--out", "shared", "--store", "s2", "-v")
     processes = [FORK.Process(target=run_logged, args=(words, f"{i}.log")) for i in range(4)]
     for process in processes:
         process.start()
@@ -64,6 +64,9 @@ def test_the_same_command_may_run_several_times_at_once_on_one_folder(world, ssl
         assert process.exitcode == 0, Path(f"{i}.log").read_text()
     assert Path("shared/leaderboard.csv").read_bytes() == Path("whole/leaderboard.csv").read_bytes()
     assert len(list(Path("shared").rglob("*.scores.npz"))) == 6, "no cell twice"
+    worked = [Path(f"{i}.log").read_text() for i in range(4)]
+    assert sum(text.count("already computed: ") for text in worked) >= 3 * 6, "each cell is the work of one process"
+    assert not list(Path("shared").glob(".*.lock"))
 
 
 def test_a_network_that_fails_is_a_hole_with_its_reason(world, sslbench):
