@@ -400,11 +400,13 @@ class OnImages(Kind[S]):
         rows: checks backbone, layers and settings; names of the results, for instance one per layer.
         run: from images to the outcome of each row.
         trains: otherwise the untrained backbone stands beside it by default.
+        joins: it takes joined layers, `concat(A,B)`.
     """
 
     rows: RowNames[S]
     run: "Callable[[ImageInputs[S]], Mapping[str, Outcome]]"
     trains: bool = dataclasses.field(default=True, kw_only=True)
+    joins: bool = dataclasses.field(default=False, kw_only=True)
 
     needs_images: ClassVar[bool] = True
     baseline: ClassVar[bool] = True
@@ -419,7 +421,7 @@ class OnImages(Kind[S]):
         """Return the rows; features that only an extraction makes are refused, several scales or joined layers."""
         if backbone.preprocessing.scales != (1.0,):
             raise UsageError(f"{protocol} trains on views of one scale, so --scales has no effect on it")
-        if joined := [layer.text for layer in layers if layer.parts]:
+        if not self.joins and (joined := [layer.text for layer in layers if layer.parts]):
             raise UsageError(f"{protocol} trains one head per layer, and {joined[0]} joins several", "Name one layer.")
         return self.rows(backbone, layers, train, settings, seed=seed)
 

@@ -144,6 +144,7 @@ EVALUATIONS = {
     "edges": ("edges", *MAPS, "scenes?images=images&maps=lines", *STEPS),
     "low-level": ("low-level", *MAPS, "scenes/images", *STEPS),
     "orientation": ("orientation", *MAPS, "scenes/images", *STEPS),
+    "anomaly": ("anomaly", *NET, "--layers", "res3", "--data", "textures:anomalies", "size=32", "scored_at=input"),
     "saliency": ("saliency", *MAPS, SCENES, "method=lost"),
     "discovery": ("discovery", *MAPS, "test.json", "method=lost"),
     "discovery, tokencut": ("discovery", *MAPS, "test.json"),
@@ -158,6 +159,7 @@ BOXES = ("discovery", *NET, "--layers", "res2", "method=lost")
 BY_LABELS = {
     **{"single": ON_CLASSES, "multi": ON_CLASSES, "none": ON_MAPS, "points": ON_PAIRS, "homography": ON_PAIRS},
     **dict.fromkeys(("tracks", "parts", "poses"), ON_FRAMES),
+    "anomalies": ("anomaly", *NET, "--layers", "res2", "size=16"),
 }
 WITH_BOXES = ("boxes-csv", "cityscapes", "coco", "coco-folder", "voc-folders", "yolo")
 OTHERS = {"retrieval": ("retrieval", *PIXELS), "hpatches": (*ON_PAIRS[:-1],)}

@@ -21,6 +21,7 @@ from sslbench.errors import DataError
 from sslbench.features.array import Features
 from sslbench.metrics.detection import masks as rle
 from sslbench.targets import kinds
+from sslbench.targets.anomalies import Anomalies
 from sslbench.targets.label_maps import Foreground, LabelMap, LabelMaps
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.numbers import Numbers
@@ -344,6 +345,22 @@ def value_pictures(kind, n, seed, *, unknown=0.0):
     return dataclasses.replace(pictures, target={"depth": Depth, "normals": Normals}[kind](ArrayValues(values)))
 
 
+def defective_pictures(n, seed, *, side=32, train=1):
+    """Two categories of different shades; half of the images, none of train, have a bright square."""
+    rng = np.random.default_rng(seed)
+    pictures = np.zeros((n, side, side, 3), np.uint8)
+    pictures[::2], pictures[1::2] = 40, 110
+    pictures += rng.integers(0, 20, pictures.shape).astype(np.uint8)
+    masks = np.zeros((n, side, side), np.int64)
+    defective = (np.arange(n) // 2 % 2) * (seed != train)
+    for i in np.flatnonzero(defective):
+        top, left = rng.integers(0, side - 12, 2)
+        pictures[i, top : top + 12, left : left + 12], masks[i, top : top + 12, left : left + 12] = 240, 1
+    values = np.column_stack([np.arange(n) % 2, defective])
+    target = Anomalies(("dark", "light"), values, ArrayMaps(masks))
+    return Source(f"defects {seed}", ids_of(n, seed), target, Arrays(pictures, f"defects {seed}"))
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
     """Samples of one kind of labels.
@@ -422,6 +439,14 @@ KINDS = {
     "signal": _of_signals("signal"),
     "orientation": _of_signals("orientation"),
     "boundaries": _of_signals("boundaries"),
+    "anomalies": Target(
+        pictures=defective_pictures,
+        n=(8, 16),
+        layers=("0",),
+        quick={"size": 32, "smoothing": 1.0},
+        good={"image_auroc": 0.9, "pixel_auroc": 0.8},
+        chance={"image_auroc": (0.5, 0.5)},
+    ),
     "triplets": Target(triplets),
     "camera_pairs": Target(camera_pairs),
     "points": _of_tuples(shifted_pairs),

@@ -20,6 +20,7 @@ from sslbench.metrics import catalog, ranking, retrieval, robustness, spectrum
 from sslbench.metrics.catalog import every_metric, find
 from sslbench.metrics.clustering import agreement_with_intervals, silhouette
 from sslbench.metrics.dense import (
+    anomaly,
     contours,
     correspondence,
     depth,
@@ -364,6 +365,22 @@ def values_of_saliency(quality, seed):
     measures = discovery.saliency_measures(np.stack([each.row for each in found]))
     values = [named(measure.metrics, measure.statistic(np.ones((1, 10)))[0]) for measure in measures]
     return {name: value for each in values for name, value in each.items()}
+
+
+def values_of_anomalies(quality, seed):
+    generator = np.random.default_rng(seed)
+    truth = np.zeros((12, 20, 20), np.bool_)
+    truth[:6, 5:12, 5:12] = True
+    scores = quality * truth + (1 - quality) * generator.random(truth.shape)
+    curves = anomaly.PixelCurves(
+        [each[own] for each, own in zip(scores, truth, strict=True)], [anomaly.region_shares(own) for own in truth]
+    )
+    for index, (each, own) in enumerate(zip(scores, truth, strict=True)):
+        curves.add(index, each[~own])
+    values = np.column_stack([np.zeros(12, int), truth.any(axis=(1, 2))])
+    images = quality * values[:, 1:] + (1 - quality) * generator.random((12, 1))
+    (measure,) = anomaly.image_measures(values, images, Units.of(12, None))
+    return named(measure.metrics, measure.statistic(np.ones((1, 12)))[0]) | anomaly.pixel_metrics([curves.values()])
 
 
 def values_of_signals(quality, seed):

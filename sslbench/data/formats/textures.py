@@ -1,4 +1,4 @@
-"""Drawn textures: textures:images (images of one object), textures:videos (two objects that cross).
+"""Drawn textures: textures:images (images of one object), textures:videos (two objects), textures:anomalies (defects).
 
 Textures are cut from pictures that come with scikit-image and scikit-learn, for training from their left halves, for
 test from the right ones, so that no pixel is in both. Their grey values are made alike: the local mean is removed, the
@@ -33,14 +33,15 @@ from sslbench.data.source import Source
 from sslbench.data.videos import videos_source
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.detection import masks as rle
+from sslbench.targets.anomalies import Anomalies
 from sslbench.targets.classes import Classes
-from sslbench.targets.label_maps import Foreground
+from sslbench.targets.label_maps import Foreground, LabelMap
 from sslbench.targets.objects import Boxes, Objects
 from sslbench.targets.pixel_values import Boundaries
 from sslbench.targets.videos import Ids, Tracks
 
 PREFIX = "textures:"
-IMAGES, VIDEOS = f"{PREFIX}images", f"{PREFIX}videos"
+IMAGES, VIDEOS, ANOMALIES = f"{PREFIX}images", f"{PREFIX}videos", f"{PREFIX}anomalies"
 """Locations of the drawn data."""
 SIDE = 128
 """Height and width of images and frames in pixels."""
@@ -96,6 +97,8 @@ _BACKGROUNDS = (
 
 CLASSES = tuple(_OBJECTS)
 """Names of the C textures of objects."""
+CATEGORIES = ("brick", "grass", "gravel")
+"""Names of the textures with defects."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -186,6 +189,31 @@ def draw_videos(number: int, *, frames: int = 12, seed: int = 0) -> TexturedVide
                 ids[video, frame][cover > 0.5] = k + 1
             pictures[video, frame] = _lit(generator, value, tint)
     return TexturedVideos(pictures, ids)
+
+
+def draw_anomalies(*, test: bool, seed: int = 0) -> TexturedImages:
+    """Draw images of one texture each, in test every second one with a defect: a small shape of another texture.
+
+    `classes` are positions in `CATEGORIES`; the masks of good images are empty. Halves of the pictures are those of
+    `draw_images`.
+    """
+    # Streams 0 to 2 draw the images and videos.
+    generator = np.random.default_rng([seed, 3, int(test)])
+    number = _GOOD * len(CATEGORIES)
+    images, masks = np.empty((number, SIDE, SIDE, 3), np.uint8), np.zeros((number, SIDE, SIDE), np.bool_)
+    classes = np.repeat(np.arange(len(CATEGORIES)), _GOOD)
+    for i, c in enumerate(classes):
+        surface = _surface(_OBJECTS[CATEGORIES[c]], test)
+        value = _cut(surface, _random_view(generator, surface))
+        if test and i % 2:
+            other = _surface(_OBJECTS[generator.choice([name for name in CLASSES if name != CATEGORIES[c]])], test)
+            outline = _outline(generator, SIDE * generator.uniform(0.08, 0.16))
+            reach = float(np.abs(outline).max())
+            cover = _cover(outline + generator.uniform(reach, SIDE - reach, 2))
+            value = (1 - cover) * value + cover * _cut(other, _random_view(generator, other))
+            masks[i] = cover > 0.5
+        images[i] = _lit(generator, value, _tint(generator))
+    return TexturedImages(images, masks, classes.astype(np.int64))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -312,9 +340,16 @@ def _file(picture: _Picture) -> Path:
     return file
 
 
-_NAME = re.compile(rf"{PREFIX}(?P<what>images|videos)(-seed(?P<seed>\d{{1,9}}))?")
+_NAME = re.compile(rf"{PREFIX}(?P<what>images|videos|anomalies)(-seed(?P<seed>\d{{1,9}}))?")
+_TAKERS = {
+    "images": f"{IMAGES} are images.",
+    "videos": "`sslbench eval tracking` takes videos.",
+    "anomalies": "`sslbench eval anomaly` takes images with defects.",
+}
 _NUMBERS = {"train": 72, "test": 48}
 _VIDEOS, _FRAMES = 8, 12
+# Images of each category with anomalies.
+_GOOD = 16
 _NOTE = "Drawn textures, an example: scores are not comparable with those of a benchmark."
 
 
@@ -383,6 +418,38 @@ def open_videos(spec: str) -> dict[str, Source]:
     return {"test": videos_source(name, places, Arrays(frames, name), masks, (_NOTE,))}
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class DrawnMasks(OfRows):
+    """Drawn masks; see `PixelLabels`.
+
+    Attributes:
+        masks: bool (N, H, W).
+    """
+
+    of_rows = ("masks",)
+    masks: npt.NDArray[np.bool_]
+
+    def read_map(self, index: int, *, size: tuple[int, int] | None = None) -> LabelMap:
+        """Return the mask of an image."""
+        return LabelMap(self.masks[index].astype(np.int32), None)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the masks."""
+        return hashlib.sha256(repr(self.masks.shape).encode() + self.masks.tobytes()).hexdigest()[:32]
+
+
+def open_anomalies(spec: str) -> dict[str, Source]:
+    """Return good images for training, and good and anomalous ones for test."""
+    seed, sources = _seed(spec, "anomalies"), {}
+    for split in ("train", "test"):
+        drawn, name = draw_anomalies(test=split == "test", seed=seed), f"{spec} ({split})"
+        values = np.column_stack([drawn.classes, drawn.masks.any(axis=(1, 2))]).astype(np.int64)
+        target = Anomalies(CATEGORIES, values, DrawnMasks(drawn.masks))
+        ids = tuple(f"{CATEGORIES[c]}/{i:02d}" for i, c in enumerate(drawn.classes))
+        sources[split] = Source(name, ids, target, Arrays(drawn.images, name), (_NOTE,))
+    return sources
+
+
 def _object(drawn: TexturedImages, index: int) -> Objects:
     mask = drawn.masks[index]
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
@@ -398,11 +465,10 @@ def _seed(spec: str, what: str) -> int:
     if match is None:
         raise UsageError(
             f"there are no drawn textures '{spec}'",
-            f"Known: {IMAGES}, {VIDEOS}; other drawings of them: {IMAGES}-seed1.",
+            f"Known: {IMAGES}, {VIDEOS}, {ANOMALIES}; other drawings of them: {IMAGES}-seed1.",
         )
     if match["what"] != what:
-        other = "`sslbench eval tracking` takes videos." if what == "images" else f"{IMAGES} are images."
-        raise UsageError(f"{spec} holds no {what}", f"{other} Give {PREFIX}{what}.")
+        raise UsageError(f"{spec} holds no {what}", f"{_TAKERS[match['what']]} Give {PREFIX}{what}.")
     return int(match["seed"] or 0)
 
 
@@ -438,5 +504,6 @@ FORMAT = SourceFormat(
         **_MAPS,
         Boundaries: Reader(_MAPS[Foreground].recognises, _open_boundaries, LabelMapOptions),
         Tracks: plain_reader(_is_no_file, open_videos),
+        Anomalies: plain_reader(_is_no_file, open_anomalies),
     },
 )

@@ -14,6 +14,7 @@ SPair-71k (12,234 pairs) 400 kB of hits. DAVIS 2017 val (30 videos of 480 x 854,
 about 30 s in all. Saliency 2 kB and 15 ms a map.
 """
 
+from sslbench.metrics.dense.anomaly import ANOMALOUS_IMAGES, ANOMALOUS_PIXELS
 from sslbench.metrics.dense.contours import BOUNDARY_F, CONTOURS
 from sslbench.metrics.dense.correspondence import (
     MATCH_AUC,
@@ -32,6 +33,8 @@ from sslbench.metrics.dense.segmentation import MATCHED, SEGMENTATION
 from sslbench.metrics.dense.video import TRACKING
 
 __all__ = [
+    "ANOMALOUS_IMAGES",
+    "ANOMALOUS_PIXELS",
     "BOUNDARY_F",
     "CONTOURS",
     "DEPTH",

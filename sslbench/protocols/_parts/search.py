@@ -57,6 +57,17 @@ def with_boxes(picture: "Image.Image", boxes: npt.ArrayLike, colour: tuple[int, 
         pen.rectangle((left, top, max(right - 1, left), max(bottom - 1, top)), outline=colour, width=2)
 
 
+def with_heat(picture: "Image.Image", heat: npt.NDArray[np.floating], colour: tuple[int, int, int]) -> "Image.Image":
+    """Return a picture with values (h, w) from 0 to 1 in its centre as a colour of that strength."""
+    from PIL import Image
+
+    cover = Image.new("L", picture.size)
+    height, width = heat.shape
+    strength = Image.fromarray((200 * heat).clip(0, 200).astype(np.uint8))
+    cover.paste(strength, ((picture.width - width) // 2, (picture.height - height) // 2))
+    return Image.composite(Image.new("RGB", picture.size, colour), picture, cover)
+
+
 def with_mask(picture: "Image.Image", mask: npt.NDArray[np.bool_], colour: tuple[int, int, int]) -> "Image.Image":
     """Return a picture with a coloured mask (H, W) of the original image over it."""
     from PIL import Image

@@ -188,8 +188,11 @@ class MapRun(Generic[S]):
         takes: kinds of the targets of samples.
         needs: words between the name and "and these samples have ...", for data with other targets.
         advice: data to give instead of those.
+        joins: it takes joined layers, `concat(A,B)`.
         layers: layers of the network.
         encoder: of the maps of all rows.
+        train: images to learn from, where `part` is None.
+        test: images that are scored.
         engine: device, precision, workers.
         progress: called with what, images done and images in all.
     """
@@ -198,10 +201,12 @@ class MapRun(Generic[S]):
     takes: ClassVar[tuple[type[Target], ...]]
     needs: ClassVar[str]
     advice: ClassVar[str | None] = None
+    joins: ClassVar[bool] = False
 
     backbone: "Backbone"
     layers: "Sequence[Layer]"
     encoder: "DenseEncoder"
+    train: Source
     test: Source
     settings: S
     seed: int
@@ -222,8 +227,8 @@ class MapRun(Generic[S]):
         raise NotImplementedError
 
     @classmethod
-    def part(cls, settings: S) -> Part:
-        """Return the part of the data that is scored."""
+    def part(cls, settings: S) -> Part | None:
+        """Return the part of the data that is used; None: both."""
         return "test"
 
     def score(self) -> dict[str, Outcome]:
@@ -249,7 +254,7 @@ class MapRun(Generic[S]):
 
     @classmethod
     def run(cls, inputs: ImageInputs[S]) -> dict[str, Outcome]:
-        """Score the test part; train, folder and the other processes are not used."""
+        """Score the test part; folder and the other processes are not used."""
         from sslbench.backbones.dense import DenseEncoder
         from sslbench.distributed.collectives import rank
 
@@ -260,15 +265,22 @@ class MapRun(Generic[S]):
             return {}
         maps = {each.name: each for row in cls.maps(backbone, inputs.layers, settings).values() for each in row}
         encoder = DenseEncoder(backbone, tuple(maps.values()), device=engine.device, precision=engine.float_precision())
-        return cls(
-            backbone, inputs.layers, encoder, inputs.test, settings, inputs.seed, engine, inputs.progress
-        ).score()
+        parts = inputs.train, inputs.test
+        return cls(backbone, inputs.layers, encoder, *parts, settings, inputs.seed, engine, inputs.progress).score()
 
     @classmethod
     def kind(cls, cost: Callable[[S, Shapes], Cost | str]) -> OnImages[S]:
         """Return the kind of the protocol; see `Kind` for `cost`."""
         return OnImages(
-            cls.check, cls.rows, cls.run, cost=cost, takes=cls.takes, trains=False, part=cls.part, view=OWN_SIZES
+            cls.check,
+            cls.rows,
+            cls.run,
+            cost=cost,
+            takes=cls.takes,
+            trains=False,
+            joins=cls.joins,
+            part=cls.part,
+            view=OWN_SIZES,
         )
 
 

@@ -1,0 +1,367 @@
+"""Anomalies without training: distance of patches to the nearest patches of good images of the same category.
+
+A memory holds the features of the patches of a category's good training images. The distance of a test patch to it is
+its anomaly score; the map of distances, enlarged and smoothed, scores pixels, and the largest ones score the image.
+
+- AnomalyDINO (Damm et al., WACV 2025), the defaults: cosine distance, all patches, the mean of the largest 1 %.
+- PatchCore (Roth et al., CVPR 2022), preset `patchcore`: layers 2 and 3, each averaged over 3 x 3 patches, a greedy
+  coreset, Euclidean distance, and the largest distance times 1 - softmax over the b neighbours of its nearest patch.
+
+Metrics are those of each category, and their means over categories: `metrics.dense.anomaly`. Floors: the same memory of
+the colours of patches, the untrained network, and equal scores of all images and pixels.
+
+Memory: that of one category at a time; 391 images with 28 x 28 patches of 1,536 numbers are 1.9 GB, twice that while it
+is built, with that of colours 0.2 GB. Time: 2 * patches * memory * D operations of the search; a coreset of M of N
+patches takes M passes over its projection: for 10 % of 300,000 patches minutes on a GPU, hours on a processor.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.arrays import FloatArray, IntArray, Matrix
+from sslbench.config import setting
+from sslbench.data.groups import source_groups
+from sslbench.data.source import Source
+from sslbench.errors import DataError, UsageError
+from sslbench.metrics.dense.anomaly import PixelCurves, pixel_measure, pixel_metrics, region_shares, right_sides
+from sslbench.metrics.intervals import Units
+from sslbench.metrics.summary import summarise, with_intervals, without_intervals
+from sslbench.protocols._parts.search import FOUND, TRUE, with_heat, with_mask
+from sslbench.protocols._parts.untrained import MapRun, pixel_floors
+from sslbench.protocols.protocol import Cost, Part, Protocol, ProtocolSettings, Shapes
+from sslbench.results import Outcome
+from sslbench.runtime.progress import stage_progress
+from sslbench.solvers.patch_memory import Distance, Map, PatchMemory, greedy_coreset, pixel_scores
+from sslbench.targets.anomalies import Anomalies
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sslbench.backbones.backbone import Backbone
+    from sslbench.backbones.dense import DenseInput
+    from sslbench.backbones.layers import Layer
+    from sslbench.protocols._parts.pictures import Drawing
+
+# Patches searched at a time, and half-samples of intervals.
+_QUERIES, _RESAMPLES = 1 << 16, 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(ProtocolSettings):
+    """Settings of the detection of anomalies."""
+
+    size: int = setting(448, "shorter side of the resized image", unit="pixels", within="[1, inf)")
+    scored_at: Literal["image", "input"] = setting(
+        "image", "pixels that are scored: image, all of its file; input, those of the network's input"
+    )
+    crop: int = setting(
+        0, "side of the central square that is used; 0: all", unit="pixels", within="[0, inf)", needs="scored_at=input"
+    )
+    neighbourhood: int = setting(1, "odd side of the square of patches that are averaged", within="[1, inf)")
+    distance: Distance = setting("cosine", "distance of patches: 1 - cosine, or Euclidean")
+    shots: int = setting(0, "good images of each category in memory, drawn by the seed; 0: all", within="[0, inf)")
+    coreset: float = setting(1.0, "share of the patches that a greedy coreset keeps in memory", within="(0, 1]")
+    k: int = setting(1, "number of nearest patches whose distances are averaged", within="[1, inf)")
+    top: float = setting(
+        0.01, "share of the patches of an image whose mean distance is its score; 0: the largest alone", within="[0, 1]"
+    )
+    reweight: int = setting(
+        0, "neighbours b of the nearest patch that weigh an image's score; 0: none", within="[0, inf)"
+    )
+    smoothing: float = setting(
+        4.0, "standard deviation of the Gaussian over scored pixels; 0: none", unit="pixels", within="[0, inf)"
+    )
+    max_memory: float = setting(1.0, "working memory of the search", unit="GB", changes_result=False, within="(0, inf)")
+
+    def __post_init__(self) -> None:
+        """Refuse settings that do not go together."""
+        super().__post_init__()
+        if self.neighbourhood % 2 == 0:
+            raise UsageError(f"anomaly: neighbourhood={self.neighbourhood} has no patch in its centre", "Give 1 or 3.")
+        if self.crop > self.size:
+            raise UsageError(f"anomaly: crop={self.crop} is larger than the resized image, size={self.size}")
+        if self.reweight == 1:
+            raise UsageError("anomaly: reweight=1 makes every score 0", "Give 9 as in PatchCore, or 0.")
+        if self.reweight and (self.top or self.distance == "cosine" or self.k > 1):
+            raise UsageError("anomaly: reweight weighs the largest Euclidean distance", "Give top=0 distance=l2 k=1.")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ranking:
+    """Scores by one map of features.
+
+    Attributes:
+        scores: (N,) of the test images.
+        maps: distances of the patches of each, (h, w).
+        curves: of the pixels of each category.
+        patches: number of patches in the memories of all categories.
+    """
+
+    scores: FloatArray
+    maps: dict[int, Map] = dataclasses.field(default_factory=dict)
+    curves: list[PixelCurves] = dataclasses.field(default_factory=list)
+    patches: list[int] = dataclasses.field(default_factory=list)
+
+
+class Anomaly(MapRun[Settings]):
+    """Memory of the patches of good images, and distances to it."""
+
+    name = "anomaly"
+    takes = (Anomalies,)
+    needs = "needs good images for training, and good and anomalous ones for test"
+    advice = "Give a folder in the layout of MVTec AD, or VisA."
+    joins: ClassVar[bool] = True
+
+    @classmethod
+    def part(cls, settings: Settings) -> Part | None:
+        """Return None: train is the memory."""
+        return None
+
+    @classmethod
+    def maps(
+        cls, backbone: "Backbone", layers: "Sequence[Layer]", settings: Settings
+    ) -> "Mapping[str, tuple[DenseInput, ...]]":
+        """Return a row of results per layer, `concat(A,B)` with the maps of both."""
+        from sslbench.backbones.dense import layer_inputs
+
+        return {layer.text: layer_inputs(backbone, layer.parts or (layer,)) for layer in layers}
+
+    @classmethod
+    def rows(
+        cls, backbone: "Backbone", layers: "Sequence[Layer]", train: Source, settings: Settings, *, seed: int
+    ) -> tuple[str, ...]:
+        """Return the names of the results; refuse anomalous training images."""
+        values = Anomalies.of(train.target).values
+        if len(wrong := np.flatnonzero(values[:, 1])):
+            raise DataError(
+                f"anomaly: {len(wrong):,} of {len(train):,} training images are anomalous, {train.ids[wrong[0]]} first",
+                "The memory is of good images: move them to test.",
+            )
+        return super().rows(backbone, layers, train, settings, seed=seed)
+
+    def score(self) -> dict[str, Outcome]:
+        """Score the test images of each category by the memory of its training images."""
+        crop, multiple = self.settings.crop, self.encoder.multiple
+        if crop % multiple:
+            raise UsageError(f"anomaly: crop={crop} is no multiple of the patches of {multiple} pixels")
+        train, test = Anomalies.of(self.train.target), Anomalies.of(self.test.target)
+        parts = []
+        for number in np.unique(test.values[:, 0]).tolist():
+            category = test.classes[number]
+            # By name: train may be another location.
+            own = [place for place, name in enumerate(train.classes) if name == category]
+            rows = np.flatnonzero(np.isin(train.values[:, 0], own))
+            if not len(rows):
+                raise DataError(f"anomaly: {category} has test images, and none for training in {self.train.name}")
+            if self.settings.shots > len(rows):
+                raise UsageError(f"anomaly: shots={self.settings.shots}, but {category} has {len(rows)} good images")
+            if self.settings.shots:
+                generator = np.random.default_rng([self.seed, number])
+                rows = np.sort(generator.choice(rows, self.settings.shots, replace=False))
+            parts.append((rows, np.flatnonzero(test.values[:, 0] == number)))
+        found: dict[str, _Ranking] = {}
+        floor_of: dict[str, str] = {}
+        for rows, own in parts:
+            self._rank(rows, own, found, floor_of)
+        return {row: self._outcome(found[row], found[floor_of[row]], [own for _, own in parts]) for row in floor_of}
+
+    def _resized(self, picture: "Tensor", **changes: str) -> "Tensor":
+        """Return a picture or mask (C, H, W) as the network takes it; sides are multiples of the patch."""
+        from sslbench.data.decode.transforms import resize_and_crop
+
+        crop = self.settings.crop
+        multiple, scale = 1 if crop else self.encoder.multiple, self.settings.size / min(picture.shape[1:])
+        height, width = (max(multiple, round(side * scale / multiple) * multiple) for side in picture.shape[1:])
+        sizes: dict[str, Any] = {"squash": None, "resize": (height, width), "crop": (crop, crop) if crop else None}
+        return resize_and_crop(picture, dataclasses.replace(self.preprocessing, **sizes, **changes))
+
+    def _embedded(self, source: Source, rows: IntArray, floor_of: dict[str, str]) -> "Iterator[dict[str, Map]]":
+        """Yield the maps (h, w, C) of each image, of the rows of results and of pixels."""
+        import torch
+
+        from sslbench.data.decode.transforms import normalise
+        from sslbench.protocols._parts.images import maps_and_pixels, pictures
+
+        waiting, done = list[torch.Tensor](), 0
+        report = stage_progress(self.progress, f"{self.backbone.name} on {source.ids[rows[0]]} and others")
+        for number, (_, picture) in enumerate(
+            pictures(source, rows.tolist(), self.preprocessing, self.engine), start=1
+        ):
+            waiting.append(self._resized(picture))
+            if number < len(rows) and len(waiting) < self.engine.batch_size:
+                continue
+            # Images of one shape are encoded together.
+            for _, alike in itertools.groupby(waiting, key=lambda image: image.shape):
+                images = normalise(torch.stack(list(alike)), self.preprocessing).to(self.encoder.device)
+                maps = self._joined(maps_and_pixels(self.encoder, images), floor_of)
+                if not all(value.isfinite().all() for value in maps.values()):
+                    raise DataError(
+                        f"anomaly: features of {source.name} are not finite numbers",
+                        "The backbone overflowed (try --precision fp32) or its weights are damaged (sslbench inspect).",
+                    )
+                arrays = {name: value.permute(0, 2, 3, 1).cpu().numpy() for name, value in maps.items()}
+                yield from ({name: value[i] for name, value in arrays.items()} for i in range(len(images)))
+            waiting, done = [], number
+            if report is not None:
+                report(done, len(rows))
+
+    def _joined(self, maps: "Mapping[str, Tensor]", floor_of: dict[str, str]) -> "dict[str, Tensor]":
+        """Return the averaged maps (B, C, h, w) of each row of results, and of the pixels on its grid."""
+        import torch
+        from torch.nn import functional
+
+        side, found = self.settings.neighbourhood, dict[str, torch.Tensor]()
+        # As published, zeros beyond the border are averaged as well.
+        near = {name: functional.avg_pool2d(value, side, 1, side // 2) for name, value in maps.items()}
+        pixels = pixel_floors({each.name: tuple(maps[each.name].shape[2:]) for each in self.encoder.inputs})
+        for row, inputs in self.maps(self.backbone, self.layers, self.settings).items():
+            finest = max((each.name for each in inputs), key=lambda name: near[name][0, 0].numel())
+            grid, floor_of[row] = near[finest].shape[2:], pixels[finest]
+            # A map of the same grid stays as it is.
+            each = [functional.interpolate(near[own.name], grid, mode="bilinear") for own in inputs]
+            found[row], found[pixels[finest]] = torch.cat(each, dim=1), near[pixels[finest]]
+        return found
+
+    def _rank(self, train: IntArray, test: IntArray, found: dict[str, _Ranking], floor_of: dict[str, str]) -> None:
+        """Score the test images of one category at these rows, by the memory of its training images at those."""
+        patches: dict[str, list[Matrix]] = {}
+        for maps in self._embedded(self.train, train, floor_of):
+            for name, value in maps.items():
+                patches.setdefault(name, []).append(value.reshape(-1, value.shape[2]))
+        memories = {name: self._memory(np.concatenate(patches.pop(name))) for name in list(patches)}
+        for name, memory in memories.items():
+            found.setdefault(name, _Ranking(np.zeros(len(self.test)))).patches.append(len(memory.x))
+        waiting: list[dict[str, Map]] = []
+        number, settings = 0, self.settings
+        for index, maps in enumerate(self._embedded(self.test, test, floor_of), start=1):
+            waiting.append(maps)
+            number += max(value.shape[0] * value.shape[1] for value in maps.values())
+            if number < _QUERIES and index < len(test):
+                continue
+            rows = test[index - len(waiting) : index]
+            for name, memory in memories.items():
+                searched = memory.scored(
+                    [each[name] for each in waiting], k=settings.k, top=settings.top, reweight=settings.reweight
+                )
+                for row, (distances, score) in zip(rows.tolist(), searched, strict=True):
+                    found[name].maps[row], found[name].scores[row] = distances, score
+            waiting, number = [], 0
+        for name in memories:
+            found[name].curves.append(self._curves(test, found[name].maps))
+
+    def _memory(self, patches: Matrix) -> PatchMemory:
+        """Return the memory of all patches (M, C), or of their coreset."""
+        settings, device = self.settings, str(self.encoder.device)
+        if settings.coreset < 1:
+            number = max(1, int(len(patches) * settings.coreset))
+            patches = patches[greedy_coreset(patches, number, seed=self.seed, device=device)]
+        return PatchMemory(patches, settings.distance, device, settings.max_memory)
+
+    def _truth(self, row: int) -> npt.NDArray[np.int8]:
+        """Return the scored pixels of a test image: 1 in a defect, 0 elsewhere, -1 where it is not known."""
+        import torch
+
+        from sslbench.data.decode.picture import UnreadableImage
+
+        target = Anomalies.of(self.test.target)
+        assert target.maps is not None  # noqa: S101 - only targets of stored values have none
+        try:
+            semantic = target.maps.read_map(row).semantic.astype(np.int8)
+        except UnreadableImage as error:
+            raise DataError(f"anomaly: {error.path}: {error.reason}") from error
+        if self.settings.scored_at == "image":
+            return semantic
+        # Bytes, as pictures are resized.
+        stored = torch.from_numpy((semantic + 1).astype(np.uint8))[None]
+        return np.asarray(self._resized(stored, interpolation="nearest")[0].numpy().astype(np.int8) - 1)
+
+    def _curves(self, rows: IntArray, maps: Mapping[int, Map]) -> PixelCurves:
+        """Return the curves of the pixels of test images; their scores are computed twice, not kept."""
+        defects, shares = [np.zeros(0, np.float32)] * len(rows), [np.zeros(0)] * len(rows)
+        sigma = self.settings.smoothing
+        for i, row in enumerate(rows.tolist()):
+            if self.test.target.values[row, 1]:
+                truth = self._truth(row)
+                defects[i] = pixel_scores(maps[row], truth.shape, sigma)[truth == 1]
+                shares[i] = region_shares(truth == 1)
+        curves = PixelCurves(defects, shares)
+        for i, row in enumerate(rows.tolist()):
+            truth = self._truth(row)
+            curves.add(i, pixel_scores(maps[row], truth.shape, sigma)[truth == 0])
+        return curves
+
+    def _outcome(self, found: _Ranking, floor: _Ranking, parts: Sequence[IntArray]) -> Outcome:
+        from sslbench.protocols._parts.pictures import chosen_by_score, sheet
+
+        target, groups = Anomalies.of(self.test.target), source_groups(self.test)
+        values, classes = target.values, target.classes
+        scores, number = found.scores[:, None].astype(np.float32), sorted({*found.patches})
+        metrics, headline, per_class = summarise(Anomalies, classes, values, scores, seed=self.seed, groups=groups)
+        exact = pixel_metrics([curves.values() for curves in found.curves])
+        if exact:
+            units = Units.of(len(values), groups)
+            measured = with_intervals(pixel_measure(found.curves, parts, units), units, self.seed, _RESAMPLES)
+            # Of the curves in fewer steps there are the ends alone.
+            metrics |= {key: (v, min(v, measured[key][1]), max(v, measured[key][2])) for key, v in exact.items()}
+        shown = chosen_by_score(right_sides(values, found.scores))
+        captions = {row: target.text(row).partition(": ")[2] for rows in shown.values() for row in rows}
+        return Outcome(
+            metrics=metrics,
+            headline=headline,
+            scores=scores,
+            per_class=per_class,
+            notes=(f"Memories of {' to '.join(f'{n:,}' for n in (number[0], number[-1])[: len(number)])} patches.",),
+            variants={
+                classes[values[rows[0], 0]]: _without_intervals(values[rows], scores[rows], [curves.values()])
+                for rows, curves in zip(parts, found.curves, strict=True)
+                if len(parts) > 1
+            },
+            chance=_without_intervals(values, 0 * scores, [curves.constant() for curves in found.curves]),
+            floors={
+                "pixels": _without_intervals(values, floor.scores[:, None], [own.values() for own in floor.curves])
+            },
+            picture=sheet(self.test, shown, captions, self._drawing(found, parts), self.preprocessing),
+        )
+
+    def _drawing(self, found: _Ranking, parts: Sequence[IntArray]) -> "Drawing":
+        """Return the function that draws the distances of patches in red, and the true defects beside them in green."""
+        from PIL import Image
+
+        target, settings, ends = Anomalies.of(self.test.target), self.settings, dict[int, tuple[float, float]]()
+        for rows in parts:
+            own = np.concatenate([found.maps[row].ravel() for row in rows.tolist()])
+            ends |= dict.fromkeys(rows.tolist(), (float(own.min()), max(float(np.ptp(own)), 1e-12)))
+
+        def draw(picture: Image.Image, index: int, factor: float) -> Image.Image:
+            side = round(min(picture.size) * settings.crop / settings.size)
+            width, height = (side, side) if side else picture.size
+            heat = pixel_scores((found.maps[index] - ends[index][0]) / ends[index][1], (height, width), 0.0)
+            both = Image.new("RGB", (2 * picture.width, picture.height))
+            both.paste(with_heat(picture, heat, FOUND), (0, 0))
+            assert target.maps is not None  # noqa: S101 - only targets of stored values have none
+            both.paste(with_mask(picture, target.maps.read_map(index).semantic == 1, TRUE), (picture.width, 0))
+            return both
+
+        return draw
+
+
+def _without_intervals(values: IntArray, scores: Matrix, pixels: Sequence[FloatArray]) -> dict[str, float]:
+    return without_intervals(Anomalies, values, scores) | pixel_metrics(pixels)
+
+
+def cost(settings: Settings, shapes: Shapes) -> Cost:
+    """Return one pass per image."""
+    return Cost(images=shapes.train + shapes.test, rest="coresets, the search for the nearest patches, maps of pixels")
+
+
+PROTOCOL = Protocol(
+    version=1,
+    summary="anomalies without training: distances of patches to those of good images.",
+    settings=Settings,
+    kind=Anomaly.kind(cost),
+)
