@@ -19,6 +19,7 @@ from sslbench.data.open import (
 )
 from sslbench.library.benchmarks import data_of, load_benchmark
 from sslbench.names import list_names
+from sslbench.targets.anomalies import Anomalies
 from sslbench.targets.label_maps import Foreground, LabelMaps
 from sslbench.targets.pairs import Homographies, Points
 from sslbench.targets.pixel_values import Depth, Normals
@@ -30,6 +31,7 @@ OPENERS = {
     "correspondence": lambda place: open_as(place, Points, Homographies),
     "tracking": lambda place: open_as(place, Tracks, Parts, Poses),
     "saliency": lambda place: open_as(place, Foreground),
+    "anomaly": lambda place: open_as(place, Anomalies),
     "depth": lambda place: open_as(place, Depth),
     "normals": lambda place: open_as(place, Normals),
     "geolocation": functools.partial(open_data, value_columns=("lat", "lon")),
@@ -257,6 +259,14 @@ def root(tmp_path_factory):
     for name in ("ecssd", "dut_omron", "duts"):  # with the names that the benchmarks' files ask for
         picture(root / name / "images" / "1.jpg")
         picture(root / name / "masks" / "1.png", 255, channels=1)
+    for part in ("train/good", "test/good", "test/scratch"):
+        picture(root / "mvtec/screw" / part / "000.png")
+    picture(root / "mvtec/screw/ground_truth/scratch/000_mask.png", 255, channels=1)
+    rows = ["object,split,label,image,mask", "pcb1,train,normal,pcb1/0.JPG,", "pcb1,test,anomaly,pcb1/1.JPG,pcb1/1.png"]
+    (root / "visa/split_csv").mkdir(parents=True)
+    (root / "visa/split_csv/1cls.csv").write_text("\n".join(rows))
+    for name in ("0.JPG", "1.JPG", "1.png"):
+        picture(root / "visa/pcb1" / name)
     return root
 
 

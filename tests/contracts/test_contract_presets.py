@@ -102,6 +102,8 @@ def shortened(name):
         used = key in content and (content[key] not in (None, 0, 1) or key == "updates")
         if used and (value is None or isinstance(value, list) == isinstance(content[key], list | tuple)):
             shorter[key] = value
+    if isinstance(content.get("crop"), int) and content["crop"]:
+        shorter["crop"] = shorter["size"]
     if "window" not in shorter:
         shorter.pop("stride", None)
     return shorter
@@ -149,10 +151,13 @@ def test_a_preset_on_objects_runs_on_the_architecture_that_it_was_published_for(
     preset = PRESETS[name]
     assert not preset.preprocessing
     task = make_task(preset.protocol, shortened(name), preset=preset)
-    request = Request(weights="random", data="kwcoco:shapes8-128", tasks=(task,), backbone=preset.published_for)
+    kind = kind_of_labels(name)
+    data = "textures:anomalies" if kind == "anomalies" else "kwcoco:shapes8-128"
+    request = Request("random", data, tasks=(task,), backbone=preset.published_for, layers=preset.layers)
     prepared = prepare(request, RUN, backbone=backbone_of(preset))
     (result,) = evaluate(prepared, store=store, out=tmp_path / "out", command="")
-    assert result.layer in ("blocks.11@key", "blocks.11@attention") and result.data.test.n == 8
+    layers = preset.layers or (("last",) if kind == "anomalies" else ("blocks.11@key", "blocks.11@attention"))
+    assert result.layer in layers and result.data.test.n == {"anomalies": 48}.get(kind, 8)
 
 
 @pytest.fixture(scope="module")

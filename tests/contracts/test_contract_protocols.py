@@ -241,13 +241,13 @@ def small_network():
 
 
 def run_on_images(name, folder, kind=None, *, train=None, test=None):
-    """The outcomes of a protocol on images, by layer; one that trains nothing takes test alone."""
+    """The outcomes of a protocol on images, by layer; one that uses one part takes test alone."""
     protocol, target, backbone = ALL[name], target_of(ALL[name], kind), small_network()
     layers, engine = resolve_layers(backbone, target.layers), ExtractSettings(torch.device("cpu"), workers=0)
     fields = {field.name for field in dataclasses.fields(protocol.settings)}
     settings = protocol.settings(**{field: value for field, value in target.quick.items() if field in fields})
     test = test or target.pictures(target.n[1], 2)
-    train = train or (target.pictures(target.n[0], 1) if protocol.kind.trains else test)
+    train = train or (test if protocol.kind.part(settings) else target.pictures(target.n[0], 1))
     rows = protocol.kind.rows(backbone, layers, train, settings, seed=0)
     with reads(folder) as found:
         outcomes = protocol.kind.run(ImageInputs(settings, 0, train, test, backbone, layers, engine, folder, None))

@@ -24,6 +24,7 @@ from sslbench.targets import kinds
 from sslbench.targets.classes import Classes
 
 FILES = {
+    "anomaly": 2,
     "correspondence": 4,
     "depth": 2,
     "detection": 27,
@@ -56,7 +57,7 @@ PUBLISHED = {
     "solo_learn.csv": 3,
     "vissl.csv": 76,
 }
-NO_CLASSES = ("geolocation", "depth", "normals")
+NO_CLASSES = ("anomaly", "geolocation", "depth", "normals")
 OF_OBJECTS = ("detection", "discovery", "saliency")
 TRAIN_NOTHING = ("correspondence", "tracking")
 
@@ -205,7 +206,7 @@ def test_a_mistyped_suite_is_answered_with_the_nearest():
 def kind_of(benchmark):
     """The kind of labels whose leading metric is published for a benchmark."""
     kinds = {"discovery": "boxes", "saliency": "mask", "segmentation": "map", "segmentation_knn": "map"}
-    kinds |= {"depth": "depth", "normals": "normals"}
+    kinds |= {"anomaly": "anomalies", "depth": "depth", "normals": "normals"}
     return kinds.get(benchmark.partition("/")[0], "single")
 
 

@@ -109,7 +109,8 @@ def mean_over_categories(each: Sequence[FloatArray], rows: int) -> FloatArray:
     """Return the means (R, 3) of the values (R, 3) of categories that have some; NaN without any."""
     table = np.stack(each) if each else np.full((1, rows, 3), np.nan)
     known = (~np.isnan(table)).sum(axis=0)
-    return np.divide(np.nansum(table, axis=0), known, out=np.full(table.shape[1:], np.nan), where=known > 0)
+    found = np.full(table.shape[1:], np.nan)
+    return np.asarray(np.divide(np.nansum(table, axis=0), known, out=found, where=known > 0))
 
 
 def region_shares(defects: BoolArray) -> FloatArray:
@@ -227,7 +228,8 @@ class PixelCurves:
 
     def statistic(self, weights: FloatArray) -> FloatArray:
         """Return about the same metrics (R, 3) for R weightings of the images (R, N)."""
-        return curve_values(*(weights @ table for table in self._table), weights @ self._regions)
+        normal, defect, overlap = self._table
+        return curve_values(weights @ normal, weights @ defect, weights @ overlap, weights @ self._regions)
 
 
 def pixel_metrics(each: Sequence[FloatArray]) -> dict[str, float]:
