@@ -1,9 +1,10 @@
 """Similarity of the layers of two backbones on the same images, or of two sets of features."""
 
 import dataclasses
+import functools
 import io
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +28,43 @@ from sslbench.metrics.spectrum import cka_matrix
 from sslbench.names import did_you_mean
 from sslbench.results import records
 from sslbench.runtime.progress import Progress, stage_progress
+from sslbench.solvers import alignment
 from sslbench.text import csv_text
 
 log = logging.getLogger("sslbench")
 
 
 _PARTS = ("test", "val", "all", "train")
+
+
+@dataclasses.dataclass(frozen=True)
+class SimilarityMeasure:
+    """Measure of the similarity of two representations.
+
+    Attributes:
+        fewest: smallest number of samples.
+        matrix: function from features (N, D) of some layers, and of others, to the value of each pair.
+    """
+
+    title: str
+    fewest: int
+    matrix: Callable[[Sequence[Matrix], Sequence[Matrix]], npt.NDArray[np.float64]]
+
+
+def _of_pairs(function: Callable[[Matrix, Matrix], float]) -> Callable[..., npt.NDArray[np.float64]]:
+    return lambda xs, ys: np.array([[function(x, y) for y in ys] for x in xs])
+
+
+MEASURES = {
+    "cka": SimilarityMeasure("linear CKA", 2, cka_matrix),
+    # The unbiased estimate of HSIC divides by n (n - 3) (Song et al., JMLR 2012).
+    "cka-debiased": SimilarityMeasure("linear CKA, debiased", 4, functools.partial(cka_matrix, debiased=True)),
+    "mutual-knn": SimilarityMeasure(
+        f"common {alignment.NEIGHBOURS} nearest neighbours", alignment.NEIGHBOURS + 1, _of_pairs(alignment.mutual_knn)
+    ),
+    "svcca": SimilarityMeasure("SVCCA", 2, _of_pairs(alignment.svcca)),
+    "procrustes": SimilarityMeasure("Procrustes similarity", 2, _of_pairs(alignment.procrustes)),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +85,7 @@ class LayerFeatures:
 
 @dataclasses.dataclass(frozen=True)
 class LayerSimilarity:
-    """Linear CKA of every layer of one side with every layer of the other.
+    """Similarity of every layer of one side with every layer of the other.
 
     Attributes:
         values: (rows, columns), NaN where a layer is constant.
@@ -64,7 +96,7 @@ class LayerSimilarity:
     columns: tuple[str, ...]
     names: tuple[str, str]
     n: int
-    debiased: bool
+    title: str
 
 
 def encode(
@@ -72,7 +104,7 @@ def encode(
 ) -> tuple[LayerFeatures, Source]:
     """Extract features of one backbone at several layers."""
     if this_process().world > 1:
-        raise UsageError("CKA runs in one process", "Start it without torchrun or srun.")
+        raise UsageError("cka runs in one process", "Start it without torchrun or srun.")
     backbone, _ = for_request(load(request, run), request, run)
     # From the last to the first, so that of several names of a module the first one stays.
     by_module = {path: name for name, path in list(backbone.aliases.items())[::-1]}
@@ -125,34 +157,33 @@ def read(path: Path, layers: Sequence[str] = ()) -> LayerFeatures:
     return LayerFeatures(path.name, {path.stem: array}, None)
 
 
-def similarity(a: LayerFeatures, b: LayerFeatures, *, debiased: bool = False) -> LayerSimilarity:
-    """Return the linear CKA of every layer of A with every layer of B."""
+def similarity(a: LayerFeatures, b: LayerFeatures, *, measure: str = "cka") -> LayerSimilarity:
+    """Return the similarity of every layer of A with every layer of B; `measure`: a name of `MEASURES`."""
+    chosen = MEASURES[measure]
     counts = [len(next(iter(side.layers.values()))) for side in (a, b)]
     if counts[0] != counts[1] or (a.ids is not None and b.ids is not None and a.ids != b.ids):
         raise DataError(
             f"{a.name} has features of {counts[0]} samples, {b.name} of {counts[1]}: the samples differ",
-            "CKA compares features of the same samples in the same order.",
+            "Similarity compares features of the same samples in the same order.",
         )
     if a.images and b.images and a.images != b.images:
         raise DataError(
             f"{a.name} and {b.name} have features of different images with the same names",
-            "CKA compares features of the same images: extract both from one folder.",
+            "Similarity compares features of the same images: extract both from one folder.",
         )
-    # The unbiased estimate of HSIC divides by n (n - 3) (Song et al., JMLR 2012).
-    fewest = 4 if debiased else 2
-    if counts[0] < fewest:
-        raise DataError(f"{counts[0]} samples are too few for CKA, which needs at least {fewest}")
+    if counts[0] < chosen.fewest:
+        raise DataError(f"{counts[0]} samples are too few for {chosen.title}, which needs at least {chosen.fewest}")
     for side in (a, b):
         for layer, x in side.layers.items():
             # By blocks, as the features may be mapped from files larger than memory.
             if not all(np.isfinite(x[i : i + 4096]).all() for i in range(0, len(x), 4096)):
                 raise DataError(f"the features of {side.name} at layer '{layer}' are not all finite numbers")
-    values = cka_matrix(list(a.layers.values()), list(b.layers.values()), debiased=debiased)
-    return LayerSimilarity(values, tuple(a.layers), tuple(b.layers), (a.name, b.name), counts[0], debiased)
+    values = chosen.matrix(list(a.layers.values()), list(b.layers.values()))
+    return LayerSimilarity(values, tuple(a.layers), tuple(b.layers), (a.name, b.name), counts[0], chosen.title)
 
 
 def write_csv(found: LayerSimilarity, path: Path) -> None:
-    """Write one line per layer of A, one column per layer of B; an empty cell where CKA is undefined."""
+    """Write one line per layer of A, one column per layer of B; an empty cell where it is undefined."""
     head = [f"{found.names[0]} \\ {found.names[1]}", *found.columns]
     lines = [
         [name, *("" if np.isnan(value) else repr(float(value)) for value in row)]
@@ -176,7 +207,7 @@ def write_heatmap(found: LayerSimilarity, path: Path) -> None:
     axes.set_yticks(range(len(found.rows)), found.rows)
     axes.set_xlabel(found.names[1])
     axes.set_ylabel(found.names[0])
-    axes.set_title(f"linear CKA{', debiased' if found.debiased else ''}, {found.n} images", fontsize="medium")
+    axes.set_title(f"{found.title}, {found.n} images", fontsize="medium")
     if max(len(found.rows), len(found.columns)) <= 12:
         for i, row in enumerate(found.values):
             for j, value in enumerate(row):

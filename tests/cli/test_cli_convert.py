@@ -13,6 +13,7 @@ from PIL import Image
 from sslbench.backbones.build import build
 from sslbench.metrics.spectrum import cka_matrix
 from sslbench.preprocessing import Preprocessing
+from sslbench.solvers.alignment import procrustes
 from sslbench.weights import save
 
 NAME = "resnet18w0.125"
@@ -211,6 +212,11 @@ def test_features_made_elsewhere_and_folders_of_the_store(world, sslbench, debia
     code, _, err = sslbench("cka", "x.npy", "y.npy", "--csv", "cka.csv", *flags)
     assert code == 0, err
     assert matrix("cka.csv")[2][0, 0] == pytest.approx(cka_matrix([x], [y], debiased=debiased)[0, 0], abs=1e-12)
+    code, _, err = sslbench("cka", "x.npy", "y.npy", "--csv", "p.csv", "--measure", "procrustes", *flags)
+    assert code == (2 if debiased else 0), err
+    assert (
+        "--debiased applies to CKA" in err if debiased else matrix("p.csv")[2][0, 0] == pytest.approx(procrustes(x, y))
+    )
     code, out, err = sslbench(
         "extract", "--weights", "w.pth", "--backbone", NET, "--data", "photos", "--layers", "conv1,conv2"
     )

@@ -32,7 +32,14 @@ if TYPE_CHECKING:
 @click.option("--format-b", help="Format of B. Default: recognised.")
 @click.option("--layers", help="Layers of A and B, e.g. res2,res3:avg(4,4),res5. Default: all named layers.")
 @click.option("--layers-b", help="Layers of B. Default: --layers.")
-@click.option("--debiased", is_flag=True, help="Use the unbiased estimator, for fewer images than features.")
+@click.option(
+    "--measure",
+    type=click.Choice(["cka", "mutual-knn", "svcca", "procrustes"]),
+    default="cka",
+    show_default=True,
+    help="Linear CKA, common nearest neighbours, mean canonical correlation, or cosine after the best rotation.",
+)
+@click.option("--debiased", is_flag=True, help="Use the unbiased estimator of CKA, for fewer images than features.")
 @click.option("--csv", "csv_path", type=LocalPath(), help="CSV file to write the matrix to.")
 @click.option("--png", "png_path", type=LocalPath(), help="PNG file to draw the matrix in.")
 @take_flags(data=options.DataFlags, preprocessing=options.PreprocessingFlags, run=options.RunFlags)
@@ -50,6 +57,7 @@ def command(
     format_b: str | None,
     layers: str | None,
     layers_b: str | None,
+    measure: str,
     debiased: bool,
     csv_path: Path | None,
     png_path: Path | None,
@@ -58,7 +66,7 @@ def command(
     preprocessing: options.PreprocessingFlags,
     run: options.RunFlags,
 ) -> None:
-    """Compare the layers of two networks by linear CKA (Kornblith et al. 2019) on the same images.
+    """Compare the layers of two networks by linear CKA (Kornblith et al. 2019), or another measure, on the same images.
 
     A and B are weights files ('random' with --backbone is an untrained network), or features of the same samples: .npy
     files or folders of the feature store. 1 means equal up to rotation and scale.
@@ -67,12 +75,15 @@ def command(
     sslbench cka moco.pth simclr.pth --data photos/ --limit 2000 --png cka.png
     sslbench cka dino.pth random --backbone timm:vit_small_patch16_224 --layers blocks.0,blocks.11
     sslbench cka embeddings_a.npy embeddings_b.npy --debiased
+    sslbench cka moco.pth simclr.pth --data photos/ --measure mutual-knn
     """  # noqa: D301
     terminal.show_messages()
     networks = (
         _Network(a, backbone, format, options.listed_layers(layers), trust_pickle),
         _Network(b, backbone_b or backbone, format_b, options.listed_layers(layers_b or layers), trust_pickle),
     )
+    if debiased and measure != "cka":
+        raise UsageError(f"--debiased applies to CKA, not to --measure {measure}", "Leave --debiased out.")
     for path in (csv_path, png_path):
         if path is not None:
             refuse_output_file(path)
@@ -80,7 +91,7 @@ def command(
     if any(stored) and not all(stored):
         raise UsageError("A and B must both be weights or both be features", "Features: .npy files or store folders.")
     if all(stored):
-        used = ("layers", "layers_b", "debiased", "csv_path", "png_path")
+        used = ("layers", "layers_b", "measure", "debiased", "csv_path", "png_path")
         options.refuse(ctx, used=used, what="features, which are already computed")
         files = [each for each in networks if not Path(each.weights).is_dir()]
         if any(each.layers for each in files) and len(files) == len(networks):
@@ -95,14 +106,14 @@ def command(
         sides = tuple(similarity.read(Path(each.weights), each.layers) for each in networks)
     else:
         sides = _encode(networks, data, preprocessing, run)
-    found = similarity.similarity(*sides, debiased=debiased)
+    found = similarity.similarity(*sides, measure="cka-debiased" if debiased else measure)
     corner = f"{found.names[0]} \\ {found.names[1]}"
     rows = [
         [name, *("n/a" if value != value else f"{value:.3f}" for value in row)]
         for name, row in zip(found.rows, found.values, strict=True)
     ]
     print_table([corner, *found.columns], rows, names=[corner])
-    note(f"linear CKA{', debiased' if found.debiased else ''}, {found.n} images")
+    note(f"{found.title}, {found.n} images")
     for path, write in ((csv_path, similarity.write_csv), (png_path, similarity.write_heatmap)):
         if path is not None:
             write(found, path)
