@@ -29,6 +29,12 @@ FEATURE_STD = Metric(
     "standard deviation x sqrt(D)", 0, (0.0, 1.0), needs="features",
 )  # fmt: skip
 
+LIDAR = Metric("lidar", "LiDAR", "LiDAR, in directions", 0, LOSS, needs="features")
+TWO_NN = Metric("two_nn", "Intrinsic dimension (TwoNN)", "dimensions", 0, LOSS, needs="features")
+MLE_DIMENSION = dataclasses.replace(TWO_NN, name="mle_dimension", title="Intrinsic dimension (maximum likelihood)")
+
+DIMENSION_NEIGHBOURS = 20
+"""Neighbours per sample of the intrinsic dimension by maximum likelihood."""
 ALPHA_RANKS = (4, 100)
 """First and last rank of the eigenvalues to which the authors' code of alpha-ReQ fits the exponent."""
 SAMPLES = 25600
@@ -142,6 +148,88 @@ def alpha_req(found: Spectrum, ranks: tuple[int, int]) -> Interval:
     slope = np.zeros(len(found.values))
     slope[k - 1] = -coefficient / values
     return found.interval(float(-np.sum(coefficient * np.log(values))), slope)
+
+
+def spanned(x: Matrix) -> Matrix:
+    """Return features (N, D) rotated into the N dimensions that they span, where these are fewer than D.
+
+    >>> spanned(np.array([[3.0, 4.0]])).round(6).tolist()
+    [[5.0]]
+    """
+    n, width = x.shape
+    if n >= width:
+        return x
+    gram = np.zeros((n, n))
+    for start in range(0, width, _CENTRED_ROWS):
+        part = np.asarray(x[:, start : start + _CENTRED_ROWS], dtype=np.float64)
+        gram += part @ part.T
+    values, vectors = np.linalg.eigh(gram)
+    return np.asarray(vectors * np.sqrt(np.maximum(values, 0)))
+
+
+def lidar(x: Matrix, groups: IntArray, ridge: float = 1e-4, epsilon: float = 1e-7) -> Interval:
+    """Return LiDAR (Thilak et al., ICLR 2024, equations 1 to 4): effective rank of the discriminant analysis of groups.
+
+    The rank is that of the covariance of the group means, whitened by the covariance within groups + `ridge`. In the
+    paper a group has the augmented views of one image. NaN for fewer than two groups.
+
+    `x`: (N, D); `groups`: (N,), the group of each sample.
+
+    >>> x = np.array([[1.0, 0.0], [1.0, 0.1], [-1.0, 0.0], [-1.0, 0.1]])
+    >>> round(lidar(x, np.array([0, 0, 1, 1]))[0], 4)
+    1.0
+    """
+    from scipy.linalg import eigh
+
+    units = Units.of(len(x), groups)
+    if units.place is None or units.number < 2:
+        return _NAN
+    given, sizes = spanned(np.asarray(x, dtype=np.float64)), np.bincount(units.place)[:, None]
+    means = units.sums(given) / sizes
+    between, within = means - means.mean(axis=0), given - means[units.place]
+    # Every group counts alike, however many samples it has.
+    scatter = (within / sizes[units.place]).T @ within / units.number + ridge * np.eye(given.shape[1])
+    values, vectors = eigh(between.T @ between / units.number, scatter)
+    values = np.maximum(values, 0)
+    total = values.sum()
+    if total == 0:
+        return _NAN
+    share = values / total + epsilon
+    rank = float(np.exp(-np.sum(share * np.log(share))))
+    inner = np.log(share) + 1
+    slope = -rank * (inner - np.sum(values / total * inner)) / total
+    each = (between @ vectors) ** 2 - values * (units.sums((within @ vectors) ** 2) / sizes + ridge)
+    return influence_interval(rank, each @ slope, Units.of(units.number, None))
+
+
+def two_nn(distances: FloatArray, groups: IntArray | None = None) -> Interval:
+    """Return the intrinsic dimension by the ratio of the first two distances (Facco et al. 2017), by their likelihood.
+
+    `distances`: (N, K >= 2) of each sample to its nearest others, rising; copies of a sample are left out.
+
+    >>> round(two_nn(np.array([[1.0, 2.0], [1.0, 4.0]]))[0], 4)
+    0.9618
+    """
+    return mle_dimension(distances[:, :2], groups)
+
+
+def mle_dimension(distances: FloatArray, groups: IntArray | None = None) -> Interval:
+    """Return the intrinsic dimension of Levina and Bickel 2004, inverses averaged (MacKay and Ghahramani 2005).
+
+    Arguments as for `two_nn`. Each sample's neighbours are taken as independent of those of others.
+
+    >>> round(mle_dimension(np.array([[1.0, 2.0, 4.0]]))[0], 4)
+    0.9618
+    """
+    rows = np.flatnonzero(distances[:, 0] > 0)
+    if not len(rows):
+        return _NAN
+    kept = distances[rows]
+    inverse = np.mean(np.log(kept[:, -1:] / kept[:, :-1]), axis=1)
+    if not (mean := float(inverse.mean())):
+        return _NAN
+    units = Units.of(len(rows), None if groups is None else groups[rows])
+    return influence_interval(1 / mean, (mean - inverse) / mean**2, units, LOSS)
 
 
 def uniformity(unit: Matrix, t: float = 2.0, groups: IntArray | None = None) -> Interval:

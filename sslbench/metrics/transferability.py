@@ -16,7 +16,7 @@ from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.metrics.classification import softmax
 from sslbench.metrics.intervals import Interval, Units
 from sslbench.metrics.metric import ANY, LOSS, Metric
-from sslbench.metrics.spectrum import influence_interval
+from sslbench.metrics.spectrum import influence_interval, spanned
 
 _NEGATIVE = (-math.inf, 0.0)
 LOGME = Metric("logme", "LogME", "log evidence per sample", 1, ANY, needs="features", labels=("single",))
@@ -62,14 +62,7 @@ class LabelledFeatures:
     @classmethod
     def of(cls, x: Matrix, classes: IntArray, groups: IntArray | None = None) -> Self:
         """Return the moments of features (N, D) with classes (N,); `groups`: as for `Units.of`."""
-        given, (n, width) = x, x.shape
-        if n < width:
-            gram = np.zeros((n, n))
-            for start in range(0, width, _ROWS):
-                part = np.asarray(x[:, start : start + _ROWS], dtype=np.float64)
-                gram += part @ part.T
-            values, vectors = np.linalg.eigh(gram)
-            x = vectors * np.sqrt(np.maximum(values, 0))
+        given, x, n = x, spanned(x), len(x)
         own = np.unique(classes, return_inverse=True)[1].astype(np.int64)
         counts = np.bincount(own)
         sums = class_sums(x, own)

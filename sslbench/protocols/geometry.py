@@ -1,9 +1,10 @@
 """Geometry of the features without a classifier; no labels are needed.
 
-Number of directions in use (RankMe, effective rank, alpha-ReQ), spread over the sphere (uniformity, feature
-std) and, with one label per sample, closeness of samples of one class (alignment). One part of the data is
-measured; data without parts of its own is not split. None of these is better the higher it is: RankMe and uniformity
-order networks of one kind and size, and a collapsed network shows in all of them.
+Number of directions in use (RankMe, effective rank, alpha-ReQ; LiDAR of groups), intrinsic dimension (TwoNN, maximum
+likelihood), spread over the sphere (uniformity, feature std) and, with one label per sample, closeness of samples of
+one class (alignment). One part of the data is measured; data without parts of its own is not split. None of these is
+better the higher it is: RankMe and uniformity order networks of one kind and size, and a collapsed network shows in all
+of them.
 
 Version 2: intervals keep groups of samples together. Version 3: those of ranks reach as far as ranks of half of the
 samples are lower.
@@ -22,6 +23,7 @@ from sslbench.metrics.intervals import Units, Values
 from sslbench.protocols._parts.selection import check_finite, reaching_halves
 from sslbench.protocols.protocol import Cost, OnFeatures, Part, Protocol, ProtocolSettings, Shapes, any_labels
 from sslbench.results import Outcome
+from sslbench.solvers.neighbours import Scope, fastest_engine, nearest
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.none import Unlabelled
@@ -79,6 +81,10 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     units = Units.of(len(part), part.groups)
     if units.number >= 2 * _FEWEST:
         metrics = reaching_halves(metrics, units, seed, lambda rows: _of_spectrum(part.select(rows), settings))
+    if part.groups is not None:
+        metrics["lidar"] = spectrum.lidar(part.x, part.groups)
+    if len(part) > _FEWEST:
+        metrics |= _dimensions(part, device)
     unit = spectrum.unit_length(part.x)
     metrics["uniformity"] = spectrum.uniformity(unit, groups=part.groups)
     metrics["feature_std"] = spectrum.feature_std(unit, groups=part.groups)
@@ -103,11 +109,28 @@ def _of_spectrum(features: Features, settings: Settings) -> Values:
     }
 
 
+def _dimensions(part: Features, device: str) -> Values:
+    """Return the intrinsic dimensions; samples of one group are not neighbours."""
+    groups, n = part.groups, len(part)
+    most = n - (1 if groups is None else int(np.unique(groups, return_counts=True)[1].max()))
+    if most < _FEWEST:
+        return {}
+    scope = Scope(without_self=True) if groups is None else Scope(apart=groups)
+    number = min(spectrum.DIMENSION_NEIGHBOURS, most)
+    engine = fastest_engine(device, 2.0 * n**2 * part.x.shape[1])
+    squares, _ = nearest(part.x, part.x, number, metric="l2", max_memory=1.0, scope=scope, engine=engine)
+    distances = np.sqrt(np.maximum(-squares, 0))
+    return {
+        "two_nn": spectrum.two_nn(distances, groups),
+        "mle_dimension": spectrum.mle_dimension(distances, groups),
+    }
+
+
 def cost(settings: Settings, shapes: Shapes) -> Cost:
     """Count two spectra, each with those of two halves, and the similarities of all pairs."""
     rows = float(min(shapes.train if settings.part == "train" else shapes.test, settings.samples))
     size = rows * shapes.width
-    return Cost(32 * size * min(rows, shapes.width) + 4 * rows * size, 160 * size + 80 * rows**2, 32 * size)
+    return Cost(32 * size * min(rows, shapes.width) + 6 * rows * size, 160 * size + 80 * rows**2, 32 * size)
 
 
 PROTOCOL = Protocol(

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from scipy.linalg import sqrtm
 from scipy.stats import ortho_group
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score, silhouette_score
 
@@ -20,6 +21,7 @@ from sslbench.metrics.spectrum import (
     cka_matrix,
     effective_rank,
     feature_std,
+    lidar,
     rankme,
     uniformity,
     unit_length,
@@ -153,6 +155,44 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
         held += [low <= true <= high for true, (_, low, high) in zip(truth, measured(1000), strict=True)]
     assert np.all(held / 150 > 0.86), held / 150
     assert np.all(held / 150 < 1.0), held / 150
+
+
+def slow_lidar(x, groups):
+    means = np.stack([x[groups == g].mean(axis=0) for g in np.unique(groups)])
+    spreads = [np.cov(x[groups == g].T, ddof=0) for g in np.unique(groups)]
+    within = sqrtm(np.mean(spreads, axis=0) + 1e-4 * np.eye(x.shape[1]))
+    values = np.linalg.eigvalsh(np.linalg.solve(within, np.linalg.solve(within, np.cov(means.T, ddof=0)).T))
+    share = np.maximum(values, 0) / np.maximum(values, 0).sum() + 1e-7
+    return np.exp(-np.sum(share * np.log(share)))
+
+
+@pytest.mark.parametrize("width", [5, 120])
+def test_lidar_is_the_rank_of_the_groups_and_its_interval_that_of_groups_left_out(width):
+    generator = np.random.default_rng(0)
+    groups = np.repeat(np.arange(40), 2)
+    x = (generator.normal(size=(40, width)) * np.linspace(2, 0.1, width))[groups] + generator.normal(size=(80, width))
+    value, low, high = lidar(x, groups)
+    assert value == pytest.approx(slow_lidar(x, groups), rel=1e-4)
+    if width == 5:
+        without = [slow_lidar(x[groups != g], groups[groups != g]) for g in range(40)]
+        assert (high - low) / 2 == pytest.approx(2.02 * np.sqrt(39 * np.var(without)), rel=0.15)
+    assert np.isnan(lidar(x, np.zeros(80, int))[0])
+
+
+@pytest.mark.parametrize("dimension", [1, 3])
+def test_intrinsic_dimensions_are_those_of_the_samples_whatever_the_width(dimension):
+    generator = np.random.default_rng(0)
+    x = generator.random((600, dimension)) @ generator.normal(size=(dimension, 9))
+    x[-1] = x[0]  # a copy has no second distance
+    distances = np.sort(np.linalg.norm(x[:, None] - x, axis=2), axis=1)[:, 1:21]
+    kept = distances[(distances[:, 0] > 1e-9)]
+    found = spectrum.two_nn(np.where(distances < 1e-9, 0, distances))
+    assert found[0] == pytest.approx(1 / np.mean(np.log(kept[:, 1] / kept[:, 0])))
+    assert found[1] < dimension < found[2]
+    value = spectrum.mle_dimension(kept)[0]
+    slow = [np.mean([np.log(row[-1] / r) for r in row[:-1]]) for row in kept]
+    assert value == pytest.approx(1 / np.mean(slow)) and value == pytest.approx(dimension, rel=0.15)
+    assert np.isnan(spectrum.two_nn(np.zeros((5, 3)))[0])
 
 
 def linear_cka(x, y, *, debiased=False):

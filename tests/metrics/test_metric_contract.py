@@ -121,7 +121,10 @@ def values_of_features(quality, seed):
         "uniformity": spectrum.uniformity(unit),
         "alignment": spectrum.alignment(unit, np.arange(N) % CLASSES),
         "feature_std": spectrum.feature_std(unit),
+        "lidar": spectrum.lidar(x, np.arange(N) % 60),
     }
+    distances = np.sort(np.linalg.norm(x[:, None] - x, axis=2), axis=1)[:, 1:21]
+    found |= {"two_nn": spectrum.two_nn(distances), "mle_dimension": spectrum.mle_dimension(distances)}
     return {name: value for name, (value, _, _) in found.items()}
 
 

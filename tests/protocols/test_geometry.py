@@ -73,3 +73,23 @@ def test_impossible_settings_and_features_are_refused(blobs):
     x[3] = np.inf
     with pytest.raises(DataError, match="s00003"):
         geometry.run(train, dataclasses.replace(test, x=x), Settings(), seed=0)
+
+
+def test_dimensions_are_of_neighbours_apart_from_the_group_and_groups_give_lidar(blobs):
+    _, test = blobs(10, 60, width=6)
+    alone = geometry.run(test, test, Settings(), seed=0).metrics
+    assert "lidar" not in alone and {"two_nn", "mle_dimension"} <= alone.keys()
+    # Frames of one video are nearly copies, which say nothing of the dimension.
+    frames = dataclasses.replace(
+        test,
+        x=np.repeat(test.x, 2, axis=0) + np.random.default_rng(0).normal(size=(120, 6)).astype(np.float32) * 1e-4,
+        target=Unlabelled(120),
+        ids=tuple(f"{i:03d}" for i in range(120)),
+        groups=np.repeat(np.arange(60), 2),
+    )
+    together = geometry.run(frames, frames, Settings(), seed=0).metrics
+    assert together["lidar"][0] <= 6 and together["mle_dimension"][0] == pytest.approx(
+        alone["mle_dimension"][0], rel=0.4
+    )
+    few = test.select(np.arange(2))
+    assert "two_nn" not in geometry.run(few, few, Settings(), seed=0).metrics
