@@ -184,7 +184,8 @@ def lidar(x: Matrix, groups: IntArray, ridge: float = 1e-4, epsilon: float = 1e-
     units = Units.of(len(x), groups)
     if units.place is None or units.number < 2:
         return _NAN
-    given, sizes = spanned(np.asarray(x, dtype=np.float64)), np.bincount(units.place)[:, None]
+    given = np.asarray(spanned(x), dtype=np.float64)
+    sizes = np.bincount(units.place)[:, None]
     means = units.sums(given) / sizes
     between, within = means - means.mean(axis=0), given - means[units.place]
     # Every group counts alike, however many samples it has.

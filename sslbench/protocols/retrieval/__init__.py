@@ -189,12 +189,12 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         other = _evaluate_task(first, test, index)
         units = _units(first, test, first.with_positives())
         losses = [paired_difference(evaluated[0].leading, other.leading, each) for each in units]
-        found = {
+        of_code = {
             f"{headline}({compression})": other.metrics[headline],
             **_widest([{f"{COMPRESSION_LOSS.name}({compression})": loss} for loss in losses]),
         }
-        metrics |= found
-        counts |= dict.fromkeys(found, len(other.leading))
+        metrics |= of_code
+        counts |= dict.fromkeys(of_code, len(other.leading))
     return Outcome(
         metrics=metrics,
         headline=headline,
