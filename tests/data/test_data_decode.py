@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import os
 import pickle
 import struct
 import warnings
@@ -108,6 +109,22 @@ def test_without_torchvisions_decoder_the_pixels_are_the_same(monkeypatch):
     found = [decode(PLAIN[name], name) for name in PLAIN] + [decode(data, "") for data, _ in CONVERTED.values()]
     for one, other in zip(expected, found, strict=True):
         assert torch.equal(one.image, other.image) and one.conversions == other.conversions
+
+
+def test_what_libjpeg_tells_of_damage_is_counted_and_not_printed(capfd, monkeypatch):
+    data = PLAIN["jpeg"]
+    damaged = data[:-2] + bytes(12) + data[-2:]
+    found = decode(damaged, "a.jpg")
+    np.testing.assert_array_equal(pixels(found), with_pillow(damaged))
+    assert found.conversions == (module.DAMAGED,) and capfd.readouterr().err == ""
+
+    def fail(*_, **__):
+        os.write(2, b"Corrupt JPEG data: x\nfrom another library\n")
+        raise RuntimeError
+
+    monkeypatch.setattr(module, "jpeg_decoder", lambda: fail)
+    assert decode(data, "a.jpg").conversions == (), "Pillow decides"
+    assert capfd.readouterr().err == "from another library\n", "nothing else is lost"
 
 
 def test_plain_jpeg_takes_the_fast_way(monkeypatch):

@@ -6,11 +6,14 @@ import functools
 import io
 import logging
 import math
+import os
+import re
 import struct
+import threading
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -34,6 +37,12 @@ from sslbench.data.decode.picture import (
 from sslbench.preprocessing import MAX_PIXELS
 
 __all__ = ["MAX_PIXELS", "Decoded", "UnreadableImage", "Wanted", "decode"]
+
+DAMAGED = "damaged JPEG, decoded as far as its data go"
+"""Conversion of a picture of whose data libjpeg warns."""
+_OF_DAMAGE = re.compile(r"^(?:Corrupt JPEG data|Premature end|Inconsistent progression|Invalid SOS).*\n?", re.M)
+_OF_LIBJPEG = re.compile(_OF_DAMAGE.pattern + r"|^(?:Warning: unknown JFIF|Unknown Adobe color).*\n?", re.M)
+_STDERR = threading.Lock()
 
 _BASELINE_OR_PROGRESSIVE = (0xC0, 0xC1, 0xC2)
 _OTHER_FRAMES = (0xC3, 0xC5, 0xC6, 0xC7, 0xC8, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF)
@@ -82,9 +91,10 @@ def decode(data: bytes | npt.NDArray[np.uint8], path: str, wanted: Wanted = RGB)
             if wanted.channels == 3 and (decode_jpeg := jpeg_decoder()) is not None:
                 # If torchvision.io fails, Pillow decides, and gives the reason.
                 with suppress(RuntimeError):
-                    # A copy, since torch warns of buffers that are read-only.
-                    image = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-                    decoded = Decoded(image, ("grey to RGB",) if header.channels == 1 else ())
+                    with _stderr_of_libjpeg() as told:
+                        # A copy, since torch warns of buffers that are read-only.
+                        image = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+                    decoded = Decoded(image, ("grey to RGB",) * (header.channels == 1) + (DAMAGED,) * bool(told))
                     return upright(decoded, orientation(data) if header.has_metadata else 1)
         return decode_with_pillow(data, path, wanted)
 
