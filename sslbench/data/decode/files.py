@@ -109,6 +109,38 @@ def jpeg_decoder() -> Callable[[torch.Tensor], torch.Tensor] | None:
     return functools.partial(decode_jpeg, mode=ImageReadMode.RGB)
 
 
+@contextmanager
+def _stderr_of_libjpeg() -> Iterator[list[str]]:
+    """Collect libjpeg's messages on damage, which torchvision lets it write to stderr; others are written there."""
+    told: list[str] = []
+    # Of several threads one at a time, since stderr is the process's; messages to the others are not collected.
+    if not _STDERR.acquire(blocking=False):
+        yield told
+        return
+    with ExitStack() as stack:
+        stack.callback(_STDERR.release)
+        try:
+            stderr = os.dup(2)
+        except OSError:  # closed
+            yield told
+            return
+        stack.callback(os.close, stderr)
+        read, write = os.pipe()
+        stack.callback(os.close, read)
+        os.set_blocking(read, False)
+        os.dup2(write, 2)
+        os.close(write)
+        try:
+            yield told
+        finally:
+            os.dup2(stderr, 2)
+            with suppress(BlockingIOError):
+                text = os.read(read, 2**16).decode(errors="replace")
+                told += _OF_DAMAGE.findall(text)
+                if rest := _OF_LIBJPEG.sub("", text):
+                    os.write(2, rest.encode())
+
+
 @dataclasses.dataclass(frozen=True)
 class _JpegHeader:
     width: int
