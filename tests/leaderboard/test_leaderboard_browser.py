@@ -100,7 +100,10 @@ def test_light_and_dark_follow_the_system_until_a_click(browser, page, dark):
     luminance = "Number(getComputedStyle(document.body).backgroundColor.match(/[0-9]+/)[0])"
     assert (browser.run(luminance) < 128) == dark
     assert (browser.run(f"find('theme').click(); {luminance}") < 128) != dark
-    assert (browser.run(f"find('theme').click(); {luminance}") < 128) == dark
+    browser.open("about:blank")
+    browser.open(page, dark=dark)
+    assert (browser.run(luminance) < 128) != dark, "the choice is kept"
+    assert (browser.run(f"find('theme').click(); localStorage.clear(); {luminance}") < 128) == dark
 
 
 def test_without_scripts_the_page_is_a_plain_table(browser, page, tmp_path):
