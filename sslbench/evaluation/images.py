@@ -18,7 +18,7 @@ from sslbench.errors import DataError
 from sslbench.evaluation import floors
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.groups import with_details
-from sslbench.evaluation.preparation import Prepared, one_part, with_noise
+from sslbench.evaluation.preparation import Prepared, as_scored, one_part
 from sslbench.evaluation.record import (
     Encoded,
     Subject,
@@ -56,12 +56,12 @@ def evaluate_on_images(
     if not prepared.image_tasks:
         return []
     check_shared(prepared.backbone)
-    images: dict[tuple[str | None, float], _ImageEvaluation] = {}  # of each part that tasks use, and label noise
+    images: dict[tuple[object, ...], _ImageEvaluation] = {}  # of each part that tasks use, kind of labels and noise
     results = []
     with process_group(prepared.run.torch_device()):
         for task, share in itertools.product(prepared.image_tasks, (0.0, *prepared.request.noise)):
-            used, noisy = with_noise(prepared, task, share)
-            key = task.part, share
+            used, noisy = as_scored(prepared, task, share)
+            key = task.part, type(used.data.train.target), share
             # Once for all tasks on a part, since every image is read to find those that cannot be.
             if key not in images:
                 used = dataclasses.replace(used, data=one_part(used.data, task.part))

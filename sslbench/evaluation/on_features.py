@@ -16,10 +16,10 @@ from sslbench.evaluation.encode import encode_parts, encode_together, extract_pa
 from sslbench.evaluation.groups import with_details
 from sslbench.evaluation.preparation import (
     Prepared,
+    as_scored,
     one_part,
     one_part_of_features,
     shared_part,
-    with_noise,
 )
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement
 from sslbench.evaluation.request import Task
@@ -92,7 +92,7 @@ def evaluate_on_features(
     for layer in (layer.text for layer in prepared.layers):
         for number, task in enumerate(tasks):
             for share in (0.0, *prepared.request.noise):
-                data, changed = with_noise(prepared, task, share)
+                data, changed = as_scored(prepared, task, share)
                 beside_it = {
                     name: [_floor(data, floor, layer, changed, number, out, command, share) for floor in each]
                     for name, each in scored.items()
@@ -197,10 +197,11 @@ def _describe_parts(
     prepared: Prepared, scored: _Scored, layer: str, task: Task, number: int, command: str, noise: float
 ) -> tuple[Subject, Features, Features]:
     """Return the description and features that a protocol uses: both parts, or one of them in the place of both."""
-    # With label noise, the train labels are those of `prepared`.
-    parts = scored.parts
+    # The labels are those of `prepared`, which may be wrong or of another kind.
+    parts, used = scored.parts, one_part(prepared.data, task.part)
     train, test = one_part_of_features(parts.train[layer], parts.test[layer], parts.whole.get(layer), task)
-    train = rows_of(train, prepared.data.train) if noise else train
+    if noise or type(used.train.target) is not type(train.target):
+        train, test = rows_of(train, used.train), rows_of(test, used.test)
     if task.part:
         prepared = dataclasses.replace(prepared, data=one_part(prepared.data, task.part))
         parts = dataclasses.replace(parts, train={layer: train}, test={layer: test})

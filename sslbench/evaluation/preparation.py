@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,11 +32,13 @@ from sslbench.evaluation.request import Request, Task
 from sslbench.evaluation.settings import RunSettings
 from sslbench.evaluation.trainings import check_seeds
 from sslbench.features.array import Features
+from sslbench.features.external import FeaturePair
 from sslbench.library.benchmarks import Benchmark
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import FileClassifier, ImageSet, Part
 from sslbench.results import records
 from sslbench.targets.classes import Classes
+from sslbench.targets.imbalanced import Imbalanced
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.numbers import Numbers
@@ -299,8 +301,36 @@ def _check_whole(request: Request, data: TrainTest) -> None:
         )
 
 
-def with_noise(prepared: Prepared, task: Task, share: float) -> tuple[Prepared, Task]:
-    """Return the evaluation with a share of wrong labels in train, and the task, which is not the benchmark's then."""
+Parts = TypeVar("Parts", TrainTest, FeaturePair)
+
+
+def by_sizes(data: Parts, task: Task) -> Parts:
+    """Return the data of a task with labels `Imbalanced`, where classes of train differ that much in size.
+
+    Benchmarks and presets are of published numbers, whose metric stays, and some protocols have metrics of their own.
+    """
+    labels, published = data.train.target, task.benchmark is not None or task.preset is not None
+    if published or task.kind.own_metric or type(labels) is not Classes or not labels.is_imbalanced():
+        return data
+    return as_imbalanced(data)
+
+
+def as_imbalanced(data: Parts) -> Parts:
+    """Return the data with labels `Imbalanced` in the place of `Classes`."""
+    parts: dict[str, Any] = {"train": data.train, "test": data.test, "whole": data.whole}
+    made: dict[int, Any] = {id(None): None}
+    for part in parts.values():
+        if id(part) not in made:  # train and test may be one object, and stay one
+            made[id(part)] = dataclasses.replace(part, target=Imbalanced.like(Classes.of(part.target)))
+    return dataclasses.replace(data, **{name: made[id(part)] for name, part in parts.items()})
+
+
+def as_scored(prepared: Prepared, task: Task, share: float) -> tuple[Prepared, Task]:
+    """Return the evaluation as a task scores it, see `by_sizes`, with a share of wrong labels in train.
+
+    With wrong labels the task is not the benchmark's.
+    """
+    prepared = dataclasses.replace(prepared, data=by_sizes(prepared.data, task))
     if not share:
         return prepared, task
     data = prepared.data

@@ -18,6 +18,7 @@ from sslbench.evaluation.images import evaluate_on_images
 from sslbench.evaluation.on_features import evaluate_on_features, measure
 from sslbench.evaluation.preparation import (
     Prepared,
+    by_sizes,
     check_label_kind,
     has_own_classes,
     one_part_of_features,
@@ -137,7 +138,7 @@ def evaluate_features(
     results = []
     with arithmetic(run.torch_device()):
         for task in tasks:
-            subject, train, test = describe_embeddings(pair, task, run, command, name, request)
+            subject, train, test = describe_embeddings(by_sizes(pair, task), task, run, command, name, request)
             missing = MISSING_FLOORS if run.floors else {}
             results += [
                 result for result, _ in measure(subject, task, train, test, out, missing=missing, suspected=suspected)

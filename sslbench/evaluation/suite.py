@@ -18,13 +18,13 @@ from sslbench.evaluation.estimate import announce_together
 from sslbench.evaluation.file_classifier import with_classifier
 from sslbench.evaluation.preparation import (
     Prepared,
+    as_scored,
     for_request,
     has_own_classes,
     load,
     one_part,
     prepare,
     shared_part,
-    with_noise,
 )
 from sslbench.evaluation.record import Encoded, asked, describe, measurement, weights_at
 from sslbench.evaluation.request import Request
@@ -250,7 +250,7 @@ def _existing_results(prepared: Prepared, before: dict[str, Path]) -> list[Resul
     if prepared.object_tasks:
         return None  # they read what is finished by themselves
     for each, share in itertools.product(prepared.request.tasks, (0.0, *prepared.request.noise)):
-        seen, task = with_noise(prepared, each, share)
+        seen, task = as_scored(prepared, each, share)
         seen = dataclasses.replace(seen, data=one_part(seen.data, each.part))
         # Compares only ids and counts of samples; the counts are not part of a measurement's identity.
         train, test = ({"": cast(Any, part)} for part in (seen.data.train, seen.data.test))

@@ -13,7 +13,6 @@ from sslbench.arrays import FloatArray
 from sslbench.errors import ResultError
 from sslbench.leaderboard.model import column_keys, differences, groups_of, newest_of_each, without_parts
 from sslbench.metrics.catalog import find, known
-from sslbench.metrics.classification import TOP1
 from sslbench.metrics.detection import Detections
 from sslbench.metrics.detection.average_precision import DEFINITIONS, detector_difference
 from sslbench.metrics.detection.files import read_objects, read_results
@@ -280,7 +279,7 @@ def sample_values(records: Sequence[Scored], metric: str) -> list[tuple[str, Flo
     (first, scores), *_ = records
     if all(each.means is not None and metric in each.means.metrics for _, each in records):
         found = _values(records, metric)
-    elif metric in TOP_K and kinds()[first.data.labels].metric == TOP1.name:
+    elif metric in TOP_K and kinds()[first.data.labels].of_one_class:
         answers = Predictions.together([_answers(*one) for one in records])
         found = list(zip(answers.trainings, answers.right(scores.labels, TOP_K[metric]), strict=True))
     else:

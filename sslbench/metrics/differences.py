@@ -127,7 +127,7 @@ def difference(
     # With several trainings the interval also covers the variance between trainings: the half widths of the two are
     # added as squares. Trainings on the same samples (draws with the same seed) are compared pair by pair.
     units = Units.of(len(labels), groups)
-    if metric in TOP_K and kind.metric == TOP1.name:
+    if metric in TOP_K and kind.of_one_class:
         right = [answers.right(labels, TOP_K[metric]) for answers in (a, b)]
         each = [tuple(row.mean(axis=1).tolist()) for row in right]
         means = [row.mean(axis=0) for row in right]

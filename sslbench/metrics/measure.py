@@ -98,6 +98,11 @@ class Kind(Protocol):
         """Name of the leading metric."""
         ...
 
+    @property
+    def of_one_class(self) -> bool:
+        """True if every sample has exactly one class."""
+        ...
+
     def measures(
         self, values: npt.NDArray[Any], scores: npt.NDArray[Any], units: Units, how: Probabilities | None = None, /
     ) -> list[Measure]:

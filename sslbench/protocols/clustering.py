@@ -270,5 +270,5 @@ PROTOCOL = Protocol(
     version=5,
     summary="k-means on frozen features: agreement of the clusters with the classes.",
     settings=Settings,
-    kind=OnFeatures(check, run, cost=cost, takes=(Classes,)),
+    kind=OnFeatures(check, run, cost=cost, takes=(Classes,), own_metric=True),
 )

@@ -137,5 +137,7 @@ PROTOCOL = Protocol(
     version=4,
     summary="Rank, spectrum and uniformity of frozen features; no labels are needed.",
     settings=Settings,
-    kind=OnFeatures(any_labels, run, cost=cost, takes=(Classes, MultiLabel, Numbers, Unlabelled), part=part),
+    kind=OnFeatures(
+        any_labels, run, cost=cost, takes=(Classes, MultiLabel, Numbers, Unlabelled), part=part, own_metric=True
+    ),
 )

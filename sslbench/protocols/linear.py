@@ -25,13 +25,13 @@ from sslbench.arrays import FloatArray, IntArray, Matrix, RowSubset
 from sslbench.config import setting
 from sslbench.errors import DataError
 from sslbench.features.array import Features
-from sslbench.metrics.classification import top_k_correct
 from sslbench.metrics.summary import summarise
 from sslbench.protocols._parts.selection import (
     check_features,
     decide_by_blocks,
     edge_notes,
     for_all_classes,
+    headline_of_blocks,
     holdout_rows,
     is_better,
     no_holdout,
@@ -186,7 +186,7 @@ def train_probe(
                 f"The solver did not converge in {model.iterations} steps: the objective exceeds its minimum {gap}; "
                 f"the tolerance is {settings.tolerance:.2g}."
             )
-        on_train = _headline(model, problem, usable, train.target, len(train))
+        on_train = _headline(model, problem, usable, train.target, train.target)
         selected = choice.selected | {"c": choice.c, "gap": model.gap, "iterations": model.iterations}
         return LinearProbe(axes, model, usable, on_train, selected, tuple(notes))
 
@@ -223,16 +223,13 @@ def _problem(x: Matrix | Unrotated, labels: Target, usable: IntArray, device: st
     return Problem(x, targets, outputs)
 
 
-def _headline(model: Fit, problem: Problem, usable: IntArray, labels: Target, n: int) -> float:
-    """Return the leading metric on the samples of a problem, for single labels without all (N, C) scores at once."""
+def _headline(model: Fit, problem: Problem, usable: IntArray, labels: Target, of: Target) -> float:
+    """Return the leading metric on the samples of a problem, see `headline_of_blocks`."""
     blocks = problem.decide(model)
-    if not labels.leads_by_top1():  # the average precision of a class needs the scores of all samples
+    if not labels.leads_by_right():  # the average precision of a class needs the scores of all samples
         decided = np.concatenate([block for _, block in blocks])
         return labels.headline(labels.values, for_all_classes(decided, usable, labels))
-    right = 0
-    for rows, decided in blocks:
-        right += int(top_k_correct(labels.values[rows], for_all_classes(decided, usable, labels), 1).sum())
-    return right / n
+    return headline_of_blocks(labels, ((rows, for_all_classes(block, usable, labels)) for rows, block in blocks), of)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,7 +280,7 @@ def _choose(
     def judge(model: Fit) -> tuple[float, float]:
         advance(1)
         loss = scored.loss(model) if len(scored.x) else float("nan")
-        return sign * _headline(model, scored, learned, scored_labels, len(held_labels)), loss
+        return sign * _headline(model, scored, learned, scored_labels, held_labels), loss
 
     best, tried = search(
         problem,

@@ -116,7 +116,7 @@ def _fit_all(train: Features, test: Features, draws: Sequence[Draw], settings: S
         strengths = [_inside(train, draw, learned, settings) for draw in draws]
     for model, draw, l2 in zip(models, draws, strengths, strict=True):
         own = model.decide(train.x[draw.rows], l2)
-        score = top_k_accuracy(np.searchsorted(learned, draw.labels.values), own)
+        score = draw.labels.headline(draw.labels.values, for_all_classes(own, learned, draw.labels))
         yield Fitted(for_all_classes(model.decide(test.x, l2), learned, test.target), score, l2)
 
 

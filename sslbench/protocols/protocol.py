@@ -281,6 +281,7 @@ class Kind(abc.ABC, Generic[S]):
         view: view of the images that it takes.
         trains: it trains a network or heads by stochastic gradient descent.
         own_classes: it does not learn the classes of train, so test may have others.
+        own_metric: its leading metric is its own, whatever leads the labels.
         class_subsets: its metrics follow from its scores per class, so test data with only some of train's classes can
             be scored. Not so if they are means over several classifiers.
         check_test: raises a UsageError or DataError for settings and test samples that do not go together, before any
@@ -309,6 +310,7 @@ class Kind(abc.ABC, Generic[S]):
     view: WholeImages = WHOLE_IMAGES
     trains: bool = False
     own_classes: bool = False
+    own_metric: bool = False
     class_subsets: bool = False
     check_test: "Callable[[S, Source], None]" = lambda settings, test: None
     check_targets: CheckTargets[S] | None = None

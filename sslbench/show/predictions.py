@@ -31,11 +31,11 @@ from sslbench.targets.target import Target
 
 _NEIGHBOURS = 7
 _SIDE = 160
-_ORDERS: dict[type[Target], str] = {
-    Classes: "Ordered by the score of the true class less the largest of the others.",
-    MultiLabel: "Ordered by the average precision of the labels of an image.",
-    Numbers: "Ordered by the mean absolute error, in standard deviations of the labels.",
-}
+_ORDERS: tuple[tuple[type[Target], str], ...] = (
+    (Classes, "Ordered by the score of the true class less the largest of the others."),
+    (MultiLabel, "Ordered by the average precision of the labels of an image."),
+    (Numbers, "Ordered by the mean absolute error, in standard deviations of the labels."),
+)
 _MAP_SIDE = 224
 _RIGHT_WRONG: ByteArray = np.array([(30, 30, 30), (255, 255, 255)], dtype=np.uint8)
 
@@ -156,9 +156,14 @@ def show_predictions(
                 frame = None if same is None else RIGHT if same else WRONG
                 panels.append(dataclasses.replace(of_train(in_train[neighbour]), caption=text, frame=frame))
             lines.append((scores.ids[row], panels))
-        text = f"{_ORDERS[type(labels)]} Beside each image its nearest training images by {settings.metric}."
+        text = f"{_order(labels)} Beside each image its nearest training images by {settings.metric}."
         sections.append(Section(group.title, text, lines, _SIDE))
     return sections
+
+
+def _order(labels: Target) -> str:
+    """Return how test images are ordered, for kinds that extend others too."""
+    return next(text for kind, text in _ORDERS if isinstance(labels, kind))
 
 
 def _share_a_class(labels: Target, row: int, train: Target, neighbour: int) -> bool | None:
@@ -184,7 +189,7 @@ def _section(
         caption = f"{scores.ids[row]}\n{said.text}"
         panels.append(dataclasses.replace(draw(row), caption=caption, frame=_frame(said)))
     lines: Sequence[tuple[str, Sequence[Panel]]] = [("", panels[i : i + 6]) for i in range(0, len(panels), 6)]
-    return Section(group.title, _ORDERS[type(labels)], lines, _SIDE)
+    return Section(group.title, _order(labels), lines, _SIDE)
 
 
 def _pictures(result: Result, typed: AsTyped, source: Source) -> Callable[[int], Panel]:

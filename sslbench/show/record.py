@@ -15,13 +15,14 @@ from sslbench.data.decode.handlers import Reading
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.errors import DataError, ResultError, SslbenchError, UsageError
-from sslbench.evaluation.preparation import Prepared, one_part, prepare
+from sslbench.evaluation.preparation import Prepared, as_imbalanced, one_part, prepare
 from sslbench.evaluation.request import Request, make_task
 from sslbench.evaluation.settings import RunSettings
 from sslbench.names import from_file, refuse_location
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.protocols import find as find_protocol
 from sslbench.results import Result, records
+from sslbench.targets.imbalanced import Imbalanced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +165,8 @@ def _prepared(result: Result, request: Request, run: RunSettings) -> Prepared:
             " ".join(filter(None, (error.remedy, "Data in another place: --data, --test-data, --label-col."))),
         ) from error
     part = prepared.request.tasks[0].part
-    return dataclasses.replace(prepared, data=one_part(prepared.data, part))
+    data = as_imbalanced(prepared.data) if result.data.labels == Imbalanced.name else prepared.data
+    return dataclasses.replace(prepared, data=one_part(data, part))
 
 
 def _difference(result: Result, data: TrainTest) -> SslbenchError | None:

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -68,9 +68,10 @@ class Classes(OfClasses):
         queries: of a retrieval data set: queries among the samples, and their answers; None: classes tell the answers.
     """
 
-    name: ClassVar[Literal["single"]] = "single"
+    name: ClassVar[str] = "single"
     title = "one class each"
     metric = "top1"
+    of_one_class = True
     classes: tuple[str, ...]
     values: npt.NDArray[np.int64]
     queries: Queries | None = None
@@ -113,9 +114,14 @@ class Classes(OfClasses):
         return ClassFrequencies(positives, np.full(len(positives), len(self)))
 
     @classmethod
-    def leads_by_top1(cls) -> bool:
+    def leads_by_right(cls) -> bool:
         """Return True for the kinds with this leading metric."""
         return cls.metric == Classes.metric
+
+    @classmethod
+    def of_right(cls, right: npt.NDArray[Any], samples: IntArray) -> npt.NDArray[np.floating]:
+        """Return the share of all samples whose class is predicted."""
+        return np.asarray(right.sum(axis=-1) / float(samples.sum()))
 
     @classmethod
     def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
@@ -125,9 +131,11 @@ class Classes(OfClasses):
     @classmethod
     def headline(cls, values: Rows, scores: Rows) -> float:
         """Return the top-1 accuracy, or what else leads a kind that extends this one."""
-        if not cls.leads_by_top1():
+        if not cls.leads_by_right():
             return super().headline(values, scores)
-        return classification.top_k_accuracy(values.astype(np.int64), scores)
+        true, classes = values.astype(np.int64), scores.shape[1]
+        right = true[classification.top_k_correct(true, scores, 1)]
+        return float(cls.of_right(*(np.bincount(each, minlength=classes) for each in (right, true))))
 
     @classmethod
     def per_class(cls, values: Rows, scores: Rows, classes: int) -> list[float]:

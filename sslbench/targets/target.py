@@ -42,6 +42,9 @@ class Images(Protocol):
 
 Rows = npt.NDArray[Any]
 
+IMBALANCE = 10
+"""Ratio of the largest to the smallest class of train from which classes count as imbalanced."""
+
 
 class Target(OfRows):
     """Targets of N samples. A kind is a subclass with a name: a frozen dataclass that compares by identity.
@@ -50,7 +53,9 @@ class Target(OfRows):
         name: the kind in records and keys; never changed.
         title: the targets in a few words, as after "the samples have".
         metric: name of the leading metric; empty without one.
+        beside: names of metrics that are printed beside the leading one.
         of_classes: every sample has classes, whose samples can be counted.
+        of_one_class: every sample has exactly one class.
         of_pixels: targets are of places in images (pixels, boxes), not of whole images.
         of_numbers: values are numbers, named by `classes`, by which they are matched between train and test.
         labelled: False for samples without targets.
@@ -65,7 +70,9 @@ class Target(OfRows):
     name: ClassVar[str]
     title: ClassVar[str]
     metric: ClassVar[str] = ""
+    beside: ClassVar[tuple[str, ...]] = ()
     of_classes: ClassVar[bool] = False
+    of_one_class: ClassVar[bool] = False
     of_pixels: ClassVar[bool] = False
     of_numbers: ClassVar[bool] = False
     labelled: ClassVar[bool] = True
@@ -127,9 +134,14 @@ class Target(OfRows):
         return find(cls.metric).sign
 
     @classmethod
-    def leads_by_top1(cls) -> bool:
-        """Return True if the leading metric is a count of right predictions, for which no scores have to be kept."""
+    def leads_by_right(cls) -> bool:
+        """Return True if the leading metric follows from numbers of right predictions, without any scores kept."""
         return False
+
+    @classmethod
+    def of_right(cls, right: npt.NDArray[Any], samples: IntArray) -> npt.NDArray[np.floating]:
+        """Return the leading metric from the right predictions (..., C) and the samples (C,) of each class."""
+        raise NotImplementedError
 
     @classmethod
     def columns(cls, classes: tuple[str, ...]) -> tuple[str, ...]:
@@ -175,6 +187,12 @@ class OfClasses(Target):
     def present(self) -> BoolArray:
         """Return a mask of the classes with at least one sample, (C,)."""
         return self.counts() > 0
+
+    def is_imbalanced(self) -> bool:
+        """Return True if the largest class has `IMBALANCE` times the samples of the smallest that has any, or more."""
+        counts = self.counts()
+        there = counts[counts > 0]
+        return len(there) > 0 and bool(there.max() >= IMBALANCE * there.min())
 
     def by_first_sample(self) -> IntArray:
         """Return the class numbers in the order of the samples that have them, (C,).

@@ -1,5 +1,6 @@
 """Checks of labels and splits for problems that make a score wrong or surprising."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
@@ -17,9 +18,6 @@ from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.target import Images, OfClasses
-
-IMBALANCE = 10
-"""Ratio of the largest to the smallest class that calls for a note."""
 
 FEW = 20
 """Minimum number of images for the check of labels that look like names."""
@@ -95,7 +93,11 @@ def _single_classes(train: Source, test: Source) -> list[Finding]:
     elif singletons:
         findings.append(Finding("note", f"{train.name} has one image only of: {some(singletons, 5)}"))
     findings += _names_as_labels(train, len(there))
-    return findings + _imbalance(train, there)
+    leads = "balanced accuracy leads, but for benchmarks and presets"
+    return [
+        *findings,
+        *(dataclasses.replace(each, message=f"{each.message}: {leads}") for each in _imbalance(train, there)),
+    ]
 
 
 def _names_as_labels(source: Source, classes: int) -> list[Finding]:
@@ -114,12 +116,11 @@ def _names_as_labels(source: Source, classes: int) -> list[Finding]:
 
 
 def _imbalance(source: Source, counts: dict[str, int]) -> list[Finding]:
-    if not counts or max(counts.values()) < IMBALANCE * min(counts.values()):
+    if not OfClasses.of(source.target).is_imbalanced():
         return []
     largest, smallest = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
     message = (
-        f"{source.name} is imbalanced: {counts[largest]:,} images of '{largest}', {counts[smallest]:,} of "
-        f"'{smallest}'; see balanced accuracy too"
+        f"{source.name} is imbalanced: {counts[largest]:,} images of '{largest}', {counts[smallest]:,} of '{smallest}'"
     )
     return [Finding("note", message)]
 

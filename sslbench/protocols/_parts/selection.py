@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from sslbench.metrics.classification import top_k_correct
 from sslbench.metrics.intervals import Units, Values, half_samples
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
-from sslbench.targets.target import Target
+from sslbench.targets.target import OfClasses, Target
 
 _ROWS = 4096  # rows per block, so that memory-mapped features are never copied whole
 
@@ -148,13 +148,23 @@ def reaching_halves(metrics: Values, units: Units, seed: int, of_rows: Callable[
 
 def headline_by_blocks(labels: Target, scores: Callable[[slice], FloatArray]) -> float:
     """Return the leading metric of N samples, for single labels without all (N, C) scores at once."""
-    if not labels.leads_by_top1():  # the average precision of a class needs the scores of all samples
+    if not labels.leads_by_right():  # the average precision of a class needs the scores of all samples
         return labels.headline(labels.values, scores(slice(0, len(labels))))
-    right = 0
-    for start in range(0, len(labels), _ROWS):
-        rows = slice(start, start + _ROWS)
-        right += int(top_k_correct(labels.values[rows], scores(rows), 1).sum())
-    return right / len(labels) if len(labels) else math.nan
+    slices = (slice(start, start + _ROWS) for start in range(0, len(labels), _ROWS))
+    return headline_of_blocks(labels, ((rows, scores(rows)) for rows in slices), labels)
+
+
+def headline_of_blocks(labels: Target, blocks: Iterable[tuple[slice, FloatArray]], of: Target) -> float:
+    """Return the leading metric from right predictions (`leads_by_right`); NaN for no samples.
+
+    `blocks`: rows of the samples, and their scores (B, C); `of`: labels of all samples that count, among them some
+    without scores, which are not right.
+    """
+    right = np.zeros(len(labels.classes), np.int64)
+    for rows, scores in blocks:
+        own = labels.values[rows]
+        right += np.bincount(own[top_k_correct(own, scores, 1)], minlength=len(right))
+    return float(labels.of_right(right, OfClasses.of(of).counts())) if len(of) else math.nan
 
 
 def decide_by_blocks(x: Matrix, decide: Callable[[Matrix], FloatArray], outputs: int) -> FloatArray:

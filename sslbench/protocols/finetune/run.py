@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -252,10 +252,13 @@ class FinetuneRun:
         """Return the finetuned network for a weights file; None for a module in memory, which has no name to load."""
         backbone, labels = trial.network.backbone, self.test.target
         # Weights files name the built-in kind; one that extends it has the same classifier.
-        kind = next((kind for kind in (Classes, MultiLabel, Numbers) if isinstance(labels, kind)), None)
-        if backbone.kind.in_memory or kind is None:
+        built_in = isinstance(labels, Classes | MultiLabel | Numbers)
+        if backbone.kind.in_memory or not built_in:
             return None
-        info = ClassifierInfo(self.layer.text, self.settings.norm, kind.name, labels.classes)
+        kind: Literal["single", "multi", "value"] = (
+            "single" if isinstance(labels, Classes) else "multi" if isinstance(labels, MultiLabel) else "value"
+        )
+        info = ClassifierInfo(self.layer.text, self.settings.norm, kind, labels.classes)
         metadata = {
             "method": "finetune",
             "epochs": trial.network.epochs,

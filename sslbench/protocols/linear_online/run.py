@@ -156,8 +156,8 @@ def run(inputs: ImageInputs[Settings]) -> dict[str, Outcome]:
     numbers = [each.head.number for each in chosen.values()]
     on_test = scored(test, numbers, "scoring")
     sample = random_sample(fit, len(test), seed)
-    # Top-1 is counted for every head without keeping its scores; other metrics need them.
-    on_train = scored(sample, [] if whole.target.leads_by_top1() else numbers, "scoring a part of")
+    # Right predictions are counted for every head without keeping its scores; other metrics need them.
+    on_train = scored(sample, [] if whole.target.leads_by_right() else numbers, "scoring a part of")
     if rank() != 0:
         return {}
     for row in dict.fromkeys(each.row for each in found if each.row not in chosen):
@@ -184,7 +184,7 @@ def _outcome(
         selected |= {} if choice.on == "test" else {"seed": seed}
     # Test scores of the other heads, for information; multi-label data would need the scores of every head.
     variants = (
-        {each.text: {name: on_test.headlines[each.number]} for each in choice.others} if kind.leads_by_top1() else {}
+        {each.text: {name: on_test.headlines[each.number]} for each in choice.others} if kind.leads_by_right() else {}
     )
     notes = list(notes)
     if choice.on == "test":
@@ -316,15 +316,15 @@ def score(
 ) -> Scored:
     """Score every sample once; every process takes its share, and all get the whole.
 
-    `heads`: trained; running statistics are used; `wanted`: heads whose scores are kept. Of the others only top-1 is
-    counted, which costs no memory; mAP needs all scores, so it is computed for the wanted ones only.
+    `heads`: trained; running statistics are used; `wanted`: heads whose scores are kept. Of the others only right
+    predictions are counted, by class; mAP needs all scores, so it is computed for the wanted ones only.
     """
     labels = source.target
     device = engine.device
     mine = np.arange(rank(), len(source), world_size())
     # Each process fills its own rows; the others stay 0, so that the sum at the end puts all together.
     logits = {number: torch.zeros((len(source), len(labels.classes))) for number in wanted}
-    right = torch.zeros(len(heads.all_heads()), device=device)
+    right = torch.zeros((len(labels.classes), len(heads.all_heads())), device=device)
     done = 0
     batches = loader.batches(
         source,
@@ -341,18 +341,18 @@ def score(
         with torch.inference_mode():
             # (B, heads of all banks, C)
             answers = torch.cat([bank(features[bank.input]) for bank in heads.all_banks()], dim=1)
-        if labels.leads_by_top1():
+        if labels.leads_by_right():
             truth = torch.from_numpy(labels.values[batch.indices]).to(device)
-            right += (answers.argmax(dim=2) == truth[:, None]).sum(0)
+            right.index_add_(0, truth, (answers.argmax(dim=2) == truth[:, None]).float())
         for number, values in logits.items():
             values[batch.indices] = answers[:, number].cpu()
         done += len(batch.indices)
         if progress is not None:
             progress(min(done * world_size(), len(source)), len(source))
     found = {number: sum_(values.to(device)).cpu().numpy() for number, values in logits.items()}
-    counted = (sum_(right) / max(len(source), 1)).tolist()
-    if not labels.leads_by_top1():
-        counted = [float("nan")] * len(counted)
+    counted, table = [float("nan")] * len(heads.all_heads()), sum_(right).T.cpu().numpy()
+    if labels.leads_by_right():
+        counted = labels.of_right(table, OfClasses.of(labels).counts()).tolist()
     exact = {number: labels.headline(labels.values, values) for number, values in found.items()}
     return Scored(tuple(exact.get(number, value) for number, value in enumerate(counted)), found)
 
@@ -385,8 +385,8 @@ def choose(
     values: Mapping[int, float] = {}
     sign = test.target.sign()
     if part is not None:
-        # Top-1 only counts correct predictions; mAP and other metrics need the scores of all heads.
-        numbers = [] if part.target.leads_by_top1() else [each.number for each in found]
+        # Accuracies only count right predictions; mAP and other metrics need the scores of all heads.
+        numbers = [] if part.target.leads_by_right() else [each.number for each in found]
         values = dict(enumerate(score(part, numbers).headlines))
     on = "test" if held_out is None else f"held-out {percent(settings.holdout)} of train"
     choices = {}

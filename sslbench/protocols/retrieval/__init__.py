@@ -449,5 +449,7 @@ PROTOCOL = Protocol(
     version=2,
     summary="Image retrieval by frozen features: leave one out, queries apart, or published ground truth.",
     settings=Settings,
-    kind=OnFeatures(check, run, cost=cost, takes=(Classes,), part=part, own_classes=True, check_test=check_test),
+    kind=OnFeatures(
+        check, run, cost=cost, takes=(Classes,), part=part, own_classes=True, own_metric=True, check_test=check_test
+    ),
 )

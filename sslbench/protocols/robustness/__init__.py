@@ -82,6 +82,7 @@ PROTOCOL = Protocol(
         run,
         cost=cost,
         takes=(Classes,),
+        own_metric=True,
         part=used_part,
         open_sets=open_sets,
         of_a_set=of_a_set,

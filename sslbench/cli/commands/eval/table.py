@@ -14,6 +14,7 @@ from sslbench.leaderboard.over_training import training_curves, write_training_c
 from sslbench.metrics.catalog import find
 from sslbench.results import MetricValue, Result, mean_line
 from sslbench.results.records import PREDICTIONS, predictions_paths, read_readable
+from sslbench.targets import kinds
 from sslbench.train.checkpoints import position, run_name
 
 SCORED_ELSEWHERE = "detections"  # of `sslbench score`, which trains nothing
@@ -41,7 +42,10 @@ def print_results(results: list[Result]) -> None:
         flags += [f"{title}{part.n_used} of {part.n}" for title, part in parts.items() if part.n_used < part.n]
         value = _number(metric.value) + (f" ({', '.join(flags)})" if flags else "")
         train = "" if result.train is None else _number(result.train)
+        *names, _ = _names(result, results)
         rows.append((*_names(result, results), value, _interval(metric), train, _selected(result)))
+        for name in _beside(result):
+            rows.append((*names, name, _number(result.metrics[name].value), _interval(result.metrics[name]), "", ""))
     headings = (*_NAMES, "value", INTERVAL, "train", "selected")
     print_table(headings, rows, names=_NAMES, shared=("weights", "layer"), wrapped="selected")
     _print_groups(results)
@@ -99,6 +103,12 @@ def _names(result: Result, results: list[Result]) -> tuple[str, ...]:
     tested = {r.data.test.name for r in results if (r.weights, r.layer, r.protocol.name) == this}
     metric = f"{result.headline} on {result.data.test.name}" if len(tested) > 1 else result.headline
     return result.weights.name, result.layer, _protocol(result), metric
+
+
+def _beside(result: Result) -> list[str]:
+    """Return the metrics that stand beside the leading one of these labels."""
+    kind = kinds()[result.data.labels]
+    return [name for name in kind.beside if result.headline == kind.metric and name in result.metrics]
 
 
 def _print_layers(results: list[Result]) -> None:
