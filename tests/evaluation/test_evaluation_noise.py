@@ -108,7 +108,7 @@ def test_the_labels_that_the_probe_gets_are_the_noisy_ones_of_the_same_samples(t
     for noise in ((), (0.3,)):
         prepared = prepare(request(noise=noise), RUN)
         share = noise[0] if noise else 0.0
-        data, _ = module.with_noise(prepared, prepared.request.tasks[0], share)
+        data, _ = module.as_scored(prepared, prepared.request.tasks[0], share)
         encoded = encode.encode_parts(prepared.backbone, prepared.data, prepared.layers, RUN, tmp_path, None)
         layer = prepared.layers[0].text
         scored = module._Scored(prepared.backbone, encoded, {0: NO_SETS})

@@ -296,7 +296,7 @@ def test_score_and_loss_of_many_samples_need_no_room_for_all_scores_and_are_the_
     problem = logistic.Problem(x, values, classes)
     monkeypatch.setattr(logistic_problem, "_LOGITS", 2**16)
     tracemalloc.start()
-    score, loss = linear._headline(model, problem, np.arange(classes), labels, n), problem.loss(model)
+    score, loss = linear._headline(model, problem, np.arange(classes), labels, labels), problem.loss(model)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert score == np.mean(logits.argmax(axis=1) == values)
