@@ -156,6 +156,13 @@ PROTOCOL = Protocol(
     summary="LogME, H-score, TransRate, GBC, LEEP, NCE: predictions of fine-tuning in closed form.",
     settings=Settings,
     kind=_WithSourceClasses(
-        check, run, cost=cost, takes=(Classes,), part=part, own_classes=True, file_classifier=file_classifier
+        check,
+        run,
+        cost=cost,
+        takes=(Classes,),
+        part=part,
+        own_classes=True,
+        own_metric=True,
+        file_classifier=file_classifier,
     ),
 )
