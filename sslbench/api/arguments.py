@@ -45,7 +45,7 @@ def refuse_other_models(model: object) -> None:
             raise WeightsError(f"there is no weights file {model}", hint)
         return
     what = f"the class {model.__name__}" if isinstance(model, type) else f"of the type {type(model).__name__}"
-    remedies = {
+    remedies: dict[Any, str] = {
         type: "Make a module of it first: model = Net().",
         Mapping: "Load these tensors into a module, model.load_state_dict(...), or give the path of their file.",
         Sequence: "Call this once for each of them; sslbench.make_leaderboard makes one table of all.",

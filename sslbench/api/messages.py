@@ -51,7 +51,7 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
             raise UsageError(f"{function.__name__}: {error}", remedy) from None
         try:
             with _logged_in_python(parameters):
-                return function(*args, **named)  # type: ignore[arg-type]
+                return function(*args, **named)
         except SslbenchError as error:
             error.rephrase(lambda text: in_python(text, parameters))
             raise

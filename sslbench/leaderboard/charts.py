@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from sslbench.leaderboard.model import Board, Row, shown, value
 from sslbench.leaderboard.pairs import Differences
 from sslbench.leaderboard.plots import COLOURS
-from sslbench.leaderboard.tables import cell_text, leads, marks, several_layers
+from sslbench.leaderboard.tables import cell_text, leads, marks
+from sslbench.leaderboard.verdict import names_of
 from sslbench.metrics.catalog import find
 from sslbench.text import cut_middle
 
@@ -65,12 +66,12 @@ def intervals(board: Board) -> list[Chart]:
 
 
 def _chart(board: Board, position: int) -> Chart | None:
-    several = several_layers(board)
+    names = names_of(board.rows)
     entries, floors, lacking = [], {}, []
     for number, row in enumerate(board.rows):
         metric = shown(row, position, board.columns)
         if metric is None or metric.value is None:
-            lacking += [_label(row, several)] if row.kind == "result" else []
+            lacking += [names[id(row)]] if row.kind == "result" else []
         elif row.floor:
             floors[row.label] = metric.value
         else:
@@ -93,7 +94,7 @@ def _chart(board: Board, position: int) -> Chart | None:
     found = tuple(
         Mark(
             row=number,
-            label=_label(row, several),
+            label=names[id(row)],
             text=f"{marks(row.cells[position])} {v:.2f}".strip(),
             kind=row.kind,
             leads=leads(row.cells[position]),
@@ -110,10 +111,6 @@ def _chart(board: Board, position: int) -> Chart | None:
     more = len(lacking) - _MOST_LACKING
     without = ", ".join(lacking[:_MOST_LACKING]) + (f" and {more} more" if more > 0 else "")
     return Chart(position, found, lines, ticks, beyond, without)
-
-
-def _label(row: Row, several_layers: bool) -> str:
-    return f"{row.label} {row.layer}" if several_layers and row.layer else row.label
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -166,7 +163,8 @@ def ranks(board: Board, differences: Sequence[Differences]) -> Ranks | None:
             return scores[other] > scores[own] and (found is None or not found[1] <= 0 <= found[2])
 
         places.append({own: 1 + sum(better(other, own) for other in scores) for own in scores})
-    labels = [cut_middle(_label(row, several_layers(board)), _LONGEST_NAME) for row in rows]
+    called = names_of(board.rows)
+    labels = [cut_middle(called[id(row)], _LONGEST_NAME) for row in rows]
     names = [cut_middle(column.name, _LONGEST_NAME) for column in board.columns]
     angled = math.ceil(_CHARACTER * max(map(len, names)))
     right = max(math.ceil(_CHARACTER * max(map(len, labels))) + 24, math.ceil(0.87 * angled))

@@ -112,7 +112,7 @@ def _json(pairs: list[dict[str, Interval]]) -> Markup:
 def _row(board: Board, number: int, row: Row) -> dict[str, Any]:
     extras = [{"number": tables.number(e.values[number]), "text": extra_text(e.values[number])} for e in board.extras]
     cells = [_cell(board, row, number, i) for i in range(len(board.columns))]
-    return {"row": row, "number": number, "cells": cells, "extras": extras}
+    return {"row": row, "number": number, "cells": cells, "extras": extras, "flags": tables.unmarked(row)}
 
 
 def _cell(board: Board, row: Row, number: int, position: int) -> dict[str, Any]:

@@ -338,9 +338,13 @@ def _beside(board: Board, numbers: dict[str, str]) -> "Table":
 
 
 def distinct_flags(board: Board) -> list[str]:
-    """Return the flags that are numbered beside the rows and explained below the table; floors have marks."""
-    every = dict.fromkeys(flag for row in board.rows for flag in row.flags if flag != "floor")
-    return [flag for flag in every if not flag.startswith("not clearly above ")]
+    """Return the flags that are numbered beside the rows and explained below the table."""
+    return [flag for flag in dict.fromkeys(flag for row in board.rows for flag in unmarked(row)) if flag != "floor"]
+
+
+def unmarked(row: Row) -> list[str]:
+    """Return the flags of a row that no mark before a value tells."""
+    return [flag for flag in row.flags if not flag.startswith("not clearly above ")]
 
 
 def to_latex(board: Board, path: Path) -> None:
