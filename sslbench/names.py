@@ -20,7 +20,9 @@ from sslbench import paths
 from sslbench.errors import UsageError
 
 ModuleKind = Literal["protocol", "source", "method", "optimizer", "sink"]
-FileKind = Literal["benchmark", "suite", "preset", "method", "format", "augment", "optimizer", "schedule", "launcher"]
+FileKind = Literal[
+    "benchmark", "suite", "preset", "prompts", "method", "format", "augment", "optimizer", "schedule", "launcher"
+]
 
 _PACKAGES: dict[str, str] = {
     "protocol": "sslbench.protocols",
@@ -33,6 +35,7 @@ _FOLDERS: dict[str, tuple[paths.DataFolder, str]] = {
     "benchmark": ("benchmarks", ""),
     "suite": ("benchmarks", "suites/"),
     "preset": ("benchmarks", "presets/"),
+    "prompts": ("benchmarks", "prompts/"),
     "format": ("model_converters", ""),
     "method": ("configs", "method/"),
     "augment": ("configs", "augment/"),

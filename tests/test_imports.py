@@ -97,6 +97,7 @@ HEAVY_OR_OPTIONAL = {
         "submitit",
         "umap",
         "transformers",
+        "open_clip",
         "detectron2",
         "h5py",
         "tensorboard",

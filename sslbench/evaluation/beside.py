@@ -11,7 +11,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from sslbench.arrays import IntArray
-from sslbench.data.checks.sheets import Thumbnail, neighbour_sheet, thumbnails
+from sslbench.data.checks.sheets import Thumbnail, neighbour_sheet, text_thumbnail, thumbnails
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
@@ -169,7 +169,9 @@ def write_sheet(
     reading = Reading(decoder=preprocessing.decoder, max_pixels=preprocessing.max_pixels)
     database = data.train if neighbours[0].part == "train" else data.test
     queries = _thumbnails(data.test, [each.query for each in neighbours], reading)
-    images = _thumbnails(database, [image for each in neighbours for image, _ in each.found], reading)
+    found = [name for each in neighbours for name, _ in each.found]
+    of_texts = neighbours[0].part == "texts"
+    images = {text: text_thumbnail(text) for text in found} if of_texts else _thumbnails(database, found, reading)
     rows = [
         (queries[each.query], [(images[image], right) for image, right in each.found if image in images])
         for each in neighbours

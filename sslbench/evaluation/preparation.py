@@ -149,6 +149,7 @@ def prepare(
         run = dataclasses.replace(run, overlaps=False)
     loaded = load(request, run) if backbone is None else backbone
     backbone, origins = for_request(loaded, request, run)
+    request = request.for_weights(loaded)
     layers = request.view.layers(backbone, request.layers)
     data = open_train_test(request, run, in_memory)
     if request.test_classes == "numbers":
@@ -161,8 +162,9 @@ def prepare(
     if own_classes and not all(task.part for task in request.tasks):
         train, test = unite_classes(data.train, data.test)
         data = dataclasses.replace(data, train=train, test=test)
-    copies = data.train is not data.test
-    findings = tuple(samples.check(data.train, data.test, labels=labels and not own_classes, copies=copies))
+    findings = tuple(
+        samples.check(data.train, data.test, labels=labels and not own_classes, copies=data.train is not data.test)
+    )
     samples.raise_on_errors(findings)
     if not own_classes and (labels or data.train.target.labelled):
         train, test = match_classes(data.train, data.test, subset=request.test_classes == "subset")

@@ -99,6 +99,12 @@ class Request:
         """True where a task sets sizes by those that the backbone was trained on."""
         return any(task.kind.reads_trained_side(task.settings) for task in self.tasks)
 
+    def for_weights(self, backbone: "Backbone") -> "Request":
+        """Return the request with the settings that follow from its weights, see `Kind.for_weights`."""
+        settings = [task.kind.for_weights(task.settings, backbone, self.weights) for task in self.tasks]
+        tasks = [dataclasses.replace(task, settings=own) for task, own in zip(self.tasks, settings, strict=True)]
+        return dataclasses.replace(self, tasks=tuple(tasks))
+
     def as_read(self, own: Preprocessing) -> Preprocessing:
         """Return a preprocessing as the tasks read it."""
         return self.view.as_read(own, trained_side=self.reads_trained_side)

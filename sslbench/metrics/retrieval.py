@@ -13,14 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
+from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import CORRELATION, RATE, Metric
 
 _FEW = 16  # positives up to which one comparison with all scores each is faster than a binary search
-_RECALLED = (1, 5, 10)
+RECALLED = (1, 5, 10)
+"""Numbers of first items of recalls."""
 
 RECALL = tuple(
     Metric(f"recall@{k}", f"Share of queries with a positive among the first {k}", "%", 1, RATE, needs="rankings")
-    for k in _RECALLED
+    for k in RECALLED
 )
 R_PRECISION = dataclasses.replace(RECALL[0], name="r_precision", title="R-precision, mean over queries")
 RETRIEVAL_MAP = dataclasses.replace(
@@ -38,12 +40,27 @@ TRAPEZOID_MAP = dataclasses.replace(
 )
 MEAN_PRECISION = tuple(
     dataclasses.replace(RECALL[0], name=f"mP@{k}", title=f"Precision among the first {k}, mean over queries")
-    for k in _RECALLED
+    for k in RECALLED
 )
 LANDMARK = (TRAPEZOID_MAP, *MEAN_PRECISION)
 """Metrics of one query of Oxford, Paris, INSTRE, Holidays and Copydays, in the order of `landmark_values`."""
 MICRO_AP = dataclasses.replace(RECALL[0], name="micro_AP", title="Average precision of all predicted pairs in one list")
 RECALL_AT_P90 = dataclasses.replace(RECALL[0], name="recall@p90", title="Recall at a precision of 90 %")
+TEXT_RECALL, IMAGE_RECALL = (
+    tuple(
+        dataclasses.replace(each, name=f"{found}_recall@{k}", title=title.format(k), labels=("texts",))
+        for k, each in zip(RECALLED, RECALL, strict=True)
+    )
+    for found, title in (
+        ("text", "Share of images with one of their texts among the first {}"),
+        ("image", "Share of texts with their image among the first {}"),
+    )
+)
+MEAN_RECALL = dataclasses.replace(
+    RECALL[0], name="mean_recall", title="Mean of the six recalls of texts and images", labels=("texts",)
+)
+TEXT_COLUMNS = ("rank of the first own text", *(f"own texts that find it among the first {k}" for k in RECALLED))
+"""Scores of an image among images and texts."""
 COPIES = (MICRO_AP, RECALL_AT_P90)
 """Metrics of copy detection, in the order of `micro_values`."""
 
@@ -144,11 +161,39 @@ def ranking_values(ranks: IntArray) -> FloatArray:
     if not len(ranks):
         return np.full(len(RANKING), np.nan)
     # Recall@k of metric learning (Oh Song et al., CVPR 2016, section 5): 1 if a positive is among the first k items.
-    recalls = [float(ranks[0] < k) for k in _RECALLED]
+    recalls = [float(ranks[0] < k) for k in RECALLED]
     mean_precision = average_precision(ranks, len(ranks), interpolation="step")
     # Musgrave et al. (ECCV 2020, eq. 2): mean over the first R places of the precision at each that holds a positive.
     map_at_r = average_precision(ranks[ranks < len(ranks)], len(ranks), interpolation="step")
     return np.array([*recalls, r_precision(ranks), mean_precision, map_at_r])
+
+
+def text_measures(texts: IntArray, scores: npt.NDArray[np.floating]) -> list[Measure]:
+    """Return the recalls of images and texts as functions of the weights of N images.
+
+    An image finds a text if one of its own is among the first k; of all texts, a share finds its image. The texts of an
+    image are not independent, so the image is the unit of both (Karpathy and Fei-Fei, CVPR 2015, section 4.1).
+
+    `texts`: (N,), number of texts of each image; `scores`: (N, 4), see `TEXT_COLUMNS`; ranks from 0.
+
+    >>> measure, *_ = text_measures(np.array([2, 2]), np.array([[0, 1, 2, 2], [7, 0, 0, 1]]))
+    >>> measure.statistic(np.ones((1, 2))).tolist()
+    [[0.5, 0.5, 1.0]]
+    """
+    found = (scores[:, :1] < np.array(RECALLED)).astype(np.float64)
+    hits = scores[:, 1:].astype(np.float64)
+
+    def of_images(weights: FloatArray) -> FloatArray:
+        return np.asarray(weights @ hits / (weights @ texts)[:, None])
+
+    def of_texts(weights: FloatArray) -> FloatArray:
+        return np.asarray(weights @ found / weights.sum(axis=1, keepdims=True))
+
+    return [
+        Measure(TEXT_RECALL, of_texts, per_sample=found, binary=True),
+        Measure(IMAGE_RECALL, of_images),
+        Measure((MEAN_RECALL,), lambda weights: np.hstack([of_texts(weights), of_images(weights)]).mean(1)[:, None]),
+    ]
 
 
 def random_order_values(n_positives: int, n_candidates: int) -> FloatArray:
@@ -160,7 +205,7 @@ def random_order_values(n_positives: int, n_candidates: int) -> FloatArray:
     # Exact. A given place holds a positive with probability R / M; if it does, each earlier place does with probability
     # (R - 1) / (M - 1).
     r, m = n_positives, n_candidates
-    recalls = [1 - math.comb(m - r, k) / math.comb(m, k) if k < m else 1.0 for k in _RECALLED]
+    recalls = [1 - math.comb(m - r, k) / math.comb(m, k) if k < m else 1.0 for k in RECALLED]
     earlier = (r - 1) / (m - 1) if m > 1 else 1.0
     harmonic = np.cumsum(1 / np.arange(1, m + 1))
     mean_precision = earlier + (1 - earlier) * harmonic[-1] / m
@@ -176,7 +221,7 @@ def landmark_values(ranks: IntArray) -> FloatArray:
     >>> landmark_values(np.array([0, 2])).round(3).tolist()
     [0.792, 1.0, 0.667, 0.667]
     """
-    return np.array([average_precision(ranks, len(ranks)), *(precision_at(ranks, k) for k in _RECALLED)])
+    return np.array([average_precision(ranks, len(ranks)), *(precision_at(ranks, k) for k in RECALLED)])
 
 
 def random_order_landmark_values(n_positives: int, n_candidates: int) -> FloatArray:
@@ -191,7 +236,7 @@ def random_order_landmark_values(n_positives: int, n_candidates: int) -> FloatAr
     step = random_order_values(r, m)[RANKING.index(RETRIEVAL_MAP)]
     before = (1 + (r - 1)) / m
     found = [(before + step) / 2]
-    for k in _RECALLED:
+    for k in RECALLED:
         early = {last: math.comb(last, r - 1) / math.comb(m, r) for last in range(r - 1, min(k, m) - 1)}
         within = sum(early.values())
         found.append(

@@ -338,6 +338,10 @@ class Kind(abc.ABC, Generic[S]):
     def refuse_weights(self, settings: S, backbone: "Backbone", weights: str) -> None:
         """Refuse weights that do not go together with the settings; `weights` are those of the user."""
 
+    def for_weights(self, settings: S, backbone: "Backbone", weights: str) -> S:
+        """Return the settings with those that follow from the weights, such as a text tower in their file."""
+        return settings
+
     def refuse_parts(self, settings: S, train: "Source", test: "Source") -> None:
         """Refuse data that do not go together with the settings, before any image is decoded."""
         self.check_test(settings, test)

@@ -19,16 +19,16 @@ from sslbench.text import without_secrets
 
 @dataclasses.dataclass(frozen=True)
 class Neighbours:
-    """First images that a query found.
+    """First images, or texts, that a query found.
 
     Attributes:
-        found: id of each image, nearest first, and whether it is right.
-        part: that the images found belong to.
+        found: id of each image, or the text, nearest first, and whether it is right.
+        part: that the images found belong to; 'texts': they are texts.
     """
 
     query: str
     found: tuple[tuple[str, bool], ...]
-    part: Literal["train", "test"] = "test"
+    part: Literal["train", "test", "texts"] = "test"
 
 
 @dataclasses.dataclass(frozen=True)

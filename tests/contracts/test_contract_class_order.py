@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from helpers.targets import text_file
 from PIL import Image
 
 from sslbench import evaluate
@@ -63,6 +64,10 @@ def settings_of(name):
     protocol = find(name)
     known = {field.name for field in dataclasses.fields(protocol.settings)}
     chosen = {key: value.get(name) if key == "k" else value for key, value in FEWER.items() if key in known}
+    if "text_features" in known:
+        rng = np.random.default_rng(3)
+        vectors = rng.normal(size=(CLASSES, 4))
+        chosen["text_features"] = text_file(dict(zip((*NAMES, *RENAMED), (*vectors, *vectors), strict=True)))
     return protocol.settings(**{key: value for key, value in chosen.items() if value is not None})
 
 
@@ -163,10 +168,15 @@ def test_names_of_class_folders_move_no_metric(name, renamed_folders):
     model = {"model": "random", "backbone": "resnet18w0.125"} if on_images else {"model": "pixels:8"}
     if not on_images:
         how = {key: value for key, value in how.items() if key not in ("resize", "crop")}
-    usual, other = (
-        evaluate(
-            train=str(renamed_folders / part), protocols=name, settings={name: SMALL.get(name, {})}, **model, **how
+    settings = SMALL.get(name, {})
+    if "text_features" in find(name).settings.__dataclass_fields__:
+        vectors, names = (
+            np.random.default_rng(3).normal(size=(4, 192)),
+            [*"0123", *(f"{9 - i}. class" for i in range(4))],
         )
+        settings = {"text_features": text_file(dict(zip(names, (*vectors, *vectors), strict=True)))}
+    usual, other = (
+        evaluate(train=str(renamed_folders / part), protocols=name, settings={name: settings}, **model, **how)
         for part in "ab"
     )
     for metric, value in usual[0].metrics.items():

@@ -111,10 +111,12 @@ NOT_MEASURED = {"backend", "limit_iters", "max_memory", "program", "strategy", "
 Those of detection, `limit_iters` and `program`, are in its records as iterations and backend (`Protocol.recorded`).
 """
 BY_CONTENT = {
+    "image-text": {"text_features", "text_tower"},
+    "zero-shot": {"text_features", "text_tower"},
     "finetune": {"train_list"},
     "robustness": {"class_names", "corrupted", "perturbations", "sets", "unknown"},
 }
-"""Settings whose content stands in the record: in the part of train, the classes, the further sets."""
+"""Settings whose content stands in the record: in the part of train, the classes, the further sets, the texts."""
 
 
 def test_every_setting_of_every_protocol_is_in_the_record_or_its_content_is():

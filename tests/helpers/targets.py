@@ -6,7 +6,9 @@ The kinds that a protocol takes choose among KINDS, so a new protocol on a known
 import dataclasses
 import functools
 import json
+import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -27,6 +29,7 @@ from sslbench.targets.none import Unlabelled
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.objects import Boxes, Objects
 from sslbench.targets.pixel_values import Boundaries, Depth, Normals
+from sslbench.targets.texts import Texts
 from sslbench.targets.triplets import Triplets
 from sslbench_visbench.targets import CameraPairs, Orientations, Signals
 
@@ -93,6 +96,35 @@ def triplets(n, seed):
     values, x = rng.integers(0, 2, n), rng.normal(size=(n, 3, 6)).astype(np.float32)
     x[np.arange(n), 1 + values] += 2 * x[:, 0]
     return Features(x.reshape(n, -1), Triplets(values, UNSEEN, np.zeros((n, 3), np.int64)), ids_of(n, seed), regions=3)
+
+
+def image_texts(n, seed):
+    """Images with one or two texts each, whose features are those of their image and noise, see `needed_settings`."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 6)).astype(np.float32)
+    texts = Texts(tuple(tuple(f"text {j} of image {seed}-{i}" for j in range(1 + i % 2)) for i in range(n)))
+    return Features(x, texts, ids_of(n, seed))
+
+
+def text_file(rows):
+    """Write embeddings made elsewhere, text -> (D,); return the file."""
+    file = Path(tempfile.mkdtemp(prefix="text_embeddings")) / "texts.npz"
+    np.savez(file, features=np.array(list(rows.values()), np.float32), names=list(rows))
+    return str(file)
+
+
+@functools.cache
+def text_embeddings():
+    """A file with embeddings of all classes, whatever they are called, and of the texts of images."""
+    rows = {f"class {c}": np.eye(6)[c] for c in range(4)} | {name: np.eye(6)[c] for c, name in enumerate("xzwy")}
+    for part in (image_texts(80, 1), image_texts(40, 2)):
+        rows |= {text: x for own, x in zip(part.target.texts, part.x, strict=True) for text in own}
+    return text_file(rows)
+
+
+def needed_settings(protocol):
+    """Return the settings without which a protocol does not run on these samples."""
+    return {"text_features": text_embeddings()} if "text_features" in protocol.settings.__dataclass_fields__ else {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -448,6 +480,7 @@ KINDS = {
         chance={"image_auroc": (0.5, 0.5)},
     ),
     "triplets": Target(triplets),
+    "texts": Target(image_texts, good={"mean_recall": 0.8}),
     "camera_pairs": Target(camera_pairs),
     "points": _of_tuples(shifted_pairs),
     "homography": _of_tuples(warped_pairs),

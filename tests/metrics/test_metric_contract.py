@@ -414,6 +414,15 @@ def values_of_choices(quality, seed):
     return named(measure.metrics, measure.statistic(np.ones((1, 400)))[0])
 
 
+def values_of_texts(quality, seed):
+    """Images with two texts each, which find each other with a probability."""
+    ranks = np.where(np.random.default_rng(seed).random((300, 3)) < quality, 0, 50)
+    hits = (ranks[:, 1:, None] < np.array(retrieval.RECALLED)).sum(axis=1)
+    measures = retrieval.text_measures(np.full(300, 2), np.column_stack([ranks[:, 0], hits]))
+    found = [named(measure.metrics, measure.statistic(np.ones((1, 300)))[0]) for measure in measures]
+    return {name: value for each in found for name, value in each.items()}
+
+
 def values_of_relative_poses(quality, seed):
     true, noise = np.random.default_rng(seed).normal(size=(2, 100, 7))
     measures = visbench.pose_measures(quality * true + (1 - quality) * noise, true)

@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from sslbench.weights.save import new_file
 _GAP, _NAME = 4, 180
 _PAPER, _INK, _BOX, _RIGHT = (255, 255, 255), (40, 40, 40), (230, 30, 30), (20, 150, 60)
 _FRAME, _FIRST = 3, 12  # width of a frame, and of the gap behind the query
+_LEGIBLE = 96  # pixels; smaller views are all enlarged by the same integer factor
 
 Boxes = Sequence[npt.NDArray[np.float32]]
 """Boxes of each image: (n, 4), x1, y1, x2, y2 in pixels."""
@@ -131,6 +133,14 @@ def class_sheet(shown: Mapping[str, Sequence[Thumbnail]], counts: Mapping[str, s
     _save(sheet, path, "PNG")
 
 
+def text_thumbnail(text: str) -> Thumbnail:
+    """Return a text as a picture, its beginning where it is long."""
+    picture = Image.new("RGB", (_LEGIBLE, _LEGIBLE), _PAPER)
+    lines = "\n".join(textwrap.wrap(text, 16)[:7])
+    ImageDraw.Draw(picture).multiline_text((3, 2), lines, fill=_HEAD_INK, font=ImageFont.load_default(size=11))
+    return Thumbnail(picture, "", text)
+
+
 def neighbour_sheet(rows: Sequence[tuple[Thumbnail, Sequence[tuple[Thumbnail, bool]]]], path: Path) -> None:
     """Write a JPEG with one row per query: the query, then the images that it found, framed green (right) or red.
 
@@ -152,7 +162,6 @@ def neighbour_sheet(rows: Sequence[tuple[Thumbnail, Sequence[tuple[Thumbnail, bo
     _save(sheet, path, "JPEG", quality=90)
 
 
-_LEGIBLE = 96  # pixels; smaller views are all enlarged by the same integer factor
 _SPACE, _HEAD, _MARGIN, _HEAD_INK = 6, 30, 36, (60, 60, 60)
 _LONGEST = 20_000
 
