@@ -50,6 +50,16 @@ def write_files(folder, weights):
         | {"height": 10 * float(path.parent.name) + i % 3, "lat": 50.0 - 30 * (i % 4), "lon": 7.0 + 20 * (i % 4)}
         for i, path in enumerate(sorted((folder / "photos").glob("*/*/*.png")))
     ]
+    # Embeddings "of texts" in the space of pixels: the mean image of each digit.
+    digits = sorted((folder / "photos" / "train").iterdir())
+    means = [
+        np.mean(
+            [np.asarray(Image.open(f).convert("RGB").resize((8, 8)), float) for f in sorted(digit.iterdir())], axis=0
+        )
+        for digit in digits
+    ]
+    words = np.transpose(means - np.mean(means, axis=0), (0, 3, 1, 2)).reshape(len(means), -1).astype(np.float32)
+    np.savez(folder / "words.npz", features=words, names=[digit.name for digit in digits])
     parts = dict.fromkeys(("products", "trees", "small"), rows[::4])
     for name, some in (parts | {"photos": rows, "train": rows[::2], "test": rows[1::2]}).items():
         pd.DataFrame(some).to_csv(folder / f"{name}.csv", index=False)

@@ -137,7 +137,7 @@ EVALUATIONS = {
     "finetune, AdamW and decay of layers": (*TUNED, *UPDATES, "optimizer=adamw", "layer_decay=0.7"),
     "finetune, several classes": (*TUNED, *TAGS, *UPDATES),
     "similarity": ("similarity", *PIXELS, "--data", "triplets.csv"),
-    "zero-shot": ("zero-shot", *TABLE, "templates=[a photo of {}]", "text_features=texts.npz"),
+    "zero-shot": ("zero-shot", *TABLE, 'templates=["a photo of {}"]', "text_features=texts.npz"),
     "image-text": ("image-text", *PIXELS, "--data", "texts:table.csv", "text_features=texts.npz"),
     "relative-pose": ("relative-pose", *PIXELS, "--data", "turns.csv", "epochs=10"),
     "segmentation": ("segmentation", *MAPS, SCENES, *STEPS, "lr=[0.01]"),
