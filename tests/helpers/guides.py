@@ -58,7 +58,7 @@ def write_files(folder, weights):
         )
         for digit in digits
     ]
-    words = np.transpose(means - np.mean(means, axis=0), (0, 3, 1, 2)).reshape(len(means), -1).astype(np.float32)
+    words = np.transpose(means, (0, 3, 1, 2)).reshape(len(means), -1).astype(np.float32)
     np.savez(folder / "words.npz", features=words, names=[digit.name for digit in digits])
     parts = dict.fromkeys(("products", "trees", "small"), rows[::4])
     for name, some in (parts | {"photos": rows, "train": rows[::2], "test": rows[1::2]}).items():
