@@ -30,7 +30,7 @@ from sslbench.weights.save import new_file
 
 
 def test_every_kind_lists_what_is_there():
-    kinds = "augment benchmark format launcher method optimizer preset protocol schedule sink source suite"
+    kinds = "augment benchmark format launcher method optimizer preset prompts protocol schedule sink source suite"
     assert list(names.KINDS) == kinds.split()
     assert {
         "clustering",

@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import safetensors
+from safetensors.numpy import load_file
 
 from sslbench.arrays import Matrix
+from sslbench.backbones import named
 from sslbench.config import result_settings, setting
 from sslbench.data.regular import refuse_missing_file
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.features.external_files import read_features, read_table
+from sslbench.metrics.spectrum import unit_length
 from sslbench.names import did_you_mean
 from sslbench.protocols.protocol import OnFeatures, ProtocolSettings
-from sslbench.protocols.retrieval.descriptors import unit_length
 
 if TYPE_CHECKING:
     from sslbench.backbones.backbone import Backbone
@@ -101,7 +104,6 @@ def open_texts(settings: TextSettings) -> "TextFile | TextTower":
 
 
 def _tower(place: str) -> "TextTower":
-    from sslbench.backbones import named
     from sslbench.backbones.text_towers import read_text_tower
 
     return read_text_tower(str(named.local(place).path if named.is_named(place) else place))
@@ -171,9 +173,6 @@ def _file(place: str) -> TextFile:
 
 def _of_safetensors(path: Path) -> tuple[Matrix, list[str]]:
     """Return the rows of all tensors, (D,) or (T, D), each named like its tensor."""
-    import safetensors
-    from safetensors.numpy import load_file
-
     try:
         found = load_file(path)
     except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
