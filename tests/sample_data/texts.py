@@ -1,6 +1,4 @@
-"""Two images with COCO captions, for the tests that run over every format; see `sample_data`."""
-
-import json
+"""A table of three images with two captions each, for the tests that run over every format; see `sample_data`."""
 
 import numpy as np
 from PIL import Image
@@ -13,7 +11,6 @@ def make(root):
     rng = np.random.default_rng(0)
     for name in "abc":
         Image.fromarray(rng.integers(0, 255, (4, 5, 3), dtype=np.uint8)).save(root / f"{name}.png")
-    images = [{"id": i, "file_name": f"{name}.png"} for i, name in enumerate("abc")]
-    captions = [{"id": i, "image_id": i // 2, "caption": f"caption {i}"} for i in range(6)]
-    (root / "captions.json").write_text(json.dumps({"images": images, "annotations": captions}))
-    return str(root / "captions.json")
+    rows = [f"{name}.png,caption {i} of {name}" for name in "abc" for i in range(2)]
+    (root / "captions.csv").write_text("\n".join(["path,caption", *rows]))
+    return str(root / "captions.csv")
