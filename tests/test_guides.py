@@ -42,7 +42,7 @@ def test_no_sentence_has_more_than_25_words():
 GUIDES = [page for page in PAGES if guides.BLOCK.search(page.read_text(encoding="utf-8"))]
 WITHOUT = {
     *("index", "commands", "functions", "versions", "names"),  # lists
-    *("faq", "evidence", "inside", "method-table", "performance", "gallery"),  # explanations and tables
+    *("faq", "differences", "evidence", "inside", "method-table", "performance", "gallery"),  # explanations and tables
     *("python", "own-parts", "data", "methods", "protocols", "tests", "weights"),  # begin with code, or extend it
 }
 LONG = {"correspondence", "masked-pretraining", "depth", "discovery", "segmentation", "tracking", "visbench"}

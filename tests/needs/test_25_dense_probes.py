@@ -75,6 +75,53 @@ def test_the_number_of_images_in_a_forward_pass_changes_nothing(maps, sslbench):
     assert abs(found[0] - found[1]) < 0.1
 
 
-def test_maps_of_100_pixels_are_a_protocol_of_another_name(maps, sslbench):
-    code, out, _ = sslbench("list", "protocols")
-    assert code == 0 and {"segmentation", "segmentation-knn"} <= set(out.split())
+NETS = """
+from torch import nn
+
+
+class Times(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return x * self.factor
+
+
+def constant():
+    return nn.Sequential(nn.AvgPool2d(4), Times(0.0))
+
+
+def brightness():
+    return nn.Sequential(nn.AvgPool2d(4), Times(1.0))
+"""
+
+
+def test_constant_features_give_the_commonest_class_at_every_pixel_of_the_maps_and_brightness_the_regions(
+    maps, sslbench, monkeypatch
+):
+    monkeypatch.syspath_prepend(str(maps))
+    Path("nets_of_dense_probes.py").write_text(NETS)
+    words = ("--layers", "1", "--data", "d", "--workers", "0", "--device", "cpu", "--no-floors", "--mean", "0,0,0")
+    settings = ("--std", "1,1,1", "steps=60", "warmup_steps=1", "batch_size=4", "lr=[0.05]")
+    found = {}
+    for net in ("constant", "brightness"):
+        own = ("--weights", "random", "--backbone", f"nets_of_dense_probes:{net}", "--out", net)
+        code, _, err = sslbench("eval", "segmentation", *own, *words, *settings)
+        assert code == 0, err
+        [record] = read_tree(Path(net))
+        found[net] = record.metrics["mIoU"].value
+    pixels = np.concatenate([np.array(Image.open(path)).ravel() for path in Path("d/annotations/validation").iterdir()])
+    ground, scored = (pixels == 0).sum(), (pixels != 255).sum()
+    assert found["constant"] == pytest.approx(100 * ground / scored / 2)  # the region has no pixel: its IoU is 0
+    assert found["brightness"] > found["constant"] + 20
+
+
+def test_maps_that_are_scored_otherwise_stand_in_a_column_of_their_own(maps, sslbench):
+    for size in (32, 100):
+        segment(sslbench, "resnet18w0.125", "--data", "d", f"size={size}", out=f"boards/{size}")
+    code, board, err = sslbench("leaderboard", "boards", "--csv", "board.csv")
+    assert code == 0, err
+    head = Path("board.csv").read_text().splitlines()[0]
+    assert "size=32" in head and "size=100" in head, head
+    assert "not compared" not in board
