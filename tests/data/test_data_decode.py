@@ -160,6 +160,14 @@ def test_16_bit_grey_keeps_its_upper_byte(kind):
     assert decoded.conversions == ("16 bit to 8 bit", "grey to RGB")
 
 
+def test_16_bits_with_a_sign_are_refused_where_some_are_below_0():
+    """Seen: CT values of -2,768 became 245."""
+    file = io.BytesIO()
+    tifffile.imwrite(file, np.full((8, 8), -2768, np.int16))
+    with pytest.raises(UnreadableImage, match=r"ct.tif.*samples below 0"):
+        decode(file.getvalue(), "ct.tif")
+
+
 def test_16_bit_colour_keeps_its_upper_byte():
     values = (picture().astype(int) * 256 + 255 - picture()).astype(">u2")
 

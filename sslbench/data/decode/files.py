@@ -398,8 +398,12 @@ def from_pillow(image: Image.Image, path: str, wanted: Wanted, codec: str = "") 
         raise UnreadableImage(path, "32 bits per sample, whose range is not known; convert it to 8 or 16 bits")
     if mode.startswith("I"):
         # Samples of 12 bits fill the lower 12 of 16.
-        values = np.asarray(image) >> (4 if ";12" in codec else 8)
-        image = Image.fromarray(values.astype(np.uint8))
+        values = np.asarray(image)
+        if values.min() < 0:
+            raise UnreadableImage(
+                path, "samples below 0, whose range is not known; convert it to 8 or 16 bits without sign"
+            )
+        image = Image.fromarray((values >> (4 if ";12" in codec else 8)).astype(np.uint8))
     if mode.startswith("I") or (";16" in codec and "BGR" not in codec):  # BGR;16 is a BMP with 5 or 6 bits per colour
         conversions.append(CUT)
     if wanted.channels != 3 and (mode in _GREY_MODES or mode in ("RGBA", "RGBX")):
