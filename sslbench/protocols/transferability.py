@@ -14,7 +14,7 @@ import numpy as np
 
 from sslbench.arrays import IntArray
 from sslbench.config import setting
-from sslbench.errors import DataError
+from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.intervals import Units, Values
 from sslbench.metrics.spectrum import drawn_rows
@@ -82,6 +82,11 @@ def run(
     Scores that are no rates; there is no score per sample and class: `scores` is (N_test, 0). `classifier`: that of the
     weights file, for LEEP and NCE.
     """
+    if settings.classifier == "file" and classifier is None:
+        raise UsageError(
+            "transferability: classifier=file takes the classifier in a weights file, and these features have none",
+            "Leave it out, or give the network: --weights FILE.",
+        )
     check_finite(train, "train")
     check_finite(test, "test")
     own, notes = train if settings.part == "train" else test, []

@@ -156,6 +156,8 @@ def test_labels_and_features_without_a_difference_are_refused(blobs):
         transferability.run(one, test, Settings(), seed=0)
     with pytest.raises(DataError, match="features of all 40 train samples are 0"):
         transferability.run(dataclasses.replace(train, x=0 * train.x), test, Settings(), seed=0)
+    with pytest.raises(UsageError, match="classifier=file takes the classifier in a weights file"):
+        transferability.run(train, test, Settings(classifier="file"), seed=0)
     same = dataclasses.replace(train, x=0 * train.x + 1)
     metrics = transferability.run(same, test, Settings(), seed=0).metrics
     assert metrics["h_score"][0] == pytest.approx(0, abs=1e-9) and metrics["gbc"][0] == pytest.approx(-12)

@@ -68,7 +68,9 @@ def compressions(settings: CompressionSettings, regions: int = 1) -> Iterator[tu
 
 def _prefixes(database: Matrix, queries: Matrix, dims: int, protocol: str) -> tuple[Matrix, Matrix]:
     if dims > (width := database.shape[1]):
-        raise UsageError(f"{protocol}: there are {width:,} features, fewer than dims={dims:,}")
+        raise UsageError(
+            f"{protocol}: there are {width:,} features, fewer than dims={dims:,}", f"Give at most {width:,}."
+        )
     return database[:, :dims], queries[:, :dims]
 
 
