@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -11,12 +11,13 @@ import torch
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
-from sslbench.backbones.speed import prepare
+from sslbench.backbones.speed import CPU_CHUNK, prepare
 from sslbench.data.decode.picture import Wanted
 from sslbench.data.groups import source_groups
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.errors import BackboneError
+from sslbench.features import streams
 from sslbench.features.array import ExtractSettings, Features
 from sslbench.features.job import changed_error
 from sslbench.features.store import unreadable_error
@@ -106,10 +107,15 @@ class StreamedRows:
                 rows = np.arange(len(self))
                 found = loader.scan(self.source, rows, settings.workers, preprocessing=own)
                 raise unreadable_error(self.source, [(path, reason) for _, path, reason in found])
-            features = self._encode.rows(batch.images)[0].astype(self.dtype)
+            # Batch by batch: torch has one thread inside, and all of them for the search between two batches.
+            [(_, [by_layer])] = streams.encoded([batch], [self._encode], self._pieces)
+            features = by_layer[0].astype(self.dtype)
             done += len(batch.indices)
             if done == len(self) and self._encode.state_sha256() != self._frozen:
                 raise changed_error(self._backbone)
             if self.progress is not None:
                 self.progress(done, len(self))
             yield features
+
+    def _pieces(self, images: torch.Tensor) -> Sequence[torch.Tensor]:
+        return torch.split(images, CPU_CHUNK) if self.settings.device.type == "cpu" else (images,)

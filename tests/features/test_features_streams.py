@@ -29,6 +29,7 @@ from sslbench.errors import BackboneError, DataError
 from sslbench.features import streams
 from sslbench.features.array import ExtractSettings
 from sslbench.features.extract import extract
+from sslbench.features.streamed import streamed
 from sslbench.preprocessing import Preprocessing
 from sslbench.targets.classes import Classes
 
@@ -89,12 +90,18 @@ class Noting(nn.Module):
         return images * self.scale
 
 
-def test_passes_run_side_by_side_with_one_thread_each(threads, monkeypatch, source, tmp_path):
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "on the fly"])
+def test_passes_run_side_by_side_with_one_thread_each(threads, monkeypatch, source, tmp_path, stored):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     threads(2)
     Noting.seen.clear()
     backbone = from_module("noting", Noting(), SMALL)
-    run(backbone, source, tmp_path / "store", batch_size=32)
+    if stored:
+        run(backbone, source, tmp_path / "store", batch_size=32)
+    else:
+        settings = ExtractSettings(torch.device("cpu"), batch_size=32, workers=0)
+        rows = streamed(backbone, source, *resolve_layers(backbone, ()), settings).x
+        assert len(rows[0:4]) == 4 and torch.get_num_threads() == 2, "all threads for what reads the rows"
     assert len({name for name, _ in Noting.seen}) == 2
     assert {own for _, own in Noting.seen} == {1}
 
