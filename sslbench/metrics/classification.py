@@ -39,7 +39,9 @@ def _one_of(k: int) -> Chance:
 TOP1 = Metric("top1", "Top-1 accuracy", "%", 1, RATE, needs="scores", labels=("single",), chance=_one_of(1), floor=True)
 TOP5 = dataclasses.replace(TOP1, name="top5", title="Top-5 accuracy", chance=_one_of(5))
 # Guesses that do not depend on the sample find the same share of every class, and the shares sum to 1.
-BALANCED_ACCURACY = dataclasses.replace(TOP1, name="balanced_accuracy", title="Balanced accuracy")
+BALANCED_ACCURACY = dataclasses.replace(
+    TOP1, name="balanced_accuracy", title="Balanced accuracy", labels=("single", "imbalanced")
+)
 
 
 def top_k_correct(classes: IntArray, scores: npt.NDArray[np.floating], k: int) -> npt.NDArray[np.bool_]:
