@@ -44,6 +44,9 @@ MEAN_PRECISION = tuple(
 )
 LANDMARK = (TRAPEZOID_MAP, *MEAN_PRECISION)
 """Metrics of one query of Oxford, Paris, INSTRE, Holidays and Copydays, in the order of `landmark_values`."""
+MINP = dataclasses.replace(RECALL[0], name="mINP", title="Inverse negative penalty, mean over queries")
+IDENTITY = (*RECALL, RETRIEVAL_MAP, MINP)
+"""Metrics of one query of re-identification, in the order of `identity_values`; recall@k is the CMC at rank k."""
 MICRO_AP = dataclasses.replace(RECALL[0], name="micro_AP", title="Average precision of all predicted pairs in one list")
 RECALL_AT_P90 = dataclasses.replace(RECALL[0], name="recall@p90", title="Recall at a precision of 90 %")
 TEXT_RECALL, IMAGE_RECALL = (
@@ -243,6 +246,37 @@ def random_order_landmark_values(n_positives: int, n_candidates: int) -> FloatAr
             sum(p * r / (last + 1) for last, p in early.items()) + (min(k, m) * r / m - within * r) / min(k, m)
         )
     return np.array(found)
+
+
+def identity_values(ranks: IntArray) -> FloatArray:
+    """Return the metrics `IDENTITY` of one query, (5,) fractions; NaN without positives.
+
+    The inverse negative penalty (Ye et al., TPAMI 2022, section 3.3) is the number of positives over the place of the
+    last one.
+
+    `ranks`: (P,) 0-based ranks of all its positives, ascending.
+
+    >>> identity_values(np.array([0, 2])).round(3).tolist()
+    [1.0, 1.0, 1.0, 0.833, 0.667]
+    """
+    if not len(ranks):
+        return np.full(len(IDENTITY), np.nan)
+    found = dict(zip(RANKING, ranking_values(ranks).tolist(), strict=True))
+    return np.array([*(found[metric] for metric in IDENTITY[:-1]), len(ranks) / (ranks[-1] + 1)])
+
+
+def random_order_identity_values(n_positives: int, n_candidates: int) -> FloatArray:
+    """Return the expected values of `IDENTITY` when the candidates are in random order, (5,) fractions.
+
+    >>> random_order_identity_values(1, 2).tolist()
+    [0.5, 1.0, 1.0, 0.75, 0.75]
+    """
+    # The last positive is at place l with probability C(l - 1, R - 1) / C(M, R): built up from the last place.
+    r, m = n_positives, n_candidates
+    found = dict(zip(RANKING, random_order_values(r, m).tolist(), strict=True))
+    places = np.arange(m, r, -1.0)
+    chances = np.cumprod([r / m, *((places - r) / (places - 1))])
+    return np.array([*(found[metric] for metric in IDENTITY[:-1]), np.sum(chances * r / np.arange(m, r - 1, -1.0))])
 
 
 def micro_values(

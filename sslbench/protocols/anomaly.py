@@ -150,6 +150,8 @@ class Anomaly(MapRun[Settings]):
         if crop % multiple:
             raise UsageError(f"anomaly: crop={crop} is no multiple of the patches of {multiple} pixels")
         train, test = Anomalies.of(self.train.target), Anomalies.of(self.test.target)
+        if not np.intersect1d(*(test.values[test.values[:, 1] == kind, 0] for kind in (0, 1))).size:
+            raise DataError(f"anomaly: no category of {self.test.name} has both good and anomalous images")
         parts = []
         for number in np.unique(test.values[:, 0]).tolist():
             category = test.classes[number]
@@ -166,11 +168,11 @@ class Anomaly(MapRun[Settings]):
             parts.append((rows, np.flatnonzero(test.values[:, 0] == number)))
         found: dict[str, _Ranking] = {}
         floor_of: dict[str, str] = {}
-        for rows, own in parts:
-            self._rank(rows, own, found, floor_of)
+        for rows, tested in parts:
+            self._rank(rows, tested, found, floor_of)
         return {row: self._outcome(found[row], found[floor_of[row]], [own for _, own in parts]) for row in floor_of}
 
-    def _resized(self, picture: "Tensor", **changes: str) -> "Tensor":
+    def _resized(self, picture: "Tensor", **changes: Any) -> "Tensor":
         """Return a picture or mask (C, H, W) as the network takes it; sides are multiples of the patch."""
         from sslbench.data.decode.transforms import resize_and_crop
 
@@ -218,7 +220,9 @@ class Anomaly(MapRun[Settings]):
         side, found = self.settings.neighbourhood, dict[str, torch.Tensor]()
         # As published, zeros beyond the border are averaged as well.
         near = {name: functional.avg_pool2d(value, side, 1, side // 2) for name, value in maps.items()}
-        pixels = pixel_floors({each.name: tuple(maps[each.name].shape[2:]) for each in self.encoder.inputs})
+        pixels = pixel_floors(
+            {each.name: (maps[each.name].shape[2], maps[each.name].shape[3]) for each in self.encoder.inputs}
+        )
         for row, inputs in self.maps(self.backbone, self.layers, self.settings).items():
             finest = max((each.name for each in inputs), key=lambda name: near[name][0, 0].numel())
             grid, floor_of[row] = near[finest].shape[2:], pixels[finest]

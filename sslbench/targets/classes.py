@@ -38,6 +38,7 @@ class Queries:
         tasks: name -> (id of the query -> its answers). Several tasks on the same images (medium, hard, easy; strong
             copies, crops) are reported one by one, the first leads; an only task is called ''.
         apart: ids of queries that are not part of the database.
+        identities: labels are identities, and metrics those of re-identification.
 
     >>> queries = Queries({"": {"q.jpg": Answers(("a.jpg",))}}, frozenset({"q.jpg"}))
     >>> len(queries.digest())
@@ -46,6 +47,7 @@ class Queries:
 
     tasks: Mapping[str, Mapping[str, Answers]]
     apart: frozenset[str] = frozenset()
+    identities: bool = False
 
     def digest(self) -> str:
         """Return a hash of all of it, 32 hex digits."""
@@ -56,6 +58,8 @@ class Queries:
                 # The empty text ends the positives: an id that moves to the ignored ones changes the hash.
                 parts = (name, query, *sorted(each.positives), "", *sorted(each.ignored))
                 state.update("\0".join(parts).encode() + b"\n")
+        # Keys of the other sets are those before there were identities.
+        state.update(b"identities" if self.identities else b"")
         return state.hexdigest()[:32]
 
 

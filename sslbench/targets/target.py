@@ -66,7 +66,7 @@ class Target(OfRows):
         sized: True if the targets say the size of their images, as maps do, False if not; None: they are of no places.
     """
 
-    of_rows = ("values",)
+    of_rows: ClassVar[tuple[str, ...]] = ("values",)
     name: ClassVar[str]
     title: ClassVar[str]
     metric: ClassVar[str] = ""

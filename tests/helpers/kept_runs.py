@@ -166,7 +166,7 @@ BY_LABELS = {
     "anomalies": ("anomaly", *NET, "--layers", "res2", "size=16"),
 }
 WITH_BOXES = ("boxes-csv", "cityscapes", "coco", "coco-folder", "voc-folders", "yolo")
-OTHERS = {"retrieval": ("retrieval", *PIXELS), "hpatches": (*ON_PAIRS[:-1],)}
+OTHERS = {**dict.fromkeys(("retrieval", "reidentification"), ("retrieval", *PIXELS)), "hpatches": (*ON_PAIRS[:-1],)}
 NOT_EVALUATED = {
     "several": "train and test are the same images, which is refused",
     "zip": "train and test are the same images, which is refused",

@@ -176,8 +176,10 @@ def values_of_rankings(quality, seed):
         scores = generator.random(N)
         scores[positives] += generator.random() < quality
         ranks = ranks_of_positives(scores, GroundTruth(positives))
-        found.append([*retrieval.ranking_values(ranks), *retrieval.landmark_values(ranks)])
-    metrics = (*retrieval.RANKING, *retrieval.LANDMARK)
+        found.append(
+            [*retrieval.ranking_values(ranks), *retrieval.landmark_values(ranks), retrieval.identity_values(ranks)[-1]]
+        )
+    metrics = (*retrieval.RANKING, *retrieval.LANDMARK, retrieval.MINP)
     values = dict(zip((metric.name for metric in metrics), np.mean(found, axis=0).tolist(), strict=True))
     correct = np.arange(40) < 40 * quality
     values |= {retrieval.COMPRESSION_LOSS.name: 1 - quality}

@@ -213,6 +213,8 @@ def damaged(root, how):
         Image.new("L", (3, 3)).save(mask)
     elif how == "broken":
         mask.write_bytes(b"no picture")
+    elif how == "test":
+        (root / "nut/test/good/0.png").unlink()
     elif how == "train":
         (root / "nut/train/good").rename(root / "nut/train/bent")
         (root / "nut/train/good").mkdir()
@@ -225,6 +227,7 @@ def damaged(root, how):
         ("mask", "{}", "has no mask of 1 anomalous image: bent/0.png"),
         ("size", "{}", "0_mask.png: the mask is 3 x 3 pixels, but its image 16 x 12"),
         ("broken", "{}", "0_mask.png: not an image, or damaged"),
+        ("test", "{}?category=nut", "no category of"),
         ("train", "{}", "2 of 4 training images are anomalous, nut/train/bent/0.png first"),
         ("", "{}?category=nuts", "has no category 'nuts'"),
         ("", "{}/bolt/test", "no images with masks of defects, or none were found"),

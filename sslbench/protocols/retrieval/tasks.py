@@ -10,12 +10,15 @@ from sslbench.errors import DataError
 from sslbench.features.array import Features
 from sslbench.metrics.metric import Metric
 from sslbench.metrics.retrieval import (
+    IDENTITY,
     LANDMARK,
     RANKING,
     RETRIEVAL_MAP,
     TRAPEZOID_MAP,
     GroundTruth,
+    identity_values,
     landmark_values,
+    random_order_identity_values,
     random_order_landmark_values,
     random_order_values,
     ranking_values,
@@ -41,6 +44,7 @@ class MetricSet:
 
 BY_LABEL = MetricSet(RANKING, ranking_values, random_order_values, RETRIEVAL_MAP)
 BY_GROUND_TRUTH = MetricSet(LANDMARK, landmark_values, random_order_landmark_values, TRAPEZOID_MAP)
+BY_IDENTITY = MetricSet(IDENTITY, identity_values, random_order_identity_values, RETRIEVAL_MAP)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,8 +145,11 @@ def by_ground_truth(test: Features) -> Search:
         known = [query for query in test.ids if query in answers]
         rows = np.array([row_of[query] for query in known], dtype=np.int64)
         lookup = _lookup(known, answers, place)
-        together = _sharing(rows, [lookup(i).positives for i in range(len(known))], np.flatnonzero(in_database))
-        task = RetrievalTask(name, rows, lookup, BY_GROUND_TRUTH, together)
+        if queries.identities:
+            task = RetrievalTask(name, rows, lookup, BY_IDENTITY, test.target.values[rows])
+        else:
+            together = _sharing(rows, [lookup(i).positives for i in range(len(known))], np.flatnonzero(in_database))
+            task = RetrievalTask(name, rows, lookup, BY_GROUND_TRUTH, together)
         title = name or "ground truth"
         lost = sum(i not in place for each in answers.values() for i in each.positives)
         if lost or len(known) < len(answers):
