@@ -1,8 +1,8 @@
-"""Classifier on a layer of a backbone: the head that finetuning trains and a weights file may hold.
+"""Classifier on a layer of a backbone: the head that probes and finetuning train and a weights file may hold.
 
 The file has the head's tensors in `heads` and everything else in `metadata.classifier`: the layer, the normalisation,
-the kind of the labels and the names of the classes. Files of supervised pretraining number the layers of their heads
-(`head.0.weight`).
+the attention to its tokens, the kind of the labels and the names of the classes. Files of supervised pretraining number
+the layers of their heads (`head.0.weight`).
 """
 
 import dataclasses
@@ -10,8 +10,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
+from sslbench.backbones.attention import Attention
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer, forward_layers, resolve_layers
 from sslbench.config import build
@@ -29,10 +31,13 @@ HeadNorm = Literal["none", "layer", "batch"]
 class ClassifierHead(nn.Module):
     """Linear layer, after an optional normalisation of the features: (B, D) -> (B, C).
 
-    Its tensors are `head.weight`, `head.bias`, and those of `norm`.
+    With attention, normalised tokens (B, N, D) are pooled first. Its tensors are `head.weight`, `head.bias`, and those
+    of `norm` and `pool`.
     """
 
-    def __init__(self, features: int, outputs: int, norm: HeadNorm = "none") -> None:
+    def __init__(
+        self, features: int, outputs: int, norm: HeadNorm = "none", attention: Attention | None = None
+    ) -> None:
         super().__init__()
         norms: dict[str, Callable[[], nn.Module]] = {
             "none": nn.Identity,
@@ -40,12 +45,23 @@ class ClassifierHead(nn.Module):
             "batch": lambda: nn.BatchNorm1d(features),
         }
         self.norm = norms[norm]()
+        self.pool = nn.Identity() if attention is None else attention.pool(features)
         self.head = nn.Linear(features, outputs)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the scores of pooled features."""
-        scores: Tensor = self.head(self.norm(features))
+        """Return the scores of features, or of tokens."""
+        # BatchNorm takes the channels second.
+        by_channel = features.ndim == 3 and isinstance(self.norm, nn.BatchNorm1d)
+        normalised = self.norm(features.transpose(1, 2)).transpose(1, 2) if by_channel else self.norm(features)
+        scores: Tensor = self.head(self.pool(normalised))
         return scores
+
+
+def linear_classifier(weight: Tensor, bias: Tensor) -> ClassifierHead:
+    """Return the linear classifier of weights (C, D) and biases (C,), in single precision on the CPU."""
+    head = ClassifierHead(weight.shape[1], weight.shape[0])
+    fill(head, {"head.weight": weight.float(), "head.bias": bias.float()}, what="head")
+    return head.eval().requires_grad_(False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +71,14 @@ class ClassifierInfo:
     Attributes:
         layer: text of the backbone's layer whose pooled features it takes, such as 'res5avg' or 'blocks.11:mean'.
         labels: kind of the labels: single (scores are logits of a softmax), multi (of sigmoids) or value (numbers).
+        attention: structure of the head's attention to tokens; None: it takes pooled features.
     """
 
     layer: str
     norm: HeadNorm
     labels: Literal["single", "multi", "value"]  # names of targets, as weights files hold them
     classes: tuple[str, ...]
+    attention: Attention | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +155,7 @@ def read_classifier(file: WeightsFile, backbone: Backbone) -> Classifier | None:
     where = f"{file.path}: metadata.classifier"
     try:
         info = build(ClassifierInfo, json.loads(entry), where)
-        (layer,) = resolve_layers(backbone, (info.layer,))
+        (layer,) = resolve_layers(backbone, (info.layer,), tokens=info.attention is not None)
     except UsageError as error:
         raise WeightsError(error.message, error.remedy) from error
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -154,6 +172,14 @@ def read_classifier(file: WeightsFile, backbone: Backbone) -> Classifier | None:
     if weight.shape[0] != len(info.classes):
         raise WeightsError(f"{where} names {len(info.classes):,} classes, but the head has {weight.shape[0]:,}")
     # Sizes follow from the tensors; `fill` refuses those that do not fit together.
-    head = ClassifierHead(weight.shape[1], weight.shape[0], info.norm)
+    if info.attention is not None:
+        try:
+            with torch.device("meta"):  # no memory is taken for a structure that the tensors do not have
+                planned = info.attention.pool(weight.shape[1])
+        except UsageError as error:
+            raise WeightsError(f"{where}: {error.message}") from error
+        if sum(each.numel() for each in planned.parameters()) > sum(map(Tensor.numel, tensors.values())):
+            raise WeightsError(f"{where} describes a head of more numbers than {file.path} has in heads")
+    head = ClassifierHead(weight.shape[1], weight.shape[0], info.norm, info.attention)
     fill(head, tensors, what=f"{file.path}: heads")
     return Classifier(head.eval().requires_grad_(False), layer, info)

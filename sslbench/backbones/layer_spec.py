@@ -26,6 +26,8 @@ _ARGUMENTS = {
     "grid+cls": (2, 2),
     "grid+flip": (2, 2),
     "grid+cls+flip": (2, 2),
+    "tokens": (0, 0),
+    "patches": (0, 0),
 }
 GEM_POWER = 3.0  # Radenovic et al. 2018, initial value
 # Argument of `gem` in place of a number: the power that was learnt with the network.
@@ -68,6 +70,11 @@ class Pool:
     def needs_file_power(self) -> bool:
         """True for `gem(file)`, whose power is still to be taken from the weights file."""
         return self.name in _POWERED and not self.arguments
+
+    @property
+    def of_tokens(self) -> bool:
+        """True for `tokens` and `patches`, which keep a vector per token, for heads that attend to them."""
+        return self.name in ("tokens", "patches")
 
     @property
     def of_grid(self) -> bool:

@@ -74,9 +74,18 @@ def single_layers(layers: Sequence[Layer]) -> list[Layer]:
     return list({part.text: part for layer in layers for part in layer.parts or (layer,)}.values())
 
 
-def resolve_layers(backbone: Backbone, specs: Sequence[str]) -> tuple[Layer, ...]:
-    """Return the layers of a backbone by name, each once; without names, the default layer."""
+def resolve_layers(backbone: Backbone, specs: Sequence[str], *, tokens: bool = False) -> tuple[Layer, ...]:
+    """Return the layers of a backbone by name, each once; without names, the default layer.
+
+    `tokens`: accept the pools that keep a vector per token, which only a head that attends to them can use.
+    """
     layers = {layer.text: layer for layer in (_resolve(backbone, spec) for spec in specs or [backbone.default_layer])}
+    kept = [] if tokens else [each for each in single_layers([*layers.values()]) if each.pool and each.pool.of_tokens]
+    if kept:
+        raise UsageError(
+            f"layer '{kept[0].text}' keeps a vector per token, and features are one per image",
+            f"Name {kept[0].text.partition(':')[0]}, with head=attentive in linear-online or finetune.",
+        )
     whole = backbone.kind.users and any(layer.path == "" for layer in single_layers(tuple(layers.values())))
     if whole and (last := last_linear(backbone)):
         log.warning(

@@ -86,7 +86,7 @@ class Tokens:
 
 
 def apply_pool(x: Tensor, pool: Pool | None, tokens: Tokens, *, layer: str) -> Tensor:
-    """Pool to one vector per image: (B, D) float32, a copy.
+    """Pool to one vector per image: (B, D) float32, a copy; `tokens` and `patches` to one per token, (B, N, C).
 
     x: (B, C, H, W), (B, N, C) or (B, D).
     pool: None takes the average of a map, the class token of tokens (the mean of the patches where there is none), and
@@ -94,7 +94,13 @@ def apply_pool(x: Tensor, pool: Pool | None, tokens: Tokens, *, layer: str) -> T
     tokens: layout of the tokens, for (B, N, C).
     """
     x = x.float()
-    if x.ndim == 4:
+    if pool is not None and pool.of_tokens:
+        if x.ndim not in (3, 4):
+            raise _no_fit(x, pool, layer, "none (the layer is already a vector)" if x.ndim == 2 else "flatten")
+        first = tokens.prefix if pool.name == "patches" else 0
+        # The places of a map are its patches.
+        pooled = x.flatten(2).transpose(1, 2) if x.ndim == 4 else x[:, first:]
+    elif x.ndim == 4:
         pooled = _pool_map(x, pool or Pool("avg"), layer)
     elif x.ndim == 3:
         pooled = _pool_tokens(x, pool or Pool("cls" if tokens.has_class else "mean"), tokens, layer)

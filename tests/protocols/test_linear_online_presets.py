@@ -7,7 +7,7 @@ import pytest
 from sslbench import config
 from sslbench.library.presets import load_preset
 from sslbench.protocols import linear_online
-from sslbench.protocols.linear_online.heads import Bank, Heads
+from sslbench.protocols.linear_online.heads import Heads, LinearBank
 from sslbench.protocols.linear_online.settings import optimizer_settings
 from sslbench.train.optimizers.lars import LARS
 from sslbench.train.optimizers.optimizer import make_optimizer, set_rates
@@ -34,7 +34,7 @@ def settings_of(name):
 def test_the_rate_at_given_epochs_is_the_published_one(name):
     settings = settings_of(name)
     epochs = 10 if settings.updates else settings.epochs  # DINOv2's epochs are 1,250 updates each
-    heads = Heads([Bank("x", [linear_online_head(settings)], widths=(3, 3), classes=2, norm=settings.norm)])
+    heads = Heads([LinearBank("x", [linear_online_head(settings)], widths=(3, 3), classes=2, norm=settings.norm)])
     optimizer = make_optimizer(
         heads.groups(optimizer_settings(settings), settings.batch_size), optimizer_settings(settings)
     )
@@ -52,7 +52,7 @@ def linear_online_head(settings):
 
 def groups_of(name):
     settings = settings_of(name)
-    heads = Heads([Bank("x", [linear_online_head(settings)], widths=(3, 3), classes=2, norm=settings.norm)])
+    heads = Heads([LinearBank("x", [linear_online_head(settings)], widths=(3, 3), classes=2, norm=settings.norm)])
     optimizer = make_optimizer(
         heads.groups(optimizer_settings(settings), settings.batch_size), optimizer_settings(settings)
     )

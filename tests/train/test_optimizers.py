@@ -30,7 +30,7 @@ from sslbench.protocols.finetune import settings as finetune_settings
 from sslbench.protocols.finetune.settings import Rates
 from sslbench.protocols.linear_online import settings as linear_online
 from sslbench.protocols.linear_online import settings as online_recipe
-from sslbench.protocols.linear_online.heads import Bank, Head, Heads
+from sslbench.protocols.linear_online.heads import Head, Heads, LinearBank
 from sslbench.train.optimizers.optimizer import OptimizerSettings, PartSettings, make_optimizer, scaled_lr, set_rates
 from sslbench.train.parameter_groups import parameter_groups
 
@@ -415,7 +415,7 @@ def test_an_optimizer_is_one_file_for_every_kind_of_training(own_optimizer):
 
     online_settings = linear_online.Settings(optimizer=own_optimizer)
     options = online_recipe.optimizer_settings(online_settings)
-    heads = Heads([Bank("x", [Head(0.1), Head(0.2)], widths=(3, 3), classes=2)])
+    heads = Heads([LinearBank("x", [Head(0.1), Head(0.2)], widths=(3, 3), classes=2)])
     optimizer = make_optimizer(heads.groups(options, 256), options)
     assert isinstance(optimizer, torch.optim.NAdam) and {g["lr"] for g in optimizer.param_groups} == {0.1, 0.2}
 

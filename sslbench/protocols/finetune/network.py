@@ -19,6 +19,7 @@ from sslbench.backbones.classifier import ClassifierHead
 from sslbench.backbones.layers import Layer, forward_layers
 from sslbench.distributed.collectives import sum_, world_size
 from sslbench.errors import UsageError
+from sslbench.protocols._parts.attention import attention_of
 from sslbench.protocols.finetune.settings import Settings
 from sslbench.runtime.seeds import seeded
 from sslbench.targets.classes import Classes
@@ -85,7 +86,8 @@ class FinetunedNetwork(method.Method[Settings]):
     ) -> None:
         super().__init__(backbone, settings, setup)
         self.layer, self.kind, self.probe_updates = layer, targets.kind, probe
-        self.head = ClassifierHead(setup.feature_dim, len(targets.shift), settings.norm)
+        attention = attention_of(settings, setup.feature_dim)
+        self.head = ClassifierHead(setup.feature_dim, len(targets.shift), settings.norm, attention)
         linear = self.head.head
         if settings.init == "zeros":
             nn.init.zeros_(linear.weight)
@@ -151,7 +153,8 @@ class FinetunedNetwork(method.Method[Settings]):
             value = (every * known).sum() / each_process.clamp(min=1)
         else:
             value = functional.mse_loss(scores, targets)
-        return Loss(value, features.detach().float(), parts)
+        shown = features.detach().float()
+        return Loss(value, shown.mean(1) if shown.ndim == 3 else shown, parts)
 
 
 def check_backbone(backbone: Backbone, settings: Settings) -> None:
@@ -195,7 +198,7 @@ def feature_width(module: nn.Module, layer: Layer, sides: Sequence[int], channel
     for side in dict.fromkeys(sides):
         with torch.no_grad():
             features = forward_layers(module, torch.zeros(1, channels, side, side), (layer,))
-        widths[side] = int(features[layer.text].shape[1])
+        widths[side] = int(features[layer.text].shape[-1])
     module.train(mode)
     if len(set(widths.values())) > 1:
         text = " and ".join(f"{width:,} for {side} pixels" for side, width in widths.items())

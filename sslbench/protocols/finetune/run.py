@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from sslbench.features.array import Features
 from sslbench.metrics.measure import Probabilities
 from sslbench.metrics.summary import summarise
 from sslbench.protocols._parts import few_shot
+from sslbench.protocols._parts.attention import attention_of, head_layers
 from sslbench.protocols._parts.images import random_sample, unreadable_images
 from sslbench.protocols._parts.selection import edge_notes, is_better, percent
 from sslbench.protocols.finetune.network import check_backbone
@@ -70,7 +71,8 @@ class FinetuneRun:
     """Run of the protocol: all trainings and their outcomes."""
 
     def __init__(self, inputs: ImageInputs[Settings]) -> None:
-        self.backbone, self.layer, self.settings = inputs.backbone, inputs.layers[0], inputs.settings
+        self.backbone, self.settings = inputs.backbone, inputs.settings
+        (self.layer,) = head_layers(inputs.backbone, inputs.layers, inputs.settings)
         self.whole, self.test = inputs.train.in_rank(), inputs.test
         self.seed, self.folder, self.engine, self.progress = inputs.seed, inputs.folder, inputs.engine, inputs.progress
 
@@ -252,13 +254,11 @@ class FinetuneRun:
         """Return the finetuned network for a weights file; None for a module in memory, which has no name to load."""
         backbone, labels = trial.network.backbone, self.test.target
         # Weights files name the built-in kind; one that extends it has the same classifier.
-        built_in = isinstance(labels, Classes | MultiLabel | Numbers)
-        if backbone.kind.in_memory or not built_in:
+        kind = next((kind for kind in (Classes, MultiLabel, Numbers) if isinstance(labels, kind)), None)
+        if backbone.kind.in_memory or kind is None:
             return None
-        kind: Literal["single", "multi", "value"] = (
-            "single" if isinstance(labels, Classes) else "multi" if isinstance(labels, MultiLabel) else "value"
-        )
-        info = ClassifierInfo(self.layer.text, self.settings.norm, kind, labels.classes)
+        attention = attention_of(self.settings, trial.network.head.head.in_features)
+        info = ClassifierInfo(self.layer.text, self.settings.norm, kind.name, labels.classes, attention)
         metadata = {
             "method": "finetune",
             "epochs": trial.network.epochs,
@@ -306,6 +306,7 @@ class _ScoreFile:
 def checked_rows(backbone: Backbone, layer: Layer, train: Source, settings: Settings, *, seed: int) -> tuple[str, ...]:
     """Return the names of the results, after all checks that need no training."""
     check_backbone(backbone, settings)
+    (layer,) = head_layers(backbone, [layer], settings)
     parts = portions(settings, train)
     for portion in parts:
         source = portion.of(train, few_shot.seeds(seed, settings.draws)[0])

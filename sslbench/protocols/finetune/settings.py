@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
-from sslbench.protocols._parts.rates import ViewSettings
+from sslbench.protocols._parts.heads import HeadedSettings
 from sslbench.targets.classes import Classes
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.target import Target
@@ -13,7 +13,7 @@ from sslbench.train.optimizers.optimizer import OPTIMIZERS, OptimizerSettings, f
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(ViewSettings):
+class Settings(HeadedSettings):
     """Settings of finetuning."""
 
     epochs: float = setting(30, "epochs, in full batches", unit="epochs", within="(0, inf)")

@@ -20,6 +20,7 @@ from sslbench.distributed.collectives import rank, world_size
 from sslbench.distributed.parallel import broadcast_buffers, module_state, structure_from_first
 from sslbench.errors import UsageError
 from sslbench.features.array import ExtractSettings
+from sslbench.protocols._parts.attention import attention_of
 from sslbench.protocols._parts.images import evaluation_side, unreadable_images
 from sslbench.protocols.finetune.network import FinetunedNetwork, Targets, feature_width, layer_numbers, make_network
 from sslbench.protocols.finetune.plan import CHECKPOINTS, make_batches
@@ -280,7 +281,7 @@ def _trained(
     module = copied(backbone.module)
     fill(module, {k.removeprefix("backbone."): t for k, t in tensors.items() if k.startswith("backbone.")}, what=NAME)
     width = network.head.head.weight.shape[1]
-    head = ClassifierHead(width, len(targets.shift), network.config.norm)
+    head = ClassifierHead(width, len(targets.shift), network.config.norm, attention_of(network.config, width))
     fill(head, {k.removeprefix("head."): t for k, t in tensors.items() if k.startswith("head.")}, what=NAME)
     with torch.no_grad():  # from standardised numbers to numbers; nothing changes for classes
         head.head.weight.mul_(targets.scale[:, None])

@@ -1,11 +1,12 @@
-"""Many linear heads trained at once: heads that see the same input are one matrix product.
+"""Many heads trained at once: linear heads that see the same input are one matrix product, others share its tokens.
 
-The heads do not influence each other. Each has parameters of its own, views of one tensor per bank, so that any
-optimizer treats it as if it were alone.
+The heads do not influence each other. Each has parameters of its own, those of linear heads views of one tensor per
+bank, so that any optimizer treats it as if it were alone.
 
-Shapes: B images, D features, H heads of a bank, C classes.
+Shapes: B images, N tokens, D features, H heads of a bank, C classes.
 """
 
+import copy
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -17,9 +18,12 @@ import torch.nn.functional as F  # noqa: N812  torch's customary name
 from torch import Tensor, nn
 
 from sslbench.arrays import IntArray
+from sslbench.backbones.attention import Attention
+from sslbench.backbones.classifier import ClassifierHead, HeadNorm, linear_classifier
 from sslbench.distributed.collectives import sum_
+from sslbench.runtime.seeds import seeded
 from sslbench.train.optimizers.optimizer import OptimizerSettings, scaled_lr
-from sslbench.train.parameter_groups import GroupRates, group
+from sslbench.train.parameter_groups import GroupRates, group, norm_parameters
 
 Norm = Literal["none", "batch", "affine"]
 Init = Literal["normal", "zeros", "uniform"]
@@ -40,8 +44,29 @@ class Head:
     weight_decay: float = 0.0
 
 
+def first_weights(
+    init: Init, classes: int, width: int, *, seed: int, order: IntArray | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the weights (C, D) and biases (C,) that a linear layer begins with; they depend on shape and seed alone.
+
+    `order`: (C,) class numbers in the order in which they get their weights; None: ascending.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    weight, bias = torch.zeros(classes, width), torch.zeros(classes)
+    if init == "uniform":  # as nn.Linear initialises
+        bound = 1 / math.sqrt(width)
+        values = torch.rand((classes, width + 1), generator=generator) * 2 * bound - bound
+        weight, bias = values[:, :-1], values[:, -1]
+    elif init == "normal":
+        weight = _STD * torch.randn((classes, width), generator=generator)
+    if order is not None:
+        place = torch.from_numpy(np.argsort(order))
+        weight, bias = weight[place], bias[place]
+    return weight, bias
+
+
 class Bank(nn.Module):
-    """Heads with one input and one kind of normalisation: (B, D) -> (B, H, C).
+    """Heads with one input and one kind of normalisation, which they share.
 
     Attributes:
         input: name of the input.
@@ -51,6 +76,41 @@ class Bank(nn.Module):
 
     running_mean: Tensor
     running_var: Tensor
+
+    def __init__(self, input: str, heads: Sequence[Head], *, channels: int, norm: Norm, eps: float) -> None:
+        super().__init__()
+        self.input, self.heads, self.channels, self.norm, self._eps = input, tuple(heads), channels, norm, eps
+        if norm != "none":
+            self.register_buffer("running_mean", torch.zeros(channels))
+            self.register_buffer("running_var", torch.ones(channels))
+
+    def own_parameters(self, h: int) -> dict[str, nn.Parameter]:
+        """Return the parameters of a head by name; those that are part of a bank's tensor share its memory."""
+        raise NotImplementedError
+
+    def classifier(self, h: int) -> ClassifierHead:
+        """Return a trained head as a classifier of its own, on the CPU."""
+        raise NotImplementedError
+
+    def undecayed(self, settings: OptimizerSettings) -> set[str]:
+        """Return the names of a head's parameters that have no weight decay."""
+        raise NotImplementedError
+
+    def standardised(self, maps: Tensor, total: int | None) -> Tensor:
+        """Return values (B, channels, P) after BatchNorm without parameters; `total` as for `forward`."""
+        mean, variance = self.running_mean, self.running_var
+        if total is not None:
+            n = total * maps.shape[2]
+            mean = sum_(maps.sum((0, 2))) / n
+            variance = sum_((maps - mean[:, None]).square().sum((0, 2))) / n
+            self.running_mean.lerp_(mean, _MOMENTUM)
+            # As in torch's BatchNorm, the running variance is the unbiased one, and that of the batch is not.
+            self.running_var.lerp_(variance * (n / (n - 1)), _MOMENTUM)
+        return (maps - mean[:, None]) * (variance + self._eps).rsqrt()[:, None]
+
+
+class LinearBank(Bank):
+    """Linear heads: (B, D) -> (B, H, C)."""
 
     def __init__(  # noqa: PLR0913  each is a fact of its own
         self,
@@ -65,33 +125,16 @@ class Bank(nn.Module):
         seed: int = 0,
         order: IntArray | None = None,
     ) -> None:
-        """Build heads that all start with the same values, which depend on shape and seed alone.
-
-        `order`: (C,) class numbers in the order in which they get their weights; None: ascending.
-        """
-        super().__init__()
-        width, self.channels = widths
-        self.input, self.heads, self.norm, self._eps = input, tuple(heads), norm, eps
-        generator = torch.Generator().manual_seed(seed)
-        weight, bias = torch.zeros(classes, width), torch.zeros(classes)
-        if init == "uniform":  # as nn.Linear initialises
-            bound = 1 / math.sqrt(width)
-            values = torch.rand((classes, width + 1), generator=generator) * 2 * bound - bound
-            weight, bias = values[:, :-1], values[:, -1]
-        elif init == "normal":
-            weight = _STD * torch.randn((classes, width), generator=generator)
-        if order is not None:
-            place = torch.from_numpy(np.argsort(order))
-            weight, bias = weight[place], bias[place]
+        """Build heads that all start with the same values; `order` as for `first_weights`."""
+        width, channels = widths
+        super().__init__(input, heads, channels=channels, norm=norm, eps=eps)
+        weight, bias = first_weights(init, classes, width, seed=seed, order=order)
         # `expand` alone gives all heads one memory.
         self.weight = nn.Parameter(weight.expand(len(heads), -1, -1).clone())
         self.bias = nn.Parameter(bias.expand(len(heads), -1).clone())
         if norm == "affine":
             self.scale = nn.Parameter(torch.ones(len(heads), self.channels))
             self.shift = nn.Parameter(torch.zeros(len(heads), self.channels))
-        if norm != "none":
-            self.register_buffer("running_mean", torch.zeros(self.channels))
-            self.register_buffer("running_var", torch.ones(self.channels))
 
     def forward(self, x: Tensor, total: int | None = None) -> Tensor:
         """Return logits (B, H, C) of features (B, D).
@@ -102,16 +145,7 @@ class Bank(nn.Module):
         weight: Tensor = self.weight
         bias: Tensor = self.bias
         if self.norm != "none":
-            maps = x.reshape(len(x), self.channels, -1)
-            mean, variance = self.running_mean, self.running_var
-            if total is not None:
-                n = total * maps.shape[2]
-                mean = sum_(maps.sum((0, 2))) / n
-                variance = sum_((maps - mean[:, None]).square().sum((0, 2))) / n
-                self.running_mean.lerp_(mean, _MOMENTUM)
-                # As in torch's BatchNorm, the running variance is the unbiased one, and that of the batch is not.
-                self.running_var.lerp_(variance * (n / (n - 1)), _MOMENTUM)
-            x = ((maps - mean[:, None]) * (variance + self._eps).rsqrt()[:, None]).flatten(1)
+            x = self.standardised(x.reshape(len(x), self.channels, -1), total).flatten(1)
         if self.norm == "affine":
             # Scaling a head's weights equals scaling its input, and does so for all heads at once.
             repeats = weight.shape[2] // self.channels
@@ -119,6 +153,87 @@ class Bank(nn.Module):
             weight = weight * self.scale.repeat_interleave(repeats, dim=1)[:, None, :]
         scores: Tensor = F.linear(x, weight.flatten(0, 1), bias.flatten())
         return scores.view(-1, *weight.shape[:2])
+
+    def own_parameters(self, h: int) -> dict[str, nn.Parameter]:
+        """Return views of the bank's tensors: what an optimizer does to them changes the bank."""
+        return {name: nn.Parameter(whole.data[h]) for name, whole in self._parameters.items() if whole is not None}
+
+    def undecayed(self, settings: OptimizerSettings) -> set[str]:
+        """Return the names of biases, scales and shifts that the settings exempt."""
+        plain = {"bias", "shift"} if not settings.decay_bias else set()
+        return plain | ({"scale", "shift"} if not settings.decay_norm else set())
+
+    def classifier(self, h: int) -> ClassifierHead:
+        """Return a trained head with the normalisation folded into weights and biases."""
+        weight, bias = self.weight[h].detach().double().cpu(), self.bias[h].detach().double().cpu()
+        if self.norm != "none":
+            repeats = weight.shape[1] // self.channels
+            factor = (self.running_var.double().cpu() + self._eps).rsqrt()
+            shift = -self.running_mean.double().cpu() * factor
+            if self.norm == "affine":
+                scale = self.scale[h].detach().double().cpu()
+                factor, shift = factor * scale, shift * scale + self.shift[h].detach().double().cpu()
+            bias = bias + weight @ shift.repeat_interleave(repeats)
+            weight = weight * factor.repeat_interleave(repeats)
+        return linear_classifier(weight, bias)
+
+
+class AttentiveBank(Bank):
+    """Heads that attend to tokens, each with queries and projections of its own: (B, N, D) -> (B, H, C)."""
+
+    def __init__(
+        self,
+        input: str,
+        heads: Sequence[Head],
+        attention: Attention,
+        *,
+        width: int,
+        norm: Norm = "none",
+        eps: float = 1e-5,
+        first: tuple[Tensor, Tensor],
+        seed: int = 0,
+    ) -> None:
+        """Build heads that all start with the same values; `first`: weights and biases of the classes."""
+        super().__init__(input, heads, channels=width, norm=norm, eps=eps)
+        self.attention = attention
+        with seeded(seed), torch.no_grad():
+            head = ClassifierHead(width, len(first[1]), "none", attention)
+            head.head.weight.copy_(first[0])
+            head.head.bias.copy_(first[1])
+        self.each = nn.ModuleList(copy.deepcopy(head) for _ in heads)
+
+    def forward(self, x: Tensor, total: int | None = None) -> Tensor:
+        """Return logits (B, H, C) of tokens (B, N, D); `total` as for linear heads."""
+        if self.norm != "none":
+            # Once, for all heads.
+            x = self.standardised(x.transpose(1, 2), total).transpose(1, 2).contiguous()
+        return torch.stack([head(x) for head in self.each], dim=1)
+
+    def own_parameters(self, h: int) -> dict[str, nn.Parameter]:
+        """Return the head's parameters themselves."""
+        return dict(self.each[h].named_parameters())
+
+    def undecayed(self, settings: OptimizerSettings) -> set[str]:
+        """Return the names of parameters that the settings exempt, by the rules of other networks."""
+        norms = norm_parameters(self.each[0])
+        return {
+            name
+            for name, _ in self.each[0].named_parameters()
+            if (name in norms and not settings.decay_norm) or (name.endswith("bias") and not settings.decay_bias)
+        }
+
+    def classifier(self, h: int) -> ClassifierHead:
+        """Return a trained head, after BatchNorm of the tokens with the running statistics."""
+        tensors = dict(self.each[h].state_dict())
+        norm: HeadNorm = "none" if self.norm == "none" else "batch"
+        found = ClassifierHead(self.channels, len(tensors["head.bias"]), norm, self.attention)
+        if isinstance(found.norm, nn.BatchNorm1d):
+            tensors |= {f"norm.{name}": value for name, value in found.norm.state_dict().items()}
+            tensors["norm.running_mean"] = self.running_mean
+            # torch's BatchNorm adds its own epsilon.
+            tensors["norm.running_var"] = self.running_var + (self._eps - found.norm.eps)
+        found.load_state_dict(tensors)
+        return found.eval().requires_grad_(False)
 
 
 class Heads(nn.Module):
@@ -136,8 +251,8 @@ class Heads(nn.Module):
     def losses(self, features: Mapping[str, Tensor], labels: Tensor, total: int) -> Tensor:
         """Return (H of all banks,) this process's part of each head's mean loss; the sum over processes is the loss.
 
-        `features`: name of an input -> (B, D); `labels`: int64 (B,) classes, or int8 (B, C) with 1 present, 0 absent,
-        -1 ignore.
+        `features`: name of an input -> (B, D), or (B, N, D) of heads that attend; `labels`: int64 (B,) classes, or int8
+        (B, C) with 1 present, 0 absent, -1 ignore.
         """
         labelled = sum_((labels >= 0).sum(0)) if labels.ndim == 2 else None
         return torch.cat(
@@ -153,16 +268,11 @@ class Heads(nn.Module):
         groups = []
         for bank, h, head in self.all_heads():
             rate = scaled_lr(dataclasses.replace(settings, lr=head.lr), batch_size)
-            own: dict[str, nn.Parameter] = {}
-            for name in ("weight", "bias", "scale", "shift"):
-                if name in bank._parameters:
-                    whole: nn.Parameter = getattr(bank, name)
-                    # Shares its memory with the bank: what an optimizer does to it changes the bank.
-                    own[name] = nn.Parameter(whole.data[h])
-                    self._views.append((whole, h, own[name]))
-            plain = {"bias"} if not settings.decay_bias else set()
-            plain |= {"scale", "shift"} if not settings.decay_norm else set()
-            plain |= {"shift"} if not settings.decay_bias else set()
+            own = bank.own_parameters(h)
+            # Views get their part of the gradient of the bank's tensor.
+            wholes = {name: whole for name, whole in bank._parameters.items() if whole is not None}
+            self._views += [(whole, h, own[name]) for name, whole in wholes.items()]
+            plain = bank.undecayed(settings)
             for decayed in (True, False):
                 named = {name: parameter for name, parameter in own.items() if (name not in plain) == decayed}
                 if named:
@@ -185,7 +295,10 @@ class Heads(nn.Module):
 
     def finite(self) -> list[bool]:
         """Return a mask of the heads whose parameters are finite."""
-        return [all(bool(torch.isfinite(p[h]).all()) for p in bank.parameters()) for bank, h, _ in self.all_heads()]
+        return [
+            all(bool(torch.isfinite(parameter).all()) for parameter in bank.own_parameters(h).values())
+            for bank, h, _ in self.all_heads()
+        ]
 
     def all_banks(self) -> Sequence[Bank]:
         """Return the banks in order."""

@@ -28,9 +28,10 @@ from sslbench.metrics.measure import Probabilities
 from sslbench.metrics.summary import summarise
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing
+from sslbench.protocols._parts.attention import attention_of, head_layers
 from sslbench.protocols._parts.images import evaluation_side, random_sample, unreadable_images
 from sslbench.protocols._parts.selection import edge_notes, held_out_rows, is_better, percent
-from sslbench.protocols.linear_online.heads import Bank, Head, Heads, Norm
+from sslbench.protocols.linear_online.heads import AttentiveBank, Bank, Head, Heads, LinearBank, Norm, first_weights
 from sslbench.protocols.linear_online.settings import Settings, optimizer_settings
 from sslbench.protocols.linear_online.training import Input, InputEncoder, Training, block_inputs, layer_inputs, train
 from sslbench.protocols.protocol import ImageInputs
@@ -141,7 +142,8 @@ def run(inputs: ImageInputs[Settings]) -> dict[str, Outcome]:
     classes, order = len(whole.target.classes), OfClasses.of(whole.target).by_first_sample()
     heads = make_heads(plans, encode.widths, classes, settings, seed=seed, device=engine.device, order=order)
     log.info(
-        f"{len(heads.all_heads())} linear heads on {backbone.name}, {updates} updates of {batches.batch_size} images"
+        f"{len(heads.all_heads())} heads ({settings.head}) on {backbone.name}, {updates} updates of "
+        f"{batches.batch_size} images"
     )
     train(heads, encode, fit, batches, plan)
 
@@ -216,7 +218,10 @@ def planned(backbone: Backbone, layers: Sequence[Layer], settings: Settings) -> 
             f"blocks={list(settings.blocks)} and the layers {', '.join(texts)} exclude each other",
             "Give --layers or blocks=..., not both.",
         )
-    found = block_inputs(backbone, settings.blocks, settings.patch_mean) if settings.blocks else layer_inputs(layers)
+    if settings.blocks:
+        found = block_inputs(backbone, settings.blocks, settings.patch_mean)
+    else:
+        found = layer_inputs(head_layers(backbone, layers, settings))
     for name in settings.plain_layers:
         if name not in texts or settings.blocks:
             raise UsageError(f"plain_layers: '{name}' is not an evaluated layer", did_you_mean(name, texts))
@@ -287,20 +292,31 @@ def make_heads(
     `order`: (C,) class numbers in the order in which they get their first weights; None: ascending.
     """
     grid = [Head(lr, decay) for lr in settings.lr for decay in settings.weight_decay]
-    banks = []
+    banks: list[Bank] = []
     for plan in plans:
-        bank = Bank(
-            plan.input.name,
-            grid,
-            widths=widths[plan.input.name],
-            classes=classes,
-            norm=plan.norm,
-            eps=settings.norm_eps,
-            init=settings.init,
-            seed=seed,
-            order=order,
+        name, (width, channels) = plan.input.name, widths[plan.input.name]
+        attention = attention_of(settings, width)
+        if attention is not None:
+            first = first_weights(settings.init, classes, width, seed=seed, order=order)
+            banks.append(
+                AttentiveBank(
+                    name, grid, attention, width=width, norm=plan.norm, eps=settings.norm_eps, first=first, seed=seed
+                )
+            )
+            continue
+        banks.append(
+            LinearBank(
+                name,
+                grid,
+                widths=(width, channels),
+                classes=classes,
+                norm=plan.norm,
+                eps=settings.norm_eps,
+                init=settings.init,
+                seed=seed,
+                order=order,
+            )
         )
-        banks.append(bank)
     return Heads(banks).to(device)
 
 

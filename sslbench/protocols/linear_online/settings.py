@@ -5,15 +5,15 @@ from typing import Any, Literal
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
-from sslbench.protocols._parts.rates import ViewSettings
-from sslbench.train.optimizers.optimizer import OPTIMIZERS, OptimizerSettings
+from sslbench.protocols._parts.heads import HeadedSettings
+from sslbench.train.optimizers.optimizer import OPTIMIZERS, OptimizerSettings, find
 
 GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(ViewSettings):
-    """Settings of the linear probe on images."""
+class Settings(HeadedSettings):
+    """Settings of the probe on images."""
 
     epochs: float = setting(10, "epochs, in full batches", unit="epochs", within="(0, inf)")
     updates: int | None = setting(
@@ -38,6 +38,12 @@ class Settings(ViewSettings):
     momentum: float = setting(0.9, "momentum of sgd, lars and larc")
     nesterov: bool = setting(False, "Nesterov momentum (sgd, lars, larc)")
     trust_coefficient: float = setting(1e-3, "trust coefficient: norm of a step over norm of the tensor (lars, larc)")
+    betas: tuple[float, float] = setting(
+        (0.9, 0.999),
+        "adamw: decay rates of the averages of the gradient and of its square",
+        within="[0, 1)",
+        added_later=True,
+    )
     weight_decay: tuple[float, ...] = setting(
         (0.0,),
         "weight decays; a head is trained with each, for every lr",
@@ -96,6 +102,14 @@ class Settings(ViewSettings):
             )
         if any(self.patch_mean) and not self.blocks:
             raise UsageError("linear-online: patch_mean has no effect without blocks")
+        if self.head != "linear" and (self.blocks or self.plain_layers or self.norm == "affine"):
+            name = "blocks" if self.blocks else "plain_layers" if self.plain_layers else "norm=affine"
+            raise UsageError(
+                f"linear-online: {name} needs head=linear, not head={self.head}",
+                "Name layers with --layers; tokens are normalised by norm=batch or not at all (norm=none).",
+            )
+        if self.betas != type(self).betas and "betas" not in find(self.optimizer).uses:
+            raise UsageError(f"linear-online: betas has no effect with optimizer={self.optimizer}")
         # Each of these refuses values that are out of its range.
         optimizer_settings(self)
         self.view(self.size or 1)
@@ -112,6 +126,7 @@ def optimizer_settings(settings: Settings) -> OptimizerSettings:
         nesterov=settings.nesterov,
         weight_decay=0.0,
         trust_coefficient=settings.trust_coefficient,
+        betas=settings.betas,
         exclude_norm_and_bias=True,
         decay_norm=settings.decay_norm,
         decay_bias=settings.decay_bias,

@@ -1,4 +1,4 @@
-"""Training of linear heads on images: one forward pass of the frozen backbone per batch feeds all of them."""
+"""Training of heads on images: one forward pass of the frozen backbone per batch feeds all of them."""
 
 import contextlib
 import copy
@@ -38,7 +38,7 @@ _NORM = "norm"
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """One vector per image that heads are trained on.
+    """Features that heads are trained on: one vector per image, or one per token for heads that attend.
 
     Attributes:
         name: unique among the inputs of a run.
@@ -90,8 +90,8 @@ class InputEncoder:
     """Frozen copy of a backbone that turns pictures into the inputs of all heads in one forward pass.
 
     Attributes:
-        widths: name of an input -> (D, channels): its length, and how many channels a normalisation sees: features
-            of a pooled map that belong to one channel share their statistics, as in VISSL's BatchNorm2d.
+        widths: name of an input -> (D, channels): its length, or that of a token, and how many channels a normalisation
+            sees: features of a pooled map that belong to one channel share their statistics, as in VISSL's BatchNorm2d.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class InputEncoder:
                     )
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """uint8 (B, 3, h, w) -> {name of the input: (B, D) float32}, on the device; no gradient."""
+        """uint8 (B, 3, h, w) -> {name of the input: (B, D) or (B, N, D) float32}, on the device; no gradient."""
         encoder = self._encoder
         pictures = normalise(images.to(encoder.device, non_blocking=True), self._preprocessing, encoder.dtype)
         features = encoder(pictures)
@@ -159,7 +159,7 @@ class InputEncoder:
             }
         widths = {}
         for each in self.inputs:
-            width = sum(int(features[layer.text].shape[1]) for layer in each.layers)
+            width = sum(int(features[layer.text].shape[-1]) for layer in each.layers)
             own = channels.get(each.layers[0].text) if len(each.layers) == 1 else None
             widths[each.name] = (width, own or width)
         return widths
@@ -270,8 +270,9 @@ class _HeadTraining(HeadTraining[tuple[Features, Tensor]]):
             left = values.nan_to_num(nan=float("inf"), posinf=float("inf"))
             best, count = int(left.argmin()), len(values)
             diverged = int((~torch.isfinite(values)).sum())
-            # A head has one group or two, of which one has its weight: so there is one rate per head.
-            rates = [group["lr"] for group in self.state.optimizer.param_groups if "weight" in group["names"]]
+            # A head has one group or two, of which one has the weights of the classes: so there is one rate per head.
+            groups = self.state.optimizer.param_groups
+            rates = [group["lr"] for group in groups if {"weight", "head.weight"} & set(group["names"])]
             epochs = self.plan.updates / self.data.steps_per_epoch
             log.info(
                 f"epoch {done / self.data.steps_per_epoch:.3g} of {epochs:.3g}, update {done} of {self.plan.updates}: "
