@@ -332,13 +332,20 @@ def extract_features(
 
 @public
 def export(
-    weights: str | Path, out: str | Path, *, layer: str | None = None, overwrite: bool = False, **options: Any
+    weights: str | Path,
+    out: str | Path,
+    *,
+    probe: str | Path | None = None,
+    layer: str | None = None,
+    overwrite: bool = False,
+    **options: Any,
 ) -> ExportReport:
     """Write a network as .onnx or .pt2 (torch.export), as `sslbench export` does; its outputs are compared.
 
     Args:
         weights: a weights file, or 'random'.
         out: file to write, net.onnx or net.pt2.
+        probe: file of a probe that a protocol trained on features of the weights, whose scores are the output.
         layer: layer whose features are the output; None: the scores of the file's classifier, if it has one, else the
             backbone's default layer.
         overwrite: replace an existing file.
@@ -353,10 +360,11 @@ def export(
         >>> report.shape, report.width, report.difference < 1e-4
         ((1, 224, 224), 64, True)
     """
-    _, request_options = options_of(options, None, evaluation.Request, runs=False, beside=("layer", "overwrite"))
+    beside = ("probe", "layer", "overwrite")
+    _, request_options = options_of(options, None, evaluation.Request, runs=False, beside=beside)
     layers = () if layer is None else (layer,)
     export_request = evaluation.Request(weights=str(weights), data="", tasks=(), layers=layers, **request_options)
-    return export_network(export_request, Path(out), overwrite=overwrite)
+    return export_network(export_request, Path(out), probe=None if probe is None else Path(probe), overwrite=overwrite)
 
 
 @public
@@ -365,6 +373,7 @@ def predict(
     data: str | Path,
     csv: str | Path,
     *,
+    probe: str | Path | None = None,
     classes: Sequence[str] | None = None,
     top_k: int = 1,
     threshold: float | None = None,
@@ -377,6 +386,7 @@ def predict(
         weights: file with a classifier: of finetuning, or the last layer of a supervised network.
         data: images, as for `evaluate`; labels are not read.
         csv: file to write, one row per image.
+        probe: file of a probe that a protocol trained on features of the weights: the classifier.
         classes: names of the classes, for files that do not name them; None: numbers.
         top_k: number of most probable classes per image.
         threshold: smallest probability of the predicted classes, for several labels per image; None: 0.5.
@@ -397,11 +407,17 @@ def predict(
         (2, ['class', '1', '1'])
     """
     run_settings, request_options = options_of(
-        options, run, evaluation.Request, beside=("classes", "top_k", "threshold")
+        options, run, evaluation.Request, beside=("probe", "classes", "top_k", "threshold")
     )
     place = location(data, "data", FILES)
     prediction_request = evaluation.Request(weights=str(weights), data=place, tasks=(), **request_options)
-    chosen: dict[str, Any] = {"classes": classes, "top_k": top_k, "threshold": threshold}
+    head = None if probe is None else Path(probe)
+    chosen: dict[str, Any] = {
+        "probe": head,
+        "classes": classes,
+        "top_k": top_k,
+        "threshold": threshold,
+    }
     return write_predictions(prediction_request, run_settings, Path(csv), **chosen)
 
 

@@ -150,7 +150,8 @@ def read_classifier(file: WeightsFile, backbone: Backbone) -> Classifier | None:
     """Return the classifier in a file, or None if it has none."""
     metadata = file.content.get("metadata")
     entry = metadata.get("classifier") if isinstance(metadata, Mapping) else None
-    if file.content.get("format") not in (save.FORMAT, save.CHECKPOINT_FORMAT) or entry is None:
+    formats = (save.FORMAT, save.CHECKPOINT_FORMAT, save.PROBE_FORMAT)
+    if file.content.get("format") not in formats or entry is None:
         return None
     where = f"{file.path}: metadata.classifier"
     try:

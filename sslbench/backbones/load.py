@@ -316,7 +316,8 @@ def _with_trained_strides(built: Backbone, named: str, recognised: Recognised, w
 def recorded_preprocessing(file: files.WeightsFile) -> Preprocessing | None:
     """Return the transform that `sslbench pretrain` stored with the weights, or None."""
     metadata = file.content.get("metadata")
-    own = file.content.get("format") in (save.FORMAT, save.CHECKPOINT_FORMAT) and isinstance(metadata, Mapping)
+    formats = (save.FORMAT, save.CHECKPOINT_FORMAT, save.PROBE_FORMAT)
+    own = file.content.get("format") in formats and isinstance(metadata, Mapping)
     text = metadata.get("preprocessing") if own and metadata else None
     if text is None:
         return None

@@ -1,6 +1,8 @@
 """Files beside a record: predictions and the confusion matrix, neighbours of queries, curves of corruptions."""
 
+import dataclasses
 import io
+import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -11,6 +13,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from sslbench.arrays import IntArray
+from sslbench.backbones.backbone import Backbone
 from sslbench.data.checks.sheets import Thumbnail, neighbour_sheet, text_thumbnail, thumbnails
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.source import Source
@@ -24,6 +27,7 @@ from sslbench.targets import kinds
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.text import csv_text
+from sslbench.weights.save import save, save_probe
 
 log = logging.getLogger("sslbench")
 
@@ -40,6 +44,37 @@ CURVES = ".corruptions.png"
 _PART = re.compile(r"corruption_error\((\w+),(\d)\)")
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")  # Okabe and Ito
 _STYLES = ("-", "--", ":")
+
+
+def write_network(result: Result, scores: records.Scores, backbone: Backbone, out: Path) -> Result:
+    """Write the trained network, or probe, beside the place of the record; return the record with the file's name.
+
+    A module in memory has no name to load it by, so nothing is written.
+    """
+    network = scores.weights
+    if network is None or backbone.kind.in_memory:
+        return result
+    path = records.path_of(result, out).with_suffix(records.WEIGHTS if network.tensors else records.PROBE)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {
+        **network.metadata,
+        "classifier": json.dumps({"layer": result.layer, **network.classifier}, ensure_ascii=False),
+        "preprocessing": json.dumps(backbone.preprocessing.record()),
+        "init": result.weights.path or result.weights.name,
+        "settings": result.protocol.settings,
+        "record": result.id,
+        "command": result.command,
+    }
+    if network.tensors:
+        name, tensors = network.backbone, network.tensors
+        save(path, tensors, backbone=name, metadata=metadata, heads=network.heads, overwrite=True)
+    else:
+        metadata = {"method": result.protocol.name, **metadata, "weights": result.weights.sha256}
+        save_probe(path, network.heads, backbone=backbone.name, metadata=metadata)
+    # A probe is small, and beside every record.
+    level, what = (logging.INFO, "network with its classifier") if network.tensors else (logging.DEBUG, "probe")
+    log.log(level, f"the {what}: {path}")
+    return dataclasses.replace(result, weights_file=path.name)
 
 
 def write_predicted(result: Result, scores: records.Scores) -> None:

@@ -16,6 +16,7 @@ from sslbench.data.source import Source
 from sslbench.distributed.collectives import gather_objects, process_group, rank
 from sslbench.errors import DataError
 from sslbench.evaluation import floors
+from sslbench.evaluation.beside import write_network
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.groups import with_details
 from sslbench.evaluation.preparation import Prepared, as_scored, one_part
@@ -38,10 +39,9 @@ from sslbench.features.extract import check_shared
 from sslbench.features.store import left_out_warning, note_skipped
 from sslbench.identity import record_id
 from sslbench.protocols import ImageInputs
-from sslbench.results import ExcludedImage, NetworkWeights, Result, Stage, records
+from sslbench.results import ExcludedImage, Result, Stage, records
 from sslbench.runtime.progress import Progress
 from sslbench.targets.target import SeveralImages
-from sslbench.weights.save import save
 
 log = logging.getLogger("sslbench")
 
@@ -198,25 +198,9 @@ class _ImageEvaluation:
             )
             if backbone is self.prepared.backbone:
                 self._pictures[row] = outcome.picture
-                if outcome.weights is not None:
-                    result = self._with_weights(result, outcome.weights)
+                result = write_network(result, scores, backbone, self.out)
             rows[row] = result, scores
         return rows
-
-    def _with_weights(self, result: Result, network: NetworkWeights) -> Result:
-        """Write the trained network beside the place of the record; return the record with the name of its file."""
-        path = records.path_of(result, self.out).with_suffix(records.WEIGHTS)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        metadata = {
-            **network.metadata,
-            "init": self.prepared.request.weights,
-            "settings": result.protocol.settings,
-            "record": result.id,
-            "command": result.command,
-        }
-        save(path, network.tensors, backbone=network.backbone, metadata=metadata, heads=network.heads, overwrite=True)
-        log.info(f"the network with its classifier: {path}")
-        return dataclasses.replace(result, weights_file=path.name)
 
     def _baseline(self, task: Task) -> tuple[dict[str, list[tuple[Result, records.Scores]]], dict[str, str]]:
         """Return each row on the same architecture untrained, and the reasons for floors that are missing.

@@ -11,7 +11,7 @@ from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.distributed import this_process
 from sslbench.distributed.collectives import from_first, process_group
 from sslbench.evaluation import floors, overlaps
-from sslbench.evaluation.beside import write_curves, write_sheet
+from sslbench.evaluation.beside import write_curves, write_network, write_sheet
 from sslbench.evaluation.encode import encode_parts, encode_together, extract_part, rows_of, store_for
 from sslbench.evaluation.groups import with_details
 from sslbench.evaluation.preparation import (
@@ -107,6 +107,7 @@ def evaluate_on_features(
                     out,
                     further=own.further[number],
                     classifier=prepared.classifier,
+                    network=prepared.backbone,
                     beside=beside_it,
                     missing={**beside.missing, **_lacking(prepared, task)},
                     suspected=suspected,
@@ -130,12 +131,18 @@ def measure(  # noqa: PLR0913
     suspected: overlaps.SuspectedOverlaps | None,
     further: FurtherSets = NO_SETS,
     classifier: FileClassifier | None = None,
+    network: Backbone | None = None,
     beside: Mapping[str, Sequence[Rows]] | None = None,
 ) -> list[tuple[Result, tuple[Neighbours, ...]]]:
-    """Score one protocol on one layer and write its records with the floors."""
+    """Score one protocol on one layer and write its records with the floors.
+
+    `network`: backbone of the features, for which a trained probe is written; None: they were made elsewhere.
+    """
     written = []
     for row, (result, scores) in score(subject, task, train, test, further, classifier).items():
         result = with_details(result, scores, {} if row else subject.groups)
+        if network is not None:
+            result = write_network(result, scores, network, out)
         if not row:
             result = overlaps.with_overlaps(result, scores, suspected, task, out)
         floor_rows = {name: [rows[row] for rows in each] for name, each in (beside or {}).items()}

@@ -4,7 +4,7 @@ import copy
 import csv
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +14,10 @@ import torch
 from sslbench.arithmetic import arithmetic
 from sslbench.backbones import named
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.classifier import Classifier, find_classifier, has_classifier
+from sslbench.backbones.classifier import Classifier, find_classifier, has_classifier, read_classifier
 from sslbench.backbones.export import ExportReport, export
 from sslbench.backbones.layers import resolve_layers
-from sslbench.backbones.load import load_file, read_weights
+from sslbench.backbones.load import load_file, read_weights, recorded_preprocessing
 from sslbench.backbones.speed import prepare
 from sslbench.backbones.stems import parse_rule
 from sslbench.data.decode.transforms import normalise
@@ -26,7 +26,7 @@ from sslbench.data.open import open_data, refuse_targets_of_pixels
 from sslbench.data.sharded import by_shard
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
-from sslbench.errors import DataError, UsageError
+from sslbench.errors import DataError, UsageError, WeightsError
 from sslbench.evaluation.preparation import for_request, load
 from sslbench.evaluation.request import Request
 from sslbench.evaluation.settings import RunSettings
@@ -39,7 +39,7 @@ from sslbench.targets.numbers import Numbers
 from sslbench.text import spreadsheet_cell
 from sslbench.weights.format_name import EXPORTS
 from sslbench.weights.reading import files
-from sslbench.weights.save import new_file
+from sslbench.weights.save import PROBE_FORMAT, new_file
 
 log = logging.getLogger("sslbench")
 
@@ -70,9 +70,13 @@ class PredictionCounts:
 
 
 def load_with_classifier(
-    request: Request, run: RunSettings, classes: Sequence[str] | None = None
+    request: Request, run: RunSettings, classes: Sequence[str] | None = None, probe: Path | None = None
 ) -> tuple[Backbone, Classifier]:
-    """Return the backbone and the classifier of a weights file."""
+    """Return the backbone and the classifier of a weights file, or of a probe that was trained on its features."""
+    if probe is not None:
+        if classes is not None:
+            raise UsageError(f"{probe} names its classes itself", "Leave --classes out.")
+        return load_with_probe(request, run, probe)
     absent = not named.is_named(request.weights) and not Path(request.weights).exists()
     if absent and (request.weights in ("random", "pixels") or ":" in request.weights):
         raise UsageError(f"'{request.weights}' has no classifier", "Give a weights file.")
@@ -84,6 +88,36 @@ def load_with_classifier(
     file, backbone = load_with_heads(request, run)
     classifier = find_classifier(file, backbone, classes)
     log.info(f"{request.weights}: classifier of {len(classifier.info.classes):,} outputs on {classifier.layer.text}")
+    return backbone, classifier
+
+
+def load_with_probe(request: Request, run: RunSettings, probe: Path) -> tuple[Backbone, Classifier]:
+    """Return a backbone with the preprocessing of its probe, and the probe.
+
+    Raises:
+        WeightsError: the file is no probe, or was trained on features of another network.
+    """
+    file = files.read(probe)
+    metadata = file.content.get("metadata")
+    if file.content.get("format") != PROBE_FORMAT or not isinstance(metadata, Mapping):
+        raise WeightsError(
+            f"{probe} is no probe",
+            "Such as linear and linear-online write: NAME-ID.probe.torch beside their records.",
+        )
+    backbone = load(request, run)
+    preprocessing = recorded_preprocessing(file)
+    if preprocessing is not None:
+        backbone = dataclasses.replace(backbone, preprocessing=preprocessing)
+    backbone = for_request(backbone, request, run)[0]
+    if metadata.get("weights") != backbone.weights_sha256:
+        raise WeightsError(
+            f"{probe} was not trained on features of {request.weights}: the tensors differ",
+            f"It belongs to {metadata.get('init')}, a {file.content.get('backbone')}.",
+        )
+    classifier = read_classifier(file, backbone)
+    if classifier is None:
+        raise WeightsError(f"{probe} names no classifier: it has no metadata.classifier")
+    log.info(f"{probe}: classifier of {len(classifier.info.classes):,} outputs on {classifier.layer.text}")
     return backbone, classifier
 
 
@@ -145,6 +179,7 @@ def predict(
     run: RunSettings,
     out: Path,
     *,
+    probe: Path | None = None,
     classes: Sequence[str] | None = None,
     top_k: int = 1,
     threshold: float | None = None,
@@ -152,7 +187,8 @@ def predict(
 ) -> PredictionCounts:
     """Write one row per image to a CSV file: classes and probabilities, or the reason why an image cannot be read.
 
-    `threshold`: smallest probability of the predicted classes of multiple labels; None: 0.5.
+    `probe`: file of a probe, in place of the classifier in the weights file; `threshold`: smallest probability of the
+    predicted classes of multiple labels; None: 0.5.
     """
     # Rows are written as they are computed, so memory does not grow with the number of images; the file appears
     # complete or not at all.
@@ -162,7 +198,7 @@ def predict(
     if request.limit is not None:
         number = request.limit
         parts = {name: limit(part, number, run.seed) if number < len(part) else part for name, part in parts.items()}
-    backbone, classifier = load_with_classifier(request, run, classes)
+    backbone, classifier = load_with_classifier(request, run, classes, probe)
     names, labels = classifier.info.classes, classifier.info.labels
     if top_k > 1 and labels != Classes.name:
         raise UsageError(f"--top-k {top_k}: this classifier predicts {_IN_WORDS[labels]}", "Leave --top-k out.")
@@ -216,9 +252,14 @@ def _number(value: np.float32) -> str:
     return f"{float(value):.6g}"
 
 
-def export_network(request: Request, out: Path, *, overwrite: bool = False) -> ExportReport:
-    """Write the network of a request as .onnx or .pt2; see `sslbench.backbones.export.export`."""
+def export_network(request: Request, out: Path, *, probe: Path | None = None, overwrite: bool = False) -> ExportReport:
+    """Write the network of a request as .onnx or .pt2, with its probe; see `sslbench.backbones.export.export`."""
     run = RunSettings(device="cpu")
+    if probe is not None:
+        if request.layers:
+            raise UsageError("--layers has no effect with --probe: the probe takes its own layer", "Leave it out.")
+        backbone, classifier = load_with_probe(request, run, probe)
+        return export(backbone, classifier.layer, out, classifier=classifier, overwrite=overwrite)
     if len(request.layers) > 1:
         raise UsageError(f"--layers {','.join(request.layers)}: an exported network has one output", "Name one layer.")
     if request.layers or not (named.is_named(request.weights) or Path(request.weights).exists()):

@@ -292,6 +292,7 @@ def recorded(
         ranked,
         outcome.neighbours,
         outcome.means,
+        weights=outcome.weights,
     )
     return with_details(result, scores, {}), scores
 

@@ -26,6 +26,7 @@ from sslbench.config import setting
 from sslbench.errors import DataError
 from sslbench.features.array import Features
 from sslbench.metrics.summary import summarise
+from sslbench.protocols._parts import heads
 from sslbench.protocols._parts.selection import (
     check_features,
     decide_by_blocks,
@@ -55,6 +56,7 @@ ALPHAS = tuple(float(f"{10 ** (e / 2):.3g}") for e in range(-6, 15))
 ON_DEVICE_FROM = 2**28
 
 TOLERANCE = 1e-4  # relative tolerance of the objective for fits that are only compared
+_NEVER = -1e9  # bias of a class without an example in train
 _AHEAD = 2.0  # largest extrapolation of the next starting point, in multiples of the last step
 
 
@@ -122,6 +124,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         converged=probe.model.converged,
         notes=probe.notes,
         probabilities=probabilities,
+        weights=heads.probe(probe.on_features(test.target), test.target),
     )
 
 
@@ -152,9 +155,25 @@ class LinearProbe:
         )
         return for_all_classes(decided, self.usable, labels)
 
+    def on_features(self, labels: Target) -> dict[str, npt.NDArray[np.float32]]:
+        """Return weights and biases of the classes on the features themselves; one without examples is never found."""
+        weight, bias = _folded(self.axes, self.model.weight, self.model.bias)
+        if isinstance(labels, Classes) and len(self.usable) == 2 and len(bias) == 1:
+            weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
+        every = np.zeros((len(labels.classes), weight.shape[1]), np.float32)
+        biases = np.full(len(labels.classes), _NEVER, np.float32)
+        every[self.usable], biases[self.usable] = weight, bias
+        return {"head.weight": every, "head.bias": biases}
+
     def gives_logits(self, labels: Target) -> bool:
         """Return whether the softmax of the scores is a probability: a class without an example in train has none."""
         return isinstance(labels, Classes) and len(self.usable) == len(labels.classes)
+
+
+def _folded(axes: Axes, weight: FloatArray, bias: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return weights (C, D) and biases (C,) on the features, of weights (R, C) and biases on their axes."""
+    on_features = (axes.rotation / axes.std[:, None]) @ weight
+    return on_features.T, bias - axes.mean @ on_features
 
 
 def train_probe(
@@ -396,6 +415,7 @@ def regress(train: Features, test: Features, settings: Settings, *, seed: int) -
     model = fit_regression(train.x, train.target.values, standardise=standardise)
     alpha, selected, notes = _choose_alpha(train, test, model, settings, seed)
     scores = model.predict(test.x, alpha)
+    weight, bias = _folded(model.axes, model.weights(alpha), model.mean)
     kind, values = type(test.target), test.target.values
     metrics, name, per_number = summarise(kind, test.target.classes, values, scores, seed=seed, groups=test.groups)
     return Outcome(
@@ -406,6 +426,9 @@ def regress(train: Features, test: Features, settings: Settings, *, seed: int) -
         train=kind.headline(train.target.values, model.predict(train.x, alpha)),
         selected={"alpha": alpha} | selected,
         notes=notes,
+        weights=heads.probe(
+            {"head.weight": weight.astype(np.float32), "head.bias": bias.astype(np.float32)}, test.target
+        ),
     )
 
 

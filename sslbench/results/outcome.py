@@ -33,17 +33,21 @@ class Neighbours:
 
 @dataclasses.dataclass(frozen=True)
 class NetworkWeights:
-    """Network that a protocol has trained, for a weights file beside the record.
+    """Network that a protocol has trained, for a file beside the record: all of it, or a probe of a frozen backbone.
 
     Attributes:
-        tensors: canonical name -> tensor of the backbone.
         heads: name -> tensor of its classifier.
+        classifier: facts about the classifier, see `ClassifierInfo`; without a layer, it is that of the record.
+        backbone: name of the backbone, where it was trained too.
+        tensors: canonical name -> tensor of the backbone, where it was trained too.
+        metadata: further entries of the file's metadata.
     """
 
-    backbone: str
-    tensors: Mapping[str, Any]
     heads: Mapping[str, Any]
-    metadata: Mapping[str, Any]
+    classifier: Mapping[str, Any]
+    backbone: str = ""
+    tensors: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

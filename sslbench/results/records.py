@@ -29,7 +29,7 @@ from sslbench.metrics.measure import SampleMeans
 from sslbench.metrics.regression import R2
 from sslbench.names import did_you_mean, plugin_remedy
 from sslbench.paths import files_below, not_written, temporary_beside
-from sslbench.results import SCHEMA, Neighbours, Result, WorkingFolder, canonical, plain, sinks
+from sslbench.results import SCHEMA, Neighbours, NetworkWeights, Result, WorkingFolder, canonical, plain, sinks
 from sslbench.targets import kinds
 from sslbench.targets.classes import Classes
 
@@ -41,6 +41,7 @@ NEIGHBOURS = ".neighbours.jpg"
 PICTURE = ".png"
 """Suffix of the picture of some test images, with prediction and truth, beside a record."""
 WEIGHTS = ".weights.torch"
+PROBE = ".probe.torch"
 """Suffix of the network that a protocol has trained, beside its record."""
 PREDICTIONS_CSV = ".predictions.csv"
 """Suffix of the predicted class of every test sample beside a record with one class per sample."""
@@ -77,6 +78,7 @@ class Scores:
         half: True if the file has scores in half precision (11 binary digits). The predicted classes and `places` are
             those of the scores themselves, so top-k accuracies, recalls and F1 do not change.
         file: file that they were read from or written to; None where there is none.
+        weights: network or probe that gave them, written beside the record; None where there is none.
     """
 
     ids: tuple[str, ...]
@@ -90,6 +92,7 @@ class Scores:
     means: SampleMeans | None = None
     half: bool = False
     file: Path | None = None
+    weights: NetworkWeights | None = None
 
     def draws_of(self, result: Result) -> tuple[npt.NDArray[np.float32], ...]:
         """Return the scores of all draws whose mean the result is, one for a single draw; () if they were not kept."""

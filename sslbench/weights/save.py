@@ -17,6 +17,8 @@ from sslbench.weights.format_name import check_target
 FORMAT = "sslbench"
 # Value of 'format' in training checkpoints; those of pretraining contain the network as sslbench's own files do.
 CHECKPOINT_FORMAT = "sslbench checkpoint"
+# Heads trained on a frozen backbone, which the file does not have.
+PROBE_FORMAT = "sslbench probe"
 VERSION = 1
 
 
@@ -42,6 +44,14 @@ def save(
     with new_file(path) as temporary:
         write_torch(temporary, content)
     return path
+
+
+def save_probe(path: Path, heads: Mapping[str, Any], *, backbone: str, metadata: Mapping[str, Any]) -> None:
+    """Write the tensors, or arrays, of heads that were trained on a frozen backbone; a file that exists is replaced."""
+    tensors = {name: torch.as_tensor(values) for name, values in heads.items()}
+    content = own_content({}, backbone=backbone, metadata=metadata, heads=tensors)
+    with new_file(path) as temporary:
+        write_torch(temporary, {**content, "format": PROBE_FORMAT})
 
 
 def write_torch(path: Path, content: Any) -> None:

@@ -9,12 +9,18 @@ from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo
 from sslbench.cli.flags import LocalPath, take_flags
 from sslbench.cli.help import GroupedCommand
+from sslbench.data.regular import refuse_missing_file
 from sslbench.errors import UsageError
 from sslbench.weights.format_name import check_export
 
 
 @click.command("export", cls=GroupedCommand)
 @click.option("--out", type=LocalPath(), required=True, help="File to write: net.onnx, or net.pt2 of torch.export.")
+@click.option(
+    "--probe",
+    type=LocalPath(),
+    help="NAME-ID.probe.torch beside a record: the classifier that a protocol trained on features of --weights.",
+)
 @click.option("--force", is_flag=True, help="Replace --out if it exists.")
 @take_flags(weights=options.WeightsFlags, preprocessing=options.PreprocessingFlags)
 @click.pass_context
@@ -22,14 +28,16 @@ def command(
     ctx: click.Context,
     /,
     out: Path,
+    probe: Path | None,
     force: bool,
     weights: options.WeightsFlags,
     preprocessing: options.PreprocessingFlags,
 ) -> None:
     """Write a network for other programs: ONNX or torch.export, for any number of images at a time.
 
-    The output is the scores of the file's classifier; without one, or with --layers, the features of one layer. The
-    input is normalised images of the evaluation's size. The outputs of the file are compared with the network's.
+    The output is the scores of the file's classifier, or of --probe; without one, or with --layers, the features of
+    one layer. The input is normalised images of the evaluation's size. The outputs of the file are compared with the
+    network's.
 
     \b
     sslbench export --weights finetuned.torch --out net.onnx
@@ -46,13 +54,15 @@ def command(
     preprocessing.check()
     check_export(out, overwrite=force)
     early.refuse_other_files([weights.weights])
+    if probe is not None:
+        refuse_missing_file(probe)
 
     from sslbench.evaluation.prediction import export_network
 
     request = evaluation.Request(
         **weights.loading(), data="", tasks=(), layers=layers, preprocessing=preprocessing.values()
     )
-    report = export_network(request, out, overwrite=force)
+    report = export_network(request, out, probe=probe, overwrite=force)
     channels, height, width = report.shape
     used = report.preprocessing
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (used.mean, used.std))

@@ -8,6 +8,7 @@ from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo, note
 from sslbench.cli.flags import LocalPath, take_flags
 from sslbench.cli.help import GroupedCommand, hide
+from sslbench.data.regular import refuse_missing_file
 from sslbench.errors import UsageError
 from sslbench.runtime.folders import refuse_missing_folder
 from sslbench.weights.format_name import EXPORTS
@@ -30,6 +31,11 @@ _UNUSED = {
     type=LocalPath(),
     help="Text file with one class name per line, for weights that do not name them. Default: numbers.",
 )
+@click.option(
+    "--probe",
+    type=LocalPath(),
+    help="NAME-ID.probe.torch beside a record: the classifier that a protocol trained on features of --weights.",
+)
 @click.option("--top-k", type=click.IntRange(1), default=1, show_default=True, help="Most probable classes per image.")
 @click.option(
     "--threshold",
@@ -46,6 +52,7 @@ def command(
     /,
     csv_path: Path,
     classes_path: Path | None,
+    probe: Path | None,
     top_k: int,
     threshold: float | None,
     weights: options.WeightsFlags,
@@ -56,23 +63,27 @@ def command(
     """Write the classes and probabilities of images to a CSV file, one row per image.
 
     The weights file has a classifier: of 'sslbench eval finetune', or the last layer of a supervised network of
-    torchvision, timm or VISSL. Unreadable images get a row with the reason.
+    torchvision, timm or VISSL; or the probe of linear or linear-online is given with --probe. Unreadable images get a
+    row with the reason.
 
     \b
     sslbench predict --weights finetuned.torch --data photos/ --csv out.csv
+    sslbench predict --weights moco.pth --probe results/linear/moco-ID.probe.torch --data photos/ --csv out.csv
     sslbench predict -w resnet50.pth --classes imagenet.txt --top-k 5 -d photos/ --csv out.csv
     """  # noqa: D301
     terminal.show_messages()
     names = {str(parameter.name) for parameter in ctx.command.params}
     options.refuse(ctx, used=names - set(_UNUSED), what="predict", reasons=_UNUSED)
     if not weights.weights:
-        raise UsageError("--weights is missing", "Give a weights file with a classifier.")
+        raise UsageError("--weights is missing", "Give a weights file with a classifier, or that of the --probe.")
     early.refuse_mistyped([weights.weights], [data.data], backbone=weights.backbone, device=run.device)
 
     settings = early.checked_run(run, weights, preprocessing)
     refuse_missing_folder(csv_path)
     if not weights.weights.endswith(EXPORTS):  # `predict` tells what they are
         early.refuse_other_files([weights.weights])
+    if probe is not None:
+        refuse_missing_file(probe)
 
     from sslbench.evaluation.file_classifier import read_class_names
     from sslbench.evaluation.prediction import predict
@@ -81,7 +92,14 @@ def command(
     request = early.request_of(weights, data, preprocessing)
     with terminal.progress() as progress:
         counts = predict(
-            request, settings, csv_path, classes=classes, top_k=top_k, threshold=threshold, progress=progress
+            request,
+            settings,
+            csv_path,
+            probe=probe,
+            classes=classes,
+            top_k=top_k,
+            threshold=threshold,
+            progress=progress,
         )
     unread = f"; {counts.unreadable} cannot be read, see the column error" if counts.unreadable else ""
     note(f"{counts.predicted} images{unread}")

@@ -1,11 +1,17 @@
-"""Settings of the heads that are trained on a layer, without torch: a linear layer, or attention to the tokens."""
+"""Heads that are trained on a layer, without torch: their settings, and their files beside the record."""
 
 import dataclasses
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.protocols._parts.rates import ViewSettings
+from sslbench.results import NetworkWeights
+from sslbench.targets.classes import Classes
+from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.numbers import Numbers
+from sslbench.targets.target import Target
 
 # Settings that each kind of head uses; it ignores the others.
 _USED = {
@@ -53,3 +59,19 @@ class HeadedSettings(ViewSettings):
             if name not in _USED[self.head] and getattr(self, name) != field.default:
                 able = " or ".join(f"head={kind}" for kind, used in _USED.items() if name in used)
                 raise UsageError(f"{self.protocol()}: {name} has no effect with head={self.head}", f"Give {able}.")
+
+
+def built_in_kind(labels: Target) -> str | None:
+    """Return the name of the kind that weights files give to labels: the built-in one that theirs is or extends."""
+    return next((kind.name for kind in (Classes, MultiLabel, Numbers) if isinstance(labels, kind)), None)
+
+
+def probe(heads: Mapping[str, Any], labels: Target, **facts: Any) -> NetworkWeights | None:
+    """Return a trained head of a frozen backbone for its file; None for labels that no weights file has.
+
+    `heads`: name -> tensor or array of a `ClassifierHead`; `facts`: of its `ClassifierInfo`, where they differ.
+    """
+    kind = built_in_kind(labels)
+    if kind is None:
+        return None
+    return NetworkWeights(heads, {"norm": "none", "labels": kind, "classes": labels.classes, **facts})

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import torch
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.classifier import ClassifierInfo, classifier_metadata
 from sslbench.backbones.layers import Layer
 from sslbench.backbones.speed import prepare as prepare_encoder
 from sslbench.data.decode.transforms import normalise
@@ -27,6 +26,7 @@ from sslbench.metrics.measure import Probabilities
 from sslbench.metrics.summary import summarise
 from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.attention import attention_of, head_layers
+from sslbench.protocols._parts.heads import probe
 from sslbench.protocols._parts.images import random_sample, unreadable_images
 from sslbench.protocols._parts.selection import edge_notes, is_better, percent
 from sslbench.protocols.finetune.network import check_backbone
@@ -38,7 +38,6 @@ from sslbench.results import NetworkWeights, Outcome
 from sslbench.runtime.progress import stage_progress
 from sslbench.runtime.seeds import preserved_random_states
 from sslbench.targets.classes import Classes
-from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.numbers import Numbers
 from sslbench.train.loop import NotFiniteError
 from sslbench.weights.save import new_file
@@ -251,24 +250,21 @@ class FinetuneRun:
         return dataclasses.replace(outcome, weights=weights)
 
     def _weights(self, trial: _Trial) -> NetworkWeights | None:
-        """Return the finetuned network for a weights file; None for a module in memory, which has no name to load."""
+        """Return the finetuned network for a weights file; None for labels that no weights file has."""
         backbone, labels = trial.network.backbone, self.test.target
-        # Weights files name the built-in kind; one that extends it has the same classifier.
-        kind = next((kind for kind in (Classes, MultiLabel, Numbers) if isinstance(labels, kind)), None)
-        if backbone.kind.in_memory or kind is None:
-            return None
         attention = attention_of(self.settings, trial.network.head.head.in_features)
-        info = ClassifierInfo(self.layer.text, self.settings.norm, kind.name, labels.classes, attention)
+        facts = {"attention": None if attention is None else dataclasses.asdict(attention), "norm": self.settings.norm}
+        weights = probe(dict(trial.network.head.state_dict()), labels, layer=self.layer.text, **facts)
+        if weights is None:
+            return None
         metadata = {
             "method": "finetune",
             "epochs": trial.network.epochs,
             "data": self.whole.name,
             "images": len(trial.rows),
-            "preprocessing": json.dumps(backbone.preprocessing.record()),
-            "classifier": classifier_metadata(info),
         }
         tensors = dict(backbone.module.state_dict())
-        return NetworkWeights(backbone.name, tensors, dict(trial.network.head.state_dict()), metadata)
+        return dataclasses.replace(weights, backbone=backbone.name, tensors=tensors, metadata=metadata)
 
 
 class _ScoreFile:

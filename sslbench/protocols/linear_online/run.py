@@ -29,17 +29,19 @@ from sslbench.metrics.summary import summarise
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.attention import attention_of, head_layers
+from sslbench.protocols._parts.heads import probe
 from sslbench.protocols._parts.images import evaluation_side, random_sample, unreadable_images
 from sslbench.protocols._parts.selection import edge_notes, held_out_rows, is_better, percent
 from sslbench.protocols.linear_online.heads import AttentiveBank, Bank, Head, Heads, LinearBank, Norm, first_weights
 from sslbench.protocols.linear_online.settings import Settings, optimizer_settings
 from sslbench.protocols.linear_online.training import Input, InputEncoder, Training, block_inputs, layer_inputs, train
 from sslbench.protocols.protocol import ImageInputs
-from sslbench.results import Outcome
+from sslbench.results import NetworkWeights, Outcome
 from sslbench.runtime.progress import stage_progress
 from sslbench.runtime.resources import StartMethod
+from sslbench.runtime.seeds import seeded
 from sslbench.targets.classes import Classes
-from sslbench.targets.target import OfClasses
+from sslbench.targets.target import OfClasses, Target
 
 log = logging.getLogger("sslbench")
 
@@ -168,7 +170,25 @@ def run(inputs: ImageInputs[Settings]) -> dict[str, Outcome]:
         f" on {len(fit):,} of {len(whole):,} train samples; the others chose the head." if held_out is not None else "."
     )
     notes = [trained, f"The train score is measured on {len(sample):,} samples with the evaluation transform."]
-    return {row: _outcome(each, on_test, on_train, test, settings, seed, notes) for row, each in chosen.items()}
+    outcomes = {}
+    for row, each in chosen.items():
+        outcome = _outcome(each, on_test, on_train, test, settings, seed, notes)
+        outcomes[row] = dataclasses.replace(outcome, weights=_probe(heads, each.head.number, plans, whole.target))
+    return outcomes
+
+
+def _probe(heads: Heads, number: int, plans: Sequence[BankPlan], labels: Target) -> NetworkWeights | None:
+    """Return a chosen head for its file; None for joined blocks, which are no layer by name."""
+    bank, h, _ = heads.all_heads()[number]
+    layers = next(plan.input for plan in plans if plan.input.name == bank.input).layers
+    if len(layers) > 1:
+        return None
+    attention = bank.attention if isinstance(bank, AttentiveBank) else None
+    facts = {"attention": None if attention is None else dataclasses.asdict(attention)}
+    with seeded(0):  # a new layer draws its first weights
+        head = bank.classifier(h)
+    norm = "batch" if isinstance(head.norm, torch.nn.BatchNorm1d) else "none"
+    return probe(dict(head.state_dict()), labels, layer=layers[0].text, norm=norm, **facts)
 
 
 def _outcome(

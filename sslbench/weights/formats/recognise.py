@@ -16,7 +16,7 @@ from sslbench.weights.formats.tables import FormatTable, load_networks, take_var
 from sslbench.weights.reading import distributed
 from sslbench.weights.reading.files import WeightsFile
 from sslbench.weights.reading.model_config import NO_CONFIG, ModelConfig
-from sslbench.weights.save import CHECKPOINT_FORMAT
+from sslbench.weights.save import CHECKPOINT_FORMAT, PROBE_FORMAT
 
 
 def _unrecognised(search: Search, roots: Sequence[Place]) -> WeightsError:
@@ -155,6 +155,11 @@ def recognise(file: WeightsFile, *, expected: Shapes | None = None, format: str 
     format: required format: a name from model_converters/ or the path of a .yaml file; None tries all of them.
         'moco:key' reads this network of the format, 'torchvision:teacher' the one at this place of the file.
     """
+    if file.content.get("format") == PROBE_FORMAT:
+        raise WeightsError(
+            f"{file.path} is a probe, without the backbone that it was trained on",
+            f"sslbench predict and export take both: --weights BACKBONE --probe {file.path}.",
+        )
     everywhere = places.dicts(file.content)
     for place in everywhere:
         if (n := len(place.tensors)) > MAX_TENSORS:
