@@ -15,8 +15,6 @@ import math
 from typing import ClassVar, Literal
 
 import torch
-from timm.layers.mlp import Mlp
-from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -76,6 +74,8 @@ class MapPool(AttentivePool):
     eps: ClassVar[float] = 1e-6  # of flax; 1e-5 in Perception Encoder
 
     def __init__(self, features: int, options: "Attention") -> None:
+        from timm.layers.mlp import Mlp
+
         super().__init__(features, options)
         self.query = nn.Linear(features, features)
         self.output = nn.Linear(features, features)
@@ -107,6 +107,9 @@ class BlockPool(AttentivePool):
     """
 
     def __init__(self, features: int, options: "Attention") -> None:
+        from timm.layers.mlp import Mlp
+        from timm.models.vision_transformer import Block
+
         super().__init__(features, options)
         ratio, heads = options.mlp_ratio, options.heads
         self.blocks = nn.Sequential(
