@@ -71,6 +71,11 @@ ENCODING = 1
 """Version of the computation from image files to features, raised when the same input gives other features."""
 
 
+def encoding_of(preprocessing: Mapping[str, Any]) -> int:
+    """Return `ENCODING`; one more for one channel, for which grey pictures once kept 8 of their 16 bits."""
+    return ENCODING + (len(preprocessing.get("mean", ())) == 1)
+
+
 def digest(value: Any, digits: int = 16) -> str:
     """Return the first hex digits of the SHA-256 of a value's canonical text.
 
@@ -99,7 +104,10 @@ class FeatureKey:
     preprocessing: dict[str, Any]
     precision: str
     dtype: str
-    encoding: int = ENCODING
+    encoding: int = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "encoding", encoding_of(self.preprocessing))
 
     def digest(self) -> str:
         """Return the 16 hex digits that end the name of the entry."""
@@ -220,7 +228,7 @@ class Measurement:
 
 def record_id(measured: Measurement | Result) -> str:
     """Return the 16 hex digits that name a record; the machine, batch size, workers and time are not part of them."""
-    parts: dict[str, Any] = {"encoding": ENCODING}
+    parts: dict[str, Any] = {"encoding": encoding_of(measured.preprocessing)}
     for field in dataclasses.fields(Measurement):
         value = field.metadata["record"](getattr(measured, field.name))
         # A field that came later leaves the keys of older records as they were.

@@ -53,10 +53,10 @@ def decode(data: bytes | npt.NDArray[np.uint8], path: str, wanted: Wanted = RGB)
 
     Baseline and progressive JPEG goes through torchvision.io, which is faster and gives the same pixels. PNG does not:
     torchvision's decoder can crash the process on damaged files and gains little. Differences from Pillow's
-    convert('RGB'): samples of 16 bits keep their upper 8 (Pillow clips grey ones to white) and are refused
-    where these are almost empty, float pictures are refused, because their range is unknown, and a fourth band of a
-    TIFF is dropped only where the file calls it alpha. NumPy files (.npy, .npz) hold an array (H, W) or (H, W,
-    channels); where other channels than RGB are wanted, TIFF is read with all its bands.
+    convert('RGB'): samples of 16 bits keep their upper 8 (Pillow clips grey ones to white) unless wanted otherwise,
+    and are refused where these are almost empty, float pictures are refused, because their range is unknown, and a
+    fourth band of a TIFF is dropped only where the file calls it alpha. NumPy files (.npy, .npz) hold an array (H, W)
+    or (H, W, channels); where other channels than RGB are wanted, TIFF is read with all its bands.
 
     Args:
         data: the encoded file; or an array (H, W) or (H, W, channels), uint8.
@@ -306,7 +306,7 @@ _COLOURS, _SAMPLES_PER_PIXEL, _EXTRA_SAMPLES = 262, 277, 338  # tags of TIFF
 _RGB = 2
 _ALPHA = ((1,), (2,))  # one extra sample, alpha: premultiplied or not
 _ANIMATED_FORMATS = ("GIF", "PNG", "WEBP", "AVIF", "TIFF")
-_GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")
+_GREY_MODES = ("1", "L", "LA", "La")
 _ALPHA_MODES = ("LA", "La", "PA", "RGBA", "RGBa")
 _METADATA_ERRORS = (
     OSError,
@@ -397,14 +397,16 @@ def from_pillow(image: Image.Image, path: str, wanted: Wanted, codec: str = "") 
     if mode == "F" or (mode == "I" and ";16" not in codec and image.format != "PPM"):
         raise UnreadableImage(path, "32 bits per sample, whose range is not known; convert it to 8 or 16 bits")
     if mode.startswith("I"):
-        # Samples of 12 bits fill the lower 12 of 16.
         values = np.asarray(image)
         if values.min() < 0:
             raise UnreadableImage(
                 path, "samples below 0, whose range is not known; convert it to 8 or 16 bits without sign"
             )
-        image = Image.fromarray((values >> (4 if ";12" in codec else 8)).astype(np.uint8))
-    if mode.startswith("I") or (";16" in codec and "BGR" not in codec):  # BGR;16 is a BMP with 5 or 6 bits per colour
+        # Samples of 12 bits fill the lower 12 of 16.
+        values = values << 4 | values >> 8 if ";12" in codec else values
+        wanted = dataclasses.replace(wanted, deep=wanted.deep and (wanted.luminance or wanted.channels != 3))
+        return from_array(values.astype(np.uint16), path, wanted, ("alpha dropped",) * alpha)
+    if ";16" in codec and "BGR" not in codec:  # BGR;16 is a BMP with 5 or 6 bits per colour
         conversions.append(CUT)
     if wanted.channels != 3 and (mode in _GREY_MODES or mode in ("RGBA", "RGBX")):
         plain = {"1": "L", "La": "LA"}.get(image.mode, image.mode)

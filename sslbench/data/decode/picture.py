@@ -76,19 +76,22 @@ class Wanted:
         max_pixels: limit of width times height.
         resize: size of the later resize (see `Preprocessing`), for decoders that can decode at a reduced size; None:
             full size.
+        luminance: only the luminance of the RGB is taken, so grey files keep 16 bits, too. For RGB they have 8, with
+            which features of earlier versions stay what they are.
     """
 
     channels: int = 3
     deep: bool = False
     max_pixels: int = MAX_PIXELS
     resize: int | tuple[int, int] | None = None
+    luminance: bool = False
 
     @classmethod
     def by(cls, preprocessing: Preprocessing) -> "Wanted":
         """Return the pictures that a backbone needs; for one channel RGB, whose luminance the compute device takes."""
         channels = preprocessing.channels
         resize = preprocessing.resize if "fast" in preprocessing.decoder else None
-        return cls(3 if channels == 1 else channels, True, preprocessing.max_pixels, resize)
+        return cls(3 if channels == 1 else channels, True, preprocessing.max_pixels, resize, luminance=channels == 1)
 
 
 RGB = Wanted()

@@ -103,7 +103,8 @@ class RawBatch:
 def training_decoder(images: Images, reading: Reading, channels: int) -> PictureDecoder:
     """Return the decoder for training on images of `channels` channels."""
     # RGB has 8 bits. Other channels keep 16 bits: measurements often fill a small part of that range.
-    wanted = Wanted(3 if channels == 1 else channels, deep=channels != 3, max_pixels=reading.max_pixels)
+    grey = channels == 1
+    wanted = Wanted(3 if grey else channels, deep=channels != 3, max_pixels=reading.max_pixels, luminance=grey)
     return make_decoder(reading.decoder, wanted, images)
 
 
