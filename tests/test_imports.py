@@ -92,6 +92,8 @@ HEAVY_OR_OPTIONAL = {
         "fsspec",
         "threadpoolctl",
         "wandb",
+        "mlflow",
+        "trackio",
     ),
     *(
         "submitit",

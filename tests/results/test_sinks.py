@@ -1,5 +1,6 @@
 """Places that records are sent to: found by name, before anything is computed; a failure costs no record."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from sslbench.errors import UsageError
 from sslbench.evaluation.settings import RunSettings
 from sslbench.names import list_names, requests_from_file
-from sslbench.results import records, sinks
+from sslbench.results import MetricValue, records, sinks
 
 OWN = """
 sent = []
@@ -69,3 +70,43 @@ def test_wandb_has_one_run_per_record(result, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("SSLBENCH_SINKS", "wandb")
     records.write_without_scores(result, tmp_path / "results")
     assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 1 and "was not sent" not in caplog.text
+
+
+def test_mlflow_has_one_run_per_record(result, tmp_path, monkeypatch, caplog):
+    mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed (pip install mlflow)")
+    monkeypatch.setenv("SSLBENCH_SINKS", "mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri((tmp_path / "runs").as_uri())
+    group = dataclasses.replace(result, metrics=result.metrics | {"worst_group(site).top1": MetricValue(value=1.0)})
+    for value in (result, group):
+        records.write_without_scores(value, tmp_path / "results")
+    [run] = mlflow.search_runs(output_format="list")
+    assert run.data.metrics == {"top1": 75.0, "worst_group_site_.top1": 1.0} and "was not sent" not in caplog.text
+    assert run.data.tags["weights"] == "my net.torch"
+    mlflow.set_tracking_uri(None)
+
+
+def test_trackio_has_one_run_per_record_and_prints_nothing(result, tmp_path, monkeypatch, caplog, capsys):
+    trackio = pytest.importorskip("trackio", reason="Trackio is not installed (pip install trackio)")
+    monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", tmp_path)
+    monkeypatch.setenv("SSLBENCH_SINKS", "trackio")
+    for _ in range(2):
+        records.write_without_scores(result, tmp_path / "results")
+    [run] = trackio.Api().runs("sslbench")
+    assert run.name.startswith("my-net.torch-") and "was not sent" not in caplog.text
+    assert capsys.readouterr().out == ""
+
+
+def test_tensorboard_has_the_metrics_and_settings_of_every_record_once(result, tmp_path, monkeypatch, caplog):
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed (pip install tensorboard)")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("SSLBENCH_SINKS", "tensorboard")
+    for _ in range(2):
+        file = records.write_without_scores(result, tmp_path).file
+    assert "was not sent" not in caplog.text
+    [events] = (tmp_path / "tensorboard" / "knn" / file.stem).iterdir()
+    found = EventAccumulator(str(events)).Reload()
+    assert [event.value for event in found.Scalars("top1")] == [75.0]
+    assert "_hparams_/session_start_info" in found.PluginTagToContent("hparams")
+    assert [each.id for each in records.read_tree(tmp_path)] == [result.id]
