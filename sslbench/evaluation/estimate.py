@@ -12,11 +12,12 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sslbench import protocols
+from sslbench.arithmetic import arithmetic
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
 from sslbench.backbones.speed import prepare
@@ -33,14 +34,19 @@ from sslbench.evaluation.preparation import Prepared, one_part, shared_part
 from sslbench.evaluation.request import Task
 from sslbench.evaluation.settings import RunSettings
 from sslbench.features import partial
+from sslbench.features.array import ExtractSettings
 from sslbench.features.external import FeaturePair
 from sslbench.features.extract import parameter_bytes, store_key
 from sslbench.features.store import open_entry
+from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import Cost, Shapes
 from sslbench.runtime.device import DTYPES
 from sslbench.runtime.machine import free_disk, free_memory
 from sslbench.runtime.seeds import preserved_random_states
 from sslbench.targets.target import Target
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger("sslbench")
 
@@ -61,8 +67,10 @@ _IMAGES, _SECONDS = 64, 0.4  # at most, to measure the encoding
 
 
 @functools.cache
-def machine_rates() -> tuple[float, float]:
-    """Measure operations per second of float32 products, and bytes per second of passes over memory."""
+def machine_rates(device: str) -> tuple[float, float]:
+    """Measure operations per second of float32 products, and bytes per second of passes over memory, on a device."""
+    if device != "cpu":
+        return _device_rates(device)
     matrix = np.random.default_rng(0).standard_normal((_SIDE, _SIDE), dtype=np.float32)
     product, values = np.empty_like(matrix), np.ones(_BYTES // 8)
     doubled = np.empty_like(values)
@@ -71,6 +79,22 @@ def machine_rates() -> tuple[float, float]:
         2 * _SIDE**3 / _fastest(lambda: np.matmul(matrix, matrix, out=product)),
         2 * _BYTES / _fastest(lambda: np.multiply(values, 2.0, out=doubled)),
     )
+
+
+def _device_rates(device: str) -> tuple[float, float]:
+    """Measure the rates of a GPU; larger arrays than on the processor, which it fills in the same time."""
+    import torch
+
+    matrix = torch.ones(4 * _SIDE, 4 * _SIDE, device=device)
+    values = torch.ones(4 * _BYTES, device=device)
+
+    def waited(function: Callable[[], torch.Tensor]) -> Callable[[], object]:
+        # A number on the processor exists when all queued work is done.
+        return lambda: function().flatten()[0].item()
+
+    with arithmetic(device):  # without TensorFloat-32, as in protocols
+        product = _fastest(waited(lambda: matrix @ matrix))
+    return 2 * (4 * _SIDE) ** 3 / product, 2 * 16 * _BYTES / _fastest(waited(lambda: values.mul_(1.0)))
 
 
 def _fastest(function: Callable[[], object]) -> float:
@@ -89,8 +113,15 @@ def _work(cost: Cost) -> tuple[float, float]:
     return cost.products, cost.passes + 2 * _RESAMPLES * cost.scores
 
 
-def _seconds(cost: Cost) -> float:
-    return sum(work / rate for work, rate in zip(_work(cost), machine_rates(), strict=True))
+def seconds_of(cost: Cost, device: str = "cpu") -> float:
+    """Return the estimated seconds of a cost; products and passes that its protocol computes on the device are fast."""
+    operations, passes = _work(cost)
+    of_scores = passes - cost.passes
+    products_at, passes_at = (
+        machine_rates(device if there else "cpu")[i]
+        for i, there in enumerate((cost.products_on_device, cost.passes_on_device))
+    )
+    return operations / products_at + cost.passes / passes_at + of_scores / machine_rates("cpu")[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,21 +153,42 @@ def measure_rate(backbone: Backbone, source: Source, layers: Sequence[Layer], ru
                         source, chunk, backbone.preprocessing, batch_size=len(chunk), workers=0, mixed_sizes=True
                     )
                 )
-                decoded = time.perf_counter()
-                for batch in batches:
-                    if len(batch.indices):
-                        images = batch.images.to(settings.device)
-                        inputs = transforms.normalise(images, backbone.preprocessing, DTYPES[settings.precision])
-                        widths = {name: x.float().cpu().shape[1] for name, x in encode(inputs).items()}
                 # The smallest counts: pages and kernels are cold in the first batch.
-                decoding = min(decoding, (decoded - started) / len(chunk))
-                encoding = min(encoding, (time.perf_counter() - decoded) / len(chunk))
+                decoding = min(decoding, (time.perf_counter() - started) / len(chunk))
+                seconds = 0.0
+                for batch in (each for each in batches if len(each.indices)):
+                    each, widths = _encode(encode, batch.images, backbone.preprocessing, settings)
+                    seconds += each * len(batch.indices)
+                encoding = min(encoding, seconds / len(chunk))
+                if settings.device.type != "cpu" and len(chunk) == len(rows[:4]):
+                    began = time.perf_counter()  # the start of a GPU says nothing of the network
     except SslbenchError:
         return None
     if not widths:
         return None
     # Workers decode while the network encodes: the slower of both decides.
     return Rate(max(decoding / settings.workers, encoding) if settings.workers else decoding + encoding, widths)
+
+
+def _encode(
+    encode: Callable[["torch.Tensor"], Mapping[str, "torch.Tensor"]],
+    images: "torch.Tensor",
+    preprocessing: Preprocessing,
+    settings: ExtractSettings,
+) -> tuple[float, dict[str, int]]:
+    """Encode images (N, C, h, w); return the seconds per image, and the width of each layer."""
+
+    def go() -> dict[str, int]:
+        inputs = transforms.normalise(images.to(settings.device), preprocessing, DTYPES[settings.precision])
+        return {name: x.float().cpu().shape[1] for name, x in encode(inputs).items()}
+
+    if settings.device.type != "cpu":
+        # A GPU loads kernels in the first batch of a shape, and is only busy with batches of the run's size.
+        images = images.repeat(-(-settings.batch_size // len(images)), 1, 1, 1)[: settings.batch_size]
+        go()
+    started = time.perf_counter()
+    widths = go()
+    return (time.perf_counter() - started) / len(images), widths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -333,7 +385,7 @@ def estimate_features(pair: FeaturePair, tasks: Sequence[Task], run: RunSettings
     """Return the time, memory and disk space of an evaluation of features that were made elsewhere."""
     shapes = _shapes(pair.train.target, len(pair.train), len(pair.test), pair.train.x.shape[1])
     free = free_disk(out)
-    stages = [_stage(task, [shapes], task.protocol) for task in tasks]
+    stages = [_stage(task, [shapes], task.protocol, run) for task in tasks]
     if run.overlaps and pair.train is not pair.test:
         stages.append(_search_for_copies(shapes.train, shapes.test, shapes.width))
     return Estimate(tuple(stages), free_memory(), free, free)
@@ -439,8 +491,9 @@ def _task_shapes(prepared: Prepared, task: Task, width: int, layer: Layer) -> Sh
     return _shapes(data.train.target, len(data.train), len(data.test), width, layer, size[0] * size[1])
 
 
-def _stage(task: Task, shapes: Sequence[Shapes], name: str, repeats: int = 1) -> Stage:
+def _stage(task: Task, shapes: Sequence[Shapes], name: str, run: RunSettings, repeats: int = 1) -> Stage:
     """Return the stage of a protocol: its runs at each of the shapes, one after the other."""
+    device = str(run.torch_device())
     costs = [task.kind.cost(task.settings, own) for own in shapes]
     if reasons := [cost for cost in costs if isinstance(cost, str)]:
         return Stage(task.protocol, None, remark=reasons[0])
@@ -448,7 +501,7 @@ def _stage(task: Task, shapes: Sequence[Shapes], name: str, repeats: int = 1) ->
     most, largest = max(stated, key=lambda pair: pair[0].memory)
     return Stage(
         name,
-        repeats * sum(_seconds(cost) for cost, _ in stated),
+        repeats * sum(seconds_of(cost, device) for cost, _ in stated),
         most.memory,
         written=repeats * sum(cost.scores for cost, _ in stated),
         task=task,
@@ -479,7 +532,7 @@ def _feature_stages(
         ]
         name = f"{task.protocol} with {counted(len(floors), 'floor')}" if floors else task.protocol
         name += f", {len(prepared.layers)} layers" if len(prepared.layers) > 1 else ""
-        stages.append(_stage(task, shapes, name, 1 + len(prepared.request.noise)))
+        stages.append(_stage(task, shapes, name, prepared.run, 1 + len(prepared.request.noise)))
     if prepared.run.overlaps and not all(task.part for task in tasks):
         width = next(iter((rates.get("pixels") or own).widths.values()))
         stages.append(_search_for_copies(len(prepared.data.train), len(prepared.data.test), width))
@@ -490,7 +543,7 @@ def _search_for_copies(train: int, test: int, width: int) -> Stage:
     """Return the search for test images that are in train too, by 64 components of their vectors."""
     pairs, numbers = float(train) * test, float(train + test) * width
     cost = Cost(2 * 64 * (pairs + numbers), 8 * (pairs + numbers), float(duplicates.memory_of(train + test, width)))
-    return Stage("search for copies of test images in train", _seconds(cost), cost.memory)
+    return Stage("search for copies of test images in train", seconds_of(cost), cost.memory)
 
 
 def _image_stage(prepared: Prepared, task: Task, rate: Rate | None) -> Stage:

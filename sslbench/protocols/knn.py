@@ -461,6 +461,8 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
         passes=8.0 * shapes.train * searched,
         memory=min(4.0 * shapes.train * shapes.width, settings.max_memory * 1e9) + 16.0 * queries * shapes.classes,
         scores=4.0 * queries * shapes.classes,
+        products_on_device=True,
+        passes_on_device=True,
     )
 
 

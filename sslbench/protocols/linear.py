@@ -479,11 +479,14 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
     coordinates = train * rank
     # `solvers.logistic` stores 2^27 coordinates and 2^28 probabilities at most, else it works in blocks of 2^24 values.
     held = coordinates * 8 * (2 if tried else 1) if coordinates <= 2**27 else 2.0 * 8 * 2**24
+    on_device = train * rank * outputs >= ON_DEVICE_FROM
     return Cost(
         products=products + fits * fit_products(train, rank, outputs),
         passes=80.0 * train * shapes.width + fits * 20 * 200.0 * train * outputs,
         memory=held + 4.0 * min(train * outputs, 2**28) + 200.0 * shapes.width * outputs,
         scores=scores,
+        products_on_device=on_device,
+        passes_on_device=on_device,
     )
 
 

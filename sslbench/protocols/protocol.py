@@ -199,6 +199,8 @@ class Cost:
         images: images that are encoded, at the size that the backbone takes.
         trained: images that the network is trained on: a pass forward and one back through it.
         rest: work that is not counted, for the reader of an estimate; '' if that is little.
+        products_on_device: products are computed on the run's device, not on the processor.
+        passes_on_device: passes, likewise.
     """
 
     products: float = 0.0
@@ -208,6 +210,8 @@ class Cost:
     images: float = 0.0
     trained: float = 0.0
     rest: str = ""
+    products_on_device: bool = False
+    passes_on_device: bool = False
 
 
 def any_labels(settings: object, train: "Target") -> None:

@@ -31,13 +31,13 @@ GIGABYTES = {
 
 
 def test_rates_of_a_machine_are_measured():
-    products, passes = estimate.machine_rates()
+    products, passes = estimate.machine_rates("cpu")
     assert products > 1e8 and passes > 1e7
 
 
 @pytest.fixture
 def cores(monkeypatch):
-    monkeypatch.setattr(estimate, "machine_rates", lambda: CORES)
+    monkeypatch.setattr(estimate, "machine_rates", lambda device: CORES)
 
 
 def of_kind(kinds):
@@ -62,7 +62,7 @@ def shapes_for(name, factor=1, **changed):
 
 
 def seconds_of(name, shapes, **settings):
-    return estimate._seconds(cost_of(name, shapes, **settings))
+    return estimate.seconds_of(cost_of(name, shapes, **settings))
 
 
 def states_its_work_or_a_reason(name):
@@ -75,14 +75,14 @@ def states_its_work_or_a_reason(name):
     elif isinstance(kind, OnImages):
         assert stated.images > 0
     else:
-        assert estimate._seconds(stated) > 0
+        assert estimate.seconds_of(stated) > 0
 
 
 def costs_more_for_more_rows_and_wider_ones(name):
     small, large = cost_of(name, shapes_for(name)), cost_of(name, shapes_for(name, factor=4))
-    assert estimate._seconds(large) > 1.5 * estimate._seconds(small) and large.memory >= small.memory
+    assert estimate.seconds_of(large) > 1.5 * estimate.seconds_of(small) and large.memory >= small.memory
     wide = cost_of(name, shapes_for(name, width=4 * shapes_for(name).width))
-    assert estimate._seconds(wide) > estimate._seconds(small) and wide.memory >= small.memory
+    assert estimate.seconds_of(wide) > estimate.seconds_of(small) and wide.memory >= small.memory
 
 
 def is_never_less_work_for_more_images(name):
@@ -136,7 +136,7 @@ def pair(rows=600, width=32):
 def slow(monkeypatch):
     """A machine on which everything takes long."""
     monkeypatch.setattr(estimate, "_SHORT", 0.0)
-    monkeypatch.setattr(estimate, "machine_rates", lambda: (1e5, 1e5))
+    monkeypatch.setattr(estimate, "machine_rates", lambda device: (1e5, 1e5))
 
 
 def test_a_long_run_says_so_in_one_line_before_it_starts(slow, tmp_path, caplog):
@@ -148,7 +148,7 @@ def test_a_long_run_says_so_in_one_line_before_it_starts(slow, tmp_path, caplog)
 
 
 def test_short_work_is_neither_measured_nor_announced(monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr(estimate, "machine_rates", lambda: pytest.fail("the machine was measured"))
+    monkeypatch.setattr(estimate, "machine_rates", lambda device: pytest.fail("the machine was measured"))
     with caplog.at_level(logging.INFO, logger="sslbench"):
         estimate.announce_features(pair(40), (evaluation.make_task("knn", {}),), evaluation.RunSettings(), tmp_path)
     assert not caplog.records

@@ -13,23 +13,27 @@ from lightly.transforms import SimCLRTransform
 
 
 def main():
-    """One epoch over a folder: `python lightly_simclr.py FOLDER SIZE WORKERS`."""
-    folder, size, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    """One epoch over a folder: `python lightly_simclr.py FOLDER SIZE WORKERS BATCH DEVICE`."""
+    folder, device = sys.argv[1], sys.argv[5]
+    size, workers, size_of_batch = map(int, sys.argv[2:5])
     torch.manual_seed(0)
     backbone = torchvision.models.resnet18()
     backbone.fc = torch.nn.Identity()
-    head = SimCLRProjectionHead(512, 512, 128)
+    head = SimCLRProjectionHead(512, 512, 128).to(device)
+    backbone.to(device)
     criterion = NTXentLoss(temperature=0.1)
     parameters = [*backbone.parameters(), *head.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=1e-4)
     data = LightlyDataset(folder, transform=SimCLRTransform(input_size=size))
-    loader = torch.utils.data.DataLoader(data, batch_size=64, shuffle=True, drop_last=True, num_workers=workers)
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=size_of_batch, shuffle=True, drop_last=True, num_workers=workers
+    )
     images = 0
     for number, batch in enumerate(loader):
         if number == 2:
             began = time.perf_counter()
         first, second = batch[0]
-        loss = criterion(head(backbone(first)), head(backbone(second)))
+        loss = criterion(head(backbone(first.to(device))), head(backbone(second.to(device))))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

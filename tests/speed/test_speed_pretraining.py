@@ -121,7 +121,7 @@ def our_rate(photos, out, workers):
 def lightly_rate(photos, packages, workers):
     script = Path(__file__).with_name("lightly_simclr.py")
     environment = {**os.environ, "PYTHONPATH": str(packages)}
-    words = [sys.executable, str(script), str(photos), str(SIZE), str(workers)]
+    words = [sys.executable, str(script), str(photos), str(SIZE), str(workers), "64", "cpu"]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])["images_per_second"]

@@ -442,6 +442,7 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
         products=2 * compared * kept + 4 * vectors * width * max(width, kept),
         passes=600 * queries * database,  # rounding, and the ranks of all images for every query
         memory=block + 4.0 * kept * (database + queries),
+        products_on_device=True,
     )
 
 
