@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import logging
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -209,6 +210,7 @@ def unscored(
         versions=records.versions() | names.plugin_version(measured.protocol.name),
         hardware=hardware(run),
         working_folder=records.working_folder(),
+        by=os.environ.get("SSLBENCH_WHO") or None,
         notes=notes,
     )
 

@@ -3,8 +3,11 @@
 from sslbench.leaderboard.board import table
 from sslbench.leaderboard.html import to_html
 from sslbench.leaderboard.model import Board, Cell, Column, Published, Row
+from sslbench.leaderboard.model_card import to_model_card
+from sslbench.leaderboard.mteb import to_mteb
 from sslbench.leaderboard.published import read_published, with_published
 from sslbench.leaderboard.tables import markdown, to_csv, to_latex, to_markdown, to_rich
+from sslbench.leaderboard.timm_csv import to_timm_csv
 
 __all__ = [
     "Board",
@@ -19,6 +22,9 @@ __all__ = [
     "to_html",
     "to_latex",
     "to_markdown",
+    "to_model_card",
+    "to_mteb",
     "to_rich",
+    "to_timm_csv",
     "with_published",
 ]

@@ -1,4 +1,4 @@
-"""Names of rows and columns of a board, and columns on request: the score on train, costs."""
+"""Names of rows and columns of a board, and columns on request: score on train, costs, run."""
 
 import dataclasses
 import hashlib
@@ -32,15 +32,15 @@ class OptionalColumn:
         heading: heading elsewhere; one per cell stands behind the name of the board's column.
         option: word of `--columns` that shows it.
         of: the records of a row (all its cells), or of each cell (one per seed), that the value is computed from.
-        value: function from these records to the number; None where it is not known.
+        value: function from these records to the number or text; None where it is not known.
         headline_only: True if long CSV files state it for the headline metric only.
     """
 
     name: str
     heading: str
-    option: Literal["train", "costs"]
+    option: Literal["train", "costs", "run"]
     of: Literal["row", "cell"]
-    value: Callable[[Sequence[Result]], float | None]
+    value: Callable[[Sequence[Result]], float | str | None]
     headline_only: bool = False
 
 
@@ -86,6 +86,15 @@ def _cost(
     return OptionalColumn(name=name, heading=heading, option="costs", of=of, value=value)
 
 
+def _run(name: str, value: Callable[[Result], str | None]) -> OptionalColumn:
+    """Return the column of a fact about the runs of a row: its values in their order, '; ' between them."""
+
+    def joined(records: Sequence[Result]) -> str | None:
+        return "; ".join(sorted({text for record in records if (text := value(record))})) or None
+
+    return OptionalColumn(name=name, heading=name, option="run", of="row", value=joined)
+
+
 COLUMNS = (
     OptionalColumn(
         name="train_value", heading="train", option="train", of="cell", value=mean_train, headline_only=True
@@ -99,6 +108,9 @@ COLUMNS = (
     _cost("seconds", "seconds", "cell", _protocol_cost(lambda stage: stage.seconds)),
     _cost("peak_mib", "peak MiB", "cell", _protocol_cost(lambda stage: stage.ram_mib)),
     _cost("peak_gpu_mib", "peak MiB of the GPU", "cell", _protocol_cost(lambda stage: stage.gpu_mib)),
+    _run("date", lambda record: record.created[:10]),
+    _run("by", lambda record: record.by),
+    _run("device", lambda record: None if record.hardware is None else record.hardware.device),
 )
 OPTIONS = tuple(dict.fromkeys(column.option for column in COLUMNS))
 
@@ -107,7 +119,8 @@ def with_extras(board: Board, options: Sequence[str]) -> Board:
     """Return the board with columns on request, which writers show after its own.
 
     `options`: 'train': the headline metric on train, per column; 'costs': parameters, operations and images per second
-    of the backbone, seconds and peak memory of extraction, and of the protocol per column.
+    of the backbone, seconds and peak memory of extraction, and of the protocol per column; 'run': date, $SSLBENCH_WHO
+    and device.
     """
     for option in options:
         if option not in OPTIONS:
@@ -133,14 +146,14 @@ def cell_records(cell: Cell | None) -> tuple[Result, ...]:
     return () if cell is None else cell.records
 
 
-def extra_text(value: float | None) -> str:
-    """Return the number of a column on request with three digits or more.
+def extra_text(value: float | str | None) -> str:
+    """Return the number of a column on request with three digits or more; a text as it is.
 
     >>> extra_text(23508032), extra_text(8.179), extra_text(None)
     ('23,508,032', '8.18', '')
     """
-    if value is None:
-        return ""
+    if value is None or isinstance(value, str):
+        return value or ""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 10 else f"{value:.1f}"
 
 

@@ -222,6 +222,7 @@ def _record(record: Result) -> Lines:
         ("seed", ", ".join(map(str, seeds_of(record)))),
         ("command", record.command),
         ("created", record.created),
+        ("by", record.by or ""),
         ("versions", ", ".join(f"{name} {version}" for name, version in record.versions.items())),
         ("hardware", hardware),
         ("costs", "" if record.costs is None else _costs(record.costs)),

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from sslbench.identity import Comparability, comparability_key, digest, row_key
@@ -258,10 +258,10 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Extra:
-    """Column on request: its heading, and a number per row of the board or None."""
+    """Column on request: its heading, and a number, text or None per row of the board."""
 
     name: str
-    values: tuple[float | None, ...]
+    values: tuple[float | str | None, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -314,6 +314,15 @@ def shown(row: Row, position: int, columns: tuple[Column, ...]) -> MetricValue |
     cell = row.cells[position]
     metric = None if cell is None else cell.metrics.get(columns[position].metric)
     return None if metric is None or metric.value is None else metric
+
+
+def measured(board: Board) -> Iterator[tuple[Row, Column, Cell, MetricValue]]:
+    """Yield every cell of the measured rows whose metric has a value: no floors, no published numbers."""
+    for row in board.rows:
+        for i, (column, cell) in enumerate(zip(board.columns, row.cells, strict=True)):
+            metric = shown(row, i, board.columns)
+            if row.kind == "result" and cell is not None and metric is not None:
+                yield row, column, cell, metric
 
 
 def value(row: Row, position: int, columns: tuple[Column, ...]) -> float | None:

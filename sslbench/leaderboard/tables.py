@@ -158,13 +158,15 @@ def _joined(items: Iterable[object]) -> str:
     return " ".join(str(item) for item in items)
 
 
-def number(value: float | None) -> str:
-    """Return a number for a CSV, with up to 6 digits after the point; empty for None.
+def number(value: float | str | None) -> str:
+    """Return a number for a CSV, with up to 6 digits after the point; a text as it is; empty for None.
 
     >>> number(12.5), number(None)
     ('12.5', '')
     """
-    return "" if value is None else f"{value:.6f}".rstrip("0").rstrip(".")
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:.6f}".rstrip("0").rstrip(".")
 
 
 def cell_text(board: Board, row: Row, position: int) -> str:

@@ -113,6 +113,7 @@ class Result:
             in older records, whose untrained floor is one network.
         missing_floors: floors among 'pixels' and 'untrained' that are missing -> the reason.
         working_folder: folder that the command ran in, with its git commit; None in older records.
+        by: the person, group or machine of `$SSLBENCH_WHO`; None where it was not set.
         seeds: number of trainings that the metrics are means over; None for a protocol that trains no network or head
             by stochastic gradient descent, and in older records.
         ranges: metric -> lowest and highest value over them.
@@ -161,6 +162,7 @@ class Result:
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
     hardware: Hardware | None = None
     working_folder: WorkingFolder | None = None
+    by: str | None = None
     timings: dict[str, float] = dataclasses.field(default_factory=dict)
     costs: Costs | None = None
     notes: tuple[str, ...] = ()

@@ -55,7 +55,19 @@ MEASURED = {
     ),
 }
 AROUND = {
-    *("schema", "id", "created", "command", "request", "asked", "versions", "hardware", "working_folder", "preset"),
+    *(
+        "schema",
+        "id",
+        "created",
+        "command",
+        "request",
+        "asked",
+        "versions",
+        "hardware",
+        "working_folder",
+        "by",
+        "preset",
+    ),
     *("scores_file", "weights_file", "objects_file", "checksum", "file"),
 }
 TEXT = {

@@ -4,12 +4,14 @@ import dataclasses
 import html.parser
 import io
 import itertools
+import json
 import re
 
 import numpy as np
 import pandas
 import pytest
 from helpers.record_trees import make, write
+from huggingface_hub import ModelCard
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -23,12 +25,15 @@ from sslbench.leaderboard import (
     to_html,
     to_latex,
     to_markdown,
+    to_model_card,
+    to_mteb,
     to_rich,
+    to_timm_csv,
     with_published,
 )
 from sslbench.leaderboard.html import how_made
 from sslbench.leaderboard.tables import escape, latex, markdown
-from sslbench.results import BenchmarkUsed, MetricValue
+from sslbench.results import BenchmarkUsed, Costs, MetricValue
 
 FLOORS = {"chance": {"top1": 33.333333}, "untrained": {"top1": 40.0}}
 
@@ -375,3 +380,68 @@ def test_a_picture_is_written_whole_or_refused(tmp_path):
 def test_a_metric_that_no_result_has_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no result has the metric 'tpo1'"):
         plots.draw_layers([*of_layers("a", res5=70.0, res2=40.0)], tmp_path / "layers.png", metric="tpo1")
+
+
+@pytest.fixture
+def results():
+    metrics = {"top1": MetricValue(value=76.13, low=75.0, high=77.2, n=200), "top5": MetricValue(value=92.9)}
+    costs = Costs(parameters=23508032)
+    return [
+        make("a.torch", metrics=metrics, costs=costs, floors=FLOORS),
+        make("a.torch", 70, "svm", layer="res4"),
+        make("b: #1", None),
+        make("b: #1", 12.5, "retrieval", preprocessing={"squash": [224, 224]}),
+    ]
+
+
+def test_a_model_card_keeps_its_text_and_gets_the_results(results, tmp_path):
+    path = tmp_path / "model" / "README.md"
+    to_model_card(table(results), path)
+    path.write_text(path.read_text(encoding="utf-8") + "# My model\n", encoding="utf-8")
+    to_model_card(table(results[:2]), path)
+    card = ModelCard.load(path)  # parses and validates the results
+    assert card.text.strip() == "# My model" and card.data.library_name == "sslbench"
+    assert card.data.model_name == "a.torch"
+    first, second = card.data.eval_results
+    assert (first.task_type, first.dataset_name, first.metric_type) == ("image-classification", "photos", "top1")
+    assert (first.metric_value, first.metric_args["low"], second.metric_value) == (76.13, 75.0, 70)
+    assert [each.name for each in path.parent.iterdir()] == ["README.md"]
+
+
+def test_a_file_that_is_no_model_card_stays(results, tmp_path):
+    (tmp_path / "card.md").write_text("---\n- a\n- b\n---\n", encoding="utf-8")
+    with pytest.raises(ResultError, match=r"card\.md is no model card"):
+        to_model_card(table(results), tmp_path / "card.md")
+    with pytest.raises(ResultError, match="does not end with"):
+        to_model_card(table(results), tmp_path / "card.csv")
+    with pytest.raises(ResultError, match="floors and published numbers alone"):
+        to_model_card(table([]), tmp_path / "empty.md")
+    assert (tmp_path / "card.md").read_text(encoding="utf-8").startswith("---\n- a")
+
+
+def test_timms_csv_has_its_columns_and_every_top1(results, tmp_path):
+    to_timm_csv(table(results), tmp_path / "timm.csv")
+    frame = pandas.read_csv(tmp_path / "timm.csv")
+    timm = ["model", "top1", "top1_err", "top5", "top5_err", "param_count", "img_size", "crop_pct", "interpolation"]
+    assert list(frame.columns[:9]) == timm and sorted(frame["benchmark"]) == [
+        "knn/photos",
+        "retrieval/photos",
+        "svm/photos",
+    ]
+    first = frame[frame["benchmark"] == "knn/photos"].iloc[0]
+    assert list(first[["top1", "top1_err", "top5_err", "img_size"]]) == pytest.approx([76.13, 23.87, 7.1, 224])
+    assert (first["param_count"], first["crop_pct"]) == (pytest.approx(23.508032), 0.875)
+    with pytest.raises(ResultError, match="no result has a top-1"):
+        to_timm_csv(table([make("a", None)]), tmp_path / "none.csv")
+
+
+def test_mtebs_files_have_fractions_and_no_names_of_its_tasks(results, tmp_path):
+    to_mteb(table(results), tmp_path)
+    [file] = tmp_path.rglob("knn-photos.json")
+    found = json.loads(file.read_text(encoding="utf-8"))
+    [scores] = found["scores"]["test"]
+    assert scores["main_score"] == scores["top1"] == 0.7613 and scores["hf_subset"] == "default"
+    assert found["task_name"] == file.stem and isinstance(found["dataset_revision"], str)
+    meta = json.loads((file.parent / "model_meta.json").read_text(encoding="utf-8"))
+    assert meta["name"] == "a.torch avgpool" and meta["revision"] == file.parent.name
+    assert len(list(tmp_path.rglob("*.json"))) == 6, "no floor and no value that cannot be computed has a file"

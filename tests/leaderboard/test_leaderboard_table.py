@@ -21,7 +21,7 @@ from sslbench.leaderboard import table, to_csv, to_html, to_markdown
 from sslbench.leaderboard.columns import data_name, natural, preprocessing_text, with_extras
 from sslbench.leaderboard.model import value
 from sslbench.leaderboard.tables import markdown
-from sslbench.results import BenchmarkUsed, Costs, ExcludedImage, MetricValue, Stage, records
+from sslbench.results import BenchmarkUsed, Costs, ExcludedImage, Hardware, MetricValue, Stage, records
 
 
 def names(board):
@@ -324,6 +324,21 @@ def test_the_files_have_them_as_numbers(tmp_path):
     to_markdown(board, tmp_path / "board.md")
     lines = [line for line in (tmp_path / "board.md").read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
     assert len({line.count("|") for line in lines}) == 1 and "91.2" in lines[2]
+
+
+def test_a_board_of_several_people_tells_who_measured_when_and_on_what(tmp_path):
+    machine = Hardware(device="cuda (H200)", cpu="cpu", threads=4)
+    found, board = columns(
+        [make("a", by="Ana, x", hardware=machine), make("a", 70, "svm", by="Bo"), make("b")], ["run"]
+    )
+    assert found == {"date": ("2026-01-31",) * 2, "by": ("Ana, x; Bo", None), "device": ("cuda (H200)", None)}
+    to_csv(board, tmp_path / "wide.csv")
+    assert list(pandas.read_csv(tmp_path / "wide.csv")["by"].fillna("")) == ["Ana, x; Bo", ""]
+    to_csv(board, tmp_path / "long.csv", form="long")
+    long = pandas.read_csv(tmp_path / "long.csv")
+    assert set(long.loc[long["protocol"] == "svm", "by"]) == {"Bo"}
+    to_html(board, tmp_path / "board.html")
+    assert "Ana, x; Bo" in (tmp_path / "board.html").read_text(encoding="utf-8")
 
 
 def test_unknown_columns_are_refused():

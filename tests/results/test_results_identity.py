@@ -62,6 +62,7 @@ CIRCUMSTANCES = {
     "tuple": {"preprocessing": {**PREPROCESSING, "crop": (224, 224)}},
     "order": {"protocol__settings": {"temperature": 0.07, "k": [20, 200]}},
     "hardware": {"hardware": None},
+    "person": {"by": "Ana"},
     "time": {"created": "2027-01-01T00:00:00+00:00", "timings": {}},
     "format": {"weights__format": "moco"},
     "one training": {"seeds": 1},

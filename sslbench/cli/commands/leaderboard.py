@@ -1,6 +1,7 @@
 """`sslbench leaderboard`."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -31,13 +32,21 @@ if TYPE_CHECKING:
 @click.option("--html", "html_path", type=LocalPath(), help="HTML page to write: sortable, with plots and records.")
 @click.option("--markdown", "markdown_path", type=LocalPath(), help="Markdown file to write.")
 @click.option("--latex", "latex_path", type=LocalPath(), help="LaTeX file (booktabs) to write.")
+@click.option(
+    "--model-card",
+    type=LocalPath(),
+    help="Hugging Face model card whose model-index is written; its text stays.",
+)
+@click.option("--timm-csv", type=LocalPath(), help="CSV file with the columns of timm's results.")
+@click.option("--mteb", type=LocalPath(), help="Folder for result files in MTEB's form.")
 @click.option("--published", is_flag=True, help="Add rows of published numbers on the same benchmarks.")
 @click.option("--average", is_flag=True, help="Add the mean over the columns in which every row has a value.")
 @click.option("--curves", type=LocalPath(), help="PNG file with accuracy against images per class (low-shot, lsr).")
 @click.option("--layers", "layers_path", type=LocalPath(), help="PNG file with the score against the layer.")
 @click.option(
     "--columns",
-    help="Extra columns, comma-separated: train (score on train), costs (parameters, GFLOPs, images/s, s, memory).",
+    help="Extra columns, comma-separated: train (score on train), costs (parameters, GFLOPs, images/s, s, memory), "
+    "run (date, by, device).",
 )
 @click.option("--metric", help="Metric to show. Default: the leading metric of each benchmark.")
 @options.message_options
@@ -51,6 +60,9 @@ def command(
     html_path: Path | None,
     markdown_path: Path | None,
     latex_path: Path | None,
+    model_card: Path | None,
+    timm_csv: Path | None,
+    mteb: Path | None,
     published: bool,
     average: bool,
     curves: Path | None,
@@ -68,6 +80,7 @@ def command(
     if options.is_typed(ctx, "form") and csv_path is None:
         raise UsageError("--form needs --csv")
     files = {"csv": csv_path, "html": html_path, "markdown": markdown_path, "latex": latex_path}
+    files |= {"model card": model_card, "timm's csv": timm_csv, "mteb": mteb}
     extras = [name.strip() for name in (columns or "").split(",") if name.strip()]
     roots = tuple(remote_folder.pull(folder) for folder in folders) or (Path("results"),)
     write_board(roots, files, form=form, metric=metric, published=published, average=average, columns=extras)
@@ -140,12 +153,17 @@ def write_board(
     console.print(leaderboard.to_rich(board, console.width))
     if board.extras:
         console.print(further_columns.to_rich(board))
+    write = {
+        "csv": functools.partial(leaderboard.to_csv, form=form),
+        "html": leaderboard.to_html,
+        "markdown": leaderboard.to_markdown,
+        "latex": leaderboard.to_latex,
+        "model card": leaderboard.to_model_card,
+        "timm's csv": leaderboard.to_timm_csv,
+        "mteb": leaderboard.to_mteb,
+    }
     for kind, path in (files or {}).items():
         if path is None:
             continue
-        if kind == "csv":
-            leaderboard.to_csv(board, path, form=form)
-        else:
-            write = {"html": leaderboard.to_html, "markdown": leaderboard.to_markdown, "latex": leaderboard.to_latex}
-            write[kind](board, path)
+        write[kind](board, path)
         echo(f"{kind}: {path.resolve()}")
