@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.svm import LinearSVC
 
-from sslbench.solvers import logistic
+from sslbench.solvers import logistic, transfer
 from sslbench.solvers.logistic import Problem, fit, on_device, principal_axes
 from sslbench.solvers.logistic.on_device import DeviceProblem
 from sslbench.solvers.svm import newton_systems, squared_hinge
@@ -267,6 +267,10 @@ def both(request, targets, monkeypatch):
     return axes, Problem(x, targets, K), DeviceProblem(x, targets, K, "cpu")
 
 
+def product(hessian, direction):
+    return hessian.receive(hessian.product(hessian.send(direction)))
+
+
 def point():
     rng = np.random.default_rng(2)
     return rng.normal(0, 1, (D, K)), rng.normal(0, 1, K)
@@ -281,22 +285,22 @@ def test_each_pass_equals_that_of_numpy(both, precision, within):
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=within, atol=within)
     direction = np.random.default_rng(3).normal(0, 1, (D + 1, K))
     hessians = [each.hessian(precision, weight, bias) for each in (slow, fast)]
-    np.testing.assert_allclose(*(each.product(direction) for each in hessians), rtol=within, atol=within)
+    np.testing.assert_allclose(*(product(each, direction) for each in hessians), rtol=within, atol=within)
     np.testing.assert_allclose(*(each.diagonal() for each in hessians), rtol=within, atol=within)
 
 
 def test_probabilities_that_do_not_fit_are_computed_again(both, monkeypatch):
     *_, fast = both
-    stored = fast.hessian(np.float64, *point()).product(np.ones((D + 1, K)))
-    monkeypatch.setattr(DeviceProblem, "free_memory", lambda self: 0.0)
+    stored = product(fast.hessian(np.float64, *point()), np.ones((D + 1, K)))
+    monkeypatch.setattr(transfer, "free_memory", lambda device: 0.0)
     again = fast.hessian(np.float64, *point())
     assert not again._parts
-    np.testing.assert_array_equal(again.product(np.ones((D + 1, K))), stored)
+    np.testing.assert_array_equal(product(again, np.ones((D + 1, K))), stored)
 
 
 def test_samples_that_do_not_fit_are_sent_block_by_block(both, monkeypatch):
     _, slow, fast = both
-    monkeypatch.setattr(DeviceProblem, "free_memory", lambda self: 0.0)
+    monkeypatch.setattr(transfer, "free_memory", lambda device: 0.0)
     assert fast._samples is None
     found, expected = (each.loss_and_gradient(np.float64, *point()) for each in (fast, slow))
     np.testing.assert_allclose(found.by_weight, expected.by_weight, rtol=1e-11, atol=1e-12)

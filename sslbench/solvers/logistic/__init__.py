@@ -12,20 +12,18 @@ such narrow matrices.
 """
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
 from sslbench.arrays import FloatArray, Matrix, Rows
 from sslbench.solvers.logistic.newton import polish
-from sslbench.solvers.logistic.problem import Fit, Precision, Problem, Unrotated, preconditioner
+from sslbench.solvers.logistic.problem import Fit, Precision, Problem, Unrotated
 
 __all__ = ["Axes", "Fit", "Problem", "Unrotated", "extrapolate", "fit", "principal_axes"]
 
 _STORED_UP_TO = 2**27  # coordinates kept in memory (1 GB); of more samples they are never stored
 _SINGLE_FROM = 2**22  # feature values x outputs above which single precision is worth a copy of the features
 _NEWTON_FROM = 1e-4  # estimated relative distance below which Newton's method is faster than L-BFGS
-_STALLED = 1e-3  # share of the tolerance: L-BFGS ends when a step gains less
 _ACCURATE = 1e-8  # share of the largest eigenvalue below which eigenvalues are inaccurate
 _ROWS = 8192
 
@@ -153,7 +151,9 @@ def fit(problem: Problem, variance: FloatArray, c: float, *, start: Fit | None, 
     first: Precision = np.float32 if size >= _SINGLE_FROM else np.float64
     # Below this size, synchronising threads in every product costs more than they save.
     with threadpool_limits(1 if size < 2**28 else None, user_api="blas"):
-        found = _descend(problem, first, variance, penalty, start, max_iter, max(tolerance, _NEWTON_FROM))
+        found = problem.descend(
+            first, variance, penalty, start, max_iter=max_iter, tolerance=max(tolerance, _NEWTON_FROM)
+        )
         for precision in (first, np.float64) if first is np.float32 else (first,):
             remaining = max_iter - found.iterations
             polished = polish(problem, penalty, found, precision=precision, max_iter=remaining, tolerance=tolerance)
@@ -164,49 +164,6 @@ def fit(problem: Problem, variance: FloatArray, c: float, *, start: Fit | None, 
         # A constant added to the biases of all classes does not change the probabilities.
         found = dataclasses.replace(found, bias=found.bias - found.bias.mean())
     return found
-
-
-def _descend(
-    problem: Problem,
-    precision: Precision,
-    variance: FloatArray,
-    penalty: float,
-    start: Fit,
-    max_iter: int,
-    tolerance: float,
-) -> Fit:
-    """Run preconditioned L-BFGS until the estimated relative distance to the optimum is within the tolerance."""
-    from scipy.optimize import minimize
-
-    outputs = problem.outputs
-    first = np.vstack([start.weight, start.bias])
-    scale = preconditioner(problem, precision, variance, penalty, start.weight, start.bias)
-    latest = np.inf
-
-    def objective(flat: FloatArray) -> tuple[float, FloatArray]:
-        nonlocal latest
-        values = flat.reshape(-1, outputs) * scale
-        weight, bias = values[:-1], values[-1]
-        loss = problem.loss_and_gradient(precision, weight, bias)
-        gradient = np.vstack([loss.by_weight + penalty * weight, loss.by_bias])
-        value = float(loss.values.sum()) + penalty / 2 * float(np.sum(weight * weight))
-        latest = float(np.sum(gradient[:-1] ** 2) / penalty + np.sum((gradient[-1] * scale[-1]) ** 2)) / 2 / value
-        gradient *= scale
-        return value / reference, gradient.ravel() / reference
-
-    def callback(flat: FloatArray) -> None:
-        if latest <= tolerance:
-            raise StopIteration
-
-    reference = 1.0
-    reference = objective((first / scale).ravel())[0]
-    options: dict[str, Any] = {"maxiter": max(1, max_iter), "maxfun": 2 * max(1, max_iter) + 20}
-    options |= {"gtol": 0.0, "ftol": _STALLED * tolerance, "maxcor": 20}
-    solution = minimize(
-        objective, (first / scale).ravel(), jac=True, method="L-BFGS-B", callback=callback, options=options
-    )
-    values = solution.x.reshape(-1, outputs) * scale
-    return Fit(values[:-1], values[-1], latest <= tolerance, int(solution.nit), latest)
 
 
 def extrapolate(before: Fit, last: Fit, steps: float) -> Fit:

@@ -171,21 +171,23 @@ def _objective(at: Certificate, penalty: float) -> float:
 def _solve(hessian: HessianOperator, penalties: FloatArray, right: FloatArray, most: int) -> tuple[FloatArray, int]:
     """Solve (hessian + penalties) s = right by preconditioned conjugate gradients; return s and the iterations."""
     diagonal = hessian.diagonal() + penalties
-    scale = 1 / np.sqrt(np.where(diagonal > 0, diagonal, diagonal.max()))
-    solution, residual = np.zeros_like(right), right * scale
-    direction, square = residual.copy(), float(np.sum(residual * residual))
+    roots = 1 / np.sqrt(np.where(diagonal > 0, diagonal, diagonal.max()))
+    # The vectors stay on a GPU: to copy them there and back takes longer than the products of few samples.
+    scale, penalty, residual = (hessian.send(each) for each in (roots, penalties, right * roots))
+    solution, direction = 0 * residual, residual
+    square = float((residual * residual).sum())
     target = _ACCURACY**2 * square
     iterations = 0
     while square > target and iterations < most:
         scaled = direction * scale
-        image = (hessian.product(scaled) + penalties * scaled) * scale
-        curvature = float(np.sum(direction * image))
+        image = (hessian.product(scaled) + penalty * scaled) * scale
+        curvature = float((direction * image).sum())
         iterations += 1
         if curvature <= 0:
             break
         length = square / curvature
-        solution += length * direction
-        residual -= length * image
-        previous, square = square, float(np.sum(residual * residual))
+        solution = solution + length * direction
+        residual = residual - length * image
+        previous, square = square, float((residual * residual).sum())
         direction = residual + square / previous * direction
-    return solution * scale, iterations
+    return hessian.receive(solution * scale), iterations

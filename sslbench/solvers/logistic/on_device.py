@@ -3,10 +3,12 @@
 The objective, its solver and the proof of its distance to the optimum are those of `problem`, `newton` and `gap`; only
 passes over the samples are torch's. 1.28 M samples x 2,048 features x 1,000 classes take 5 TFLOP for a gradient, in
 float64 for those that prove the gap, which GPUs of data centres compute in a fraction of a second. The samples stay on
-the GPU if they fill at most `RESIDENT` of its free memory; else every pass copies them block by block.
+the GPU if they fill at most half of its free memory; else every pass copies them block by block.
 """
 
+import contextlib
 import functools
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,10 +18,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from sslbench.arrays import FloatArray, Matrix, Rows
-from sslbench.solvers.logistic.problem import ClassSums, Fit, LossAndGradient, Precision, Problem, Unrotated
+from sslbench.solvers import transfer
+from sslbench.solvers.logistic.problem import (
+    REMEMBERED,
+    STALLED,
+    ClassSums,
+    Fit,
+    LossAndGradient,
+    Precision,
+    Problem,
+    Unrotated,
+    preconditioner,
+)
 
-# Largest share of the GPU's free memory that samples may fill.
-RESIDENT = 0.5
 _VALUES = 2**26  # feature values and logits per block: half a gigabyte in float64
 _STORED = 0.25  # largest share of the free memory for the probabilities of a Newton step
 _ROWS = 65_536
@@ -47,6 +58,12 @@ class DeviceProblem(Problem):
 
     def loss_and_gradient(self, precision: Precision, weight: FloatArray, bias: FloatArray) -> LossAndGradient:
         """Return the mean loss and its gradient; products in the given precision, sums over the samples in double."""
+        return LossAndGradient(*map(_host, self._loss(precision, weight, bias)))
+
+    def _loss(
+        self, precision: Precision, weight: FloatArray | Tensor, bias: FloatArray | Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the mean losses and their gradients by weights (R, K) and biases (K,), on the device in double."""
         narrow, offset = self.weights(weight, precision), self.send(bias, precision)
         losses = self._zeros(1 if self.multinomial else self.outputs)
         by_weight, by_bias = self._zeros(self.width, self.outputs), self._zeros(len(bias))
@@ -57,7 +74,53 @@ class DeviceProblem(Problem):
             by_weight += x.T @ logits
             by_bias += logits.sum(dim=0, dtype=torch.float64)
         n = len(self.x)
-        return LossAndGradient(_host(losses) / n, self.axes(by_weight) / n, _host(by_bias) / n)
+        return losses / n, self.axes(by_weight) / n, by_bias / n
+
+    def descend(
+        self, precision: Precision, variance: FloatArray, penalty: float, start: Fit, *, max_iter: int, tolerance: float
+    ) -> Fit:
+        """Run torch's L-BFGS on the device as `Problem.descend` runs scipy's."""
+        scaling = preconditioner(self, precision, variance, penalty, start.weight, start.bias)
+        scale = self.send(scaling, np.float64)
+        point = self.send(np.vstack([start.weight, start.bias]), np.float64) / scale
+        reference, latest = 1.0, math.inf
+
+        def objective() -> float:
+            nonlocal latest
+            values = point.detach() * scale
+            losses, by_weight, by_bias = self._loss(precision, values[:-1], values[-1])
+            gradient = torch.cat([by_weight + penalty * values[:-1], by_bias[None]])
+            value = float(losses.sum() + penalty / 2 * values[:-1].square().sum())
+            distance = gradient[:-1].square().sum() / penalty + (gradient[-1] * scale[-1]).square().sum()
+            latest = float(distance) / 2 / value
+            point.grad = gradient * scale / reference
+            if latest <= tolerance:
+                raise _NearOptimum
+            return value / reference
+
+        most = max(1, max_iter)
+        optimizer = torch.optim.LBFGS(
+            [point],
+            max_iter=most,
+            max_eval=2 * most + 20,
+            tolerance_grad=0.0,
+            tolerance_change=STALLED * tolerance,
+            history_size=REMEMBERED,
+            line_search_fn="strong_wolfe",
+        )
+        with contextlib.suppress(_NearOptimum):  # at the point that was evaluated last
+            reference = objective()
+            optimizer.step(objective)
+        values = _host(point * scale)
+        taken = int(optimizer.state[point].get("n_iter", 0))
+        return Fit(values[:-1], values[-1], latest <= tolerance, taken, latest)
+
+    def curvature(self, precision: Precision, weight: FloatArray, bias: FloatArray) -> float:
+        """Return the mean of p (1 - p) over outputs and a subset of samples, enough for a preconditioner."""
+        columns = self.send(self._columns(self.every(), precision), precision)
+        logits = columns @ self.weights(weight, precision) + self.send(bias, precision)
+        (_multinomial if self.multinomial else _binary)(logits, self.labels[self.every()])
+        return float((logits.abs() * (1 - logits.abs())).mean())
 
     def hessian(self, precision: Precision, weight: FloatArray, bias: FloatArray) -> "DeviceHessian":
         """Return the Hessian of the mean loss at a point."""
@@ -110,37 +173,38 @@ class DeviceProblem(Problem):
                 known += is_known.sum(dim=0)
                 x_positive += x.T @ is_positive
                 x_known += x.T @ is_known
-        return ClassSums(_host(positive) / n, _host(known) / n, self.axes(x_positive) / n, self.axes(x_known) / n)
+        sums = positive, known, self.axes(x_positive), self.axes(x_known)
+        return ClassSums(*(_host(each) / n for each in sums))
 
     def device_blocks(self, precision: Precision) -> Iterator[tuple[slice, Tensor]]:
         """Yield the samples in blocks with their columns (n, width) on the device in the given precision."""
-        rows = max(256, _VALUES // max(1, self.width, self.outputs))
-        dtype = _DTYPES[precision]
-        for start in range(0, len(self.x), rows):
-            block = slice(start, start + rows)
-            if self._samples is not None:
-                x = self._samples[block]
-            else:
-                x = torch.from_numpy(np.ascontiguousarray(self._stored[block])).to(self.device)
+        rows, dtype = max(256, _VALUES // max(1, self.width, self.outputs)), _DTYPES[precision]
+        parts = transfer.blocks_of(len(self.x), rows)
+        held = self._samples
+        blocks = (
+            transfer.sent(self._stored, parts, self.device) if held is None else ((part, held[part]) for part in parts)
+        )
+        for part, x in blocks:
             # Centred in double: a feature's mean may be large beside its deviation.
-            yield block, (x if self._centre is None else x.double() - self._centre).to(dtype)
+            yield part, (x if self._centre is None else x.double() - self._centre).to(dtype)
 
-    def weights(self, weight: FloatArray, precision: Precision) -> Tensor:
+    def weights(self, weight: FloatArray | Tensor, precision: Precision) -> Tensor:
         """Return weights (R, K) of the coordinates as those (width, K) of the columns, on the device."""
         sent = self.send(weight, np.float64)
         return (sent if self._turn is None else self._turn @ sent).to(_DTYPES[precision])
 
-    def axes(self, by_columns: Tensor) -> FloatArray:
+    def axes(self, by_columns: Tensor) -> Tensor:
         """Return the derivatives (R, K) by weights of the coordinates from those (width, K) by weights of columns."""
-        return _host(by_columns if self._turn is None else self._turn.T @ by_columns)
+        return by_columns if self._turn is None else self._turn.T @ by_columns
 
     def turned(self, columns: Tensor) -> Tensor:
         """Return the coordinates (n, R) of a block of columns (n, width)."""
         return columns if self._turn is None else columns @ self._turn.to(columns.dtype)
 
-    def send(self, values: FloatArray, precision: Precision) -> Tensor:
-        """Return an array on the device."""
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, _DTYPES[precision])
+    def send(self, values: FloatArray | Tensor, precision: Precision) -> Tensor:
+        """Return an array, or what is there already, on the device in the given precision."""
+        given = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
+        return given.to(self.device, _DTYPES[precision])
 
     def residuals(self, logits: Tensor, rows: slice) -> Tensor:
         """Return the summed losses in double, and overwrite the logits (n, K) by the gradient of the losses by them."""
@@ -155,12 +219,6 @@ class DeviceProblem(Problem):
         own = self.labels[rows][:, None]
         return logits.scatter_add_(1, own, torch.ones_like(own, dtype=logits.dtype))
 
-    def free_memory(self) -> float:
-        """Return the free memory of the device in bytes, after torch has released what it keeps for later use."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        return float(torch.cuda.mem_get_info(self.device)[0]) if self.device.type == "cuda" else float("inf")
-
     @functools.cached_property
     def labels(self) -> Tensor:
         """Targets on the device."""
@@ -169,14 +227,7 @@ class DeviceProblem(Problem):
     @functools.cached_property
     def _samples(self) -> Tensor | None:
         """All samples on the device; None if they are sent block by block."""
-        row = self._stored[:1]
-        if len(self.x) * row.shape[1] * row.dtype.itemsize > RESIDENT * self.free_memory():
-            return None
-        samples = torch.empty((len(self.x), row.shape[1]), dtype=torch.from_numpy(row).dtype, device=self.device)
-        for start in range(0, len(self.x), _ROWS):
-            block = np.ascontiguousarray(self._stored[start : start + _ROWS])
-            samples[start : start + len(block)] = torch.from_numpy(block).to(self.device)
-        return samples
+        return transfer.resident(self._stored, self.device)
 
     @property
     def _stored(self) -> Rows:
@@ -194,6 +245,10 @@ class DeviceProblem(Problem):
         return torch.zeros(shape, dtype=torch.float64, device=self.device)
 
 
+class _NearOptimum(Exception):  # noqa: N818 - no error
+    """End of L-BFGS, which torch's has no other way to ask for."""
+
+
 class DeviceHessian:
     """Hessian of the mean loss at one point, as a linear operator, computed on a GPU."""
 
@@ -203,10 +258,18 @@ class DeviceHessian:
         self._weight, self._bias = problem.weights(weight, precision), problem.send(bias, precision)
         self._parts: list[Tensor] = []
         size = len(problem.x) * problem.outputs * np.dtype(precision).itemsize
-        if size <= _STORED * problem.free_memory():
+        if size <= _STORED * transfer.free_memory(problem.device):
             self._parts = [self._of_block(x, rows) for rows, x in problem.device_blocks(precision)]
 
-    def product(self, direction: FloatArray) -> FloatArray:
+    def send(self, values: FloatArray) -> Tensor:
+        """Return an array on the device in double."""
+        return self._problem.send(values, np.float64)
+
+    def receive(self, values: Tensor) -> FloatArray:
+        """Return a tensor as an array."""
+        return _host(values)
+
+    def product(self, direction: Tensor) -> Tensor:
         """Return the (R + 1, K) product with a direction (R + 1, K), whose last row belongs to the biases."""
         problem = self._problem
         narrow, offset = problem.weights(direction[:-1], self._precision), problem.send(direction[-1], self._precision)
@@ -223,7 +286,7 @@ class DeviceHessian:
             change *= parts
             out += x.T @ change
             by_bias += change.sum(dim=0, dtype=torch.float64)
-        return np.vstack([problem.axes(out), _host(by_bias)]) / len(problem.x)
+        return torch.cat([problem.axes(out), by_bias[None]]) / len(problem.x)
 
     def diagonal(self) -> FloatArray:
         """Return the (R + 1, K) diagonal."""
@@ -260,9 +323,8 @@ def covariance(x: Rows, mean: FloatArray, std: FloatArray, axes: FloatArray | No
     turn = None if axes is None else torch.from_numpy(np.ascontiguousarray(axes)).to(device)
     width = x.shape[1] if axes is None else axes.shape[1]
     total = torch.zeros((width, width), dtype=torch.float64, device=device)
-    for start in range(0, len(x), _ROWS // 4):
-        block = torch.from_numpy(np.ascontiguousarray(x[start : start + _ROWS // 4])).to(device).double()
-        block = (block - centre) / scale
+    for _, stored in transfer.sent(x, transfer.blocks_of(len(x), _ROWS // 4), torch.device(device)):
+        block = (stored.double() - centre) / scale
         block = block if turn is None else block @ turn
         total += block.T @ block
     return _host(total) / len(x)

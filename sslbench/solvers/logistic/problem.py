@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray, Matrix, Rows, RowSubset
 
+STALLED = 1e-3  # share of the tolerance: L-BFGS ends when a step gains less
+REMEMBERED = 20  # steps of L-BFGS from which the next direction is computed
 STORED_UP_TO = 2**28  # probabilities stored during a step (1 GB in single precision); more are recomputed
 
 
@@ -130,9 +132,15 @@ class ClassSums:
 
 
 class HessianOperator(Protocol):
-    """Hessian of the mean loss at one point, as a linear operator."""
+    """Hessian of the mean loss at one point, as a linear operator on arrays of numpy, or on tensors of a device."""
 
-    def product(self, direction: FloatArray) -> FloatArray:
+    def send(self, values: FloatArray) -> Any:
+        """Return an array as the operator takes it."""
+
+    def receive(self, values: Any) -> FloatArray:
+        """Return values of the operator as an array."""
+
+    def product(self, direction: Any) -> Any:
         """Return the (R + 1, K) product with a direction (R + 1, K), whose last row belongs to the biases."""
 
     def diagonal(self) -> FloatArray:
@@ -282,14 +290,53 @@ class Problem:
         losses = [self.loss_and_residuals(decided, rows).sum() for rows, decided in self.decide(model)]
         return float(np.sum(losses)) / len(self.x)
 
-    def curvature(self, precision: Precision, weight: FloatArray, bias: FloatArray) -> float:
-        """Return the mean of p (1 - p) over outputs and a subset of samples, enough for a preconditioner."""
+    def descend(
+        self, precision: Precision, variance: FloatArray, penalty: float, start: Fit, *, max_iter: int, tolerance: float
+    ) -> Fit:
+        """Run preconditioned L-BFGS until the estimated relative distance to the optimum is within the tolerance."""
+        from scipy.optimize import minimize
+
+        first = np.vstack([start.weight, start.bias])
+        scale = preconditioner(self, precision, variance, penalty, start.weight, start.bias)
+        latest = np.inf
+
+        def objective(flat: FloatArray) -> tuple[float, FloatArray]:
+            nonlocal latest
+            values = flat.reshape(-1, self.outputs) * scale
+            weight, bias = values[:-1], values[-1]
+            loss = self.loss_and_gradient(precision, weight, bias)
+            gradient = np.vstack([loss.by_weight + penalty * weight, loss.by_bias])
+            value = float(loss.values.sum()) + penalty / 2 * float(np.sum(weight * weight))
+            latest = float(np.sum(gradient[:-1] ** 2) / penalty + np.sum((gradient[-1] * scale[-1]) ** 2)) / 2 / value
+            gradient *= scale
+            return value / reference, gradient.ravel() / reference
+
+        def callback(flat: FloatArray) -> None:
+            if latest <= tolerance:
+                raise StopIteration
+
+        reference = 1.0
+        reference = objective((first / scale).ravel())[0]
+        options: dict[str, Any] = {"maxiter": max(1, max_iter), "maxfun": 2 * max(1, max_iter) + 20}
+        options |= {"gtol": 0.0, "ftol": STALLED * tolerance, "maxcor": REMEMBERED}
+        solution = minimize(
+            objective, (first / scale).ravel(), jac=True, method="L-BFGS-B", callback=callback, options=options
+        )
+        values = solution.x.reshape(-1, self.outputs) * scale
+        return Fit(values[:-1], values[-1], latest <= tolerance, int(solution.nit), latest)
+
+    def every(self) -> slice:
+        """Return the subset of the samples that is enough for a preconditioner."""
         step = max(1, len(self.x) * self.outputs // _LOGITS)
         if isinstance(self.x, Unrotated):
             step = max(step, len(self.x) * self.width // _VALUES)
-        subset = self._columns(slice(None, None, step), precision)
+        return slice(None, None, step)
+
+    def curvature(self, precision: Precision, weight: FloatArray, bias: FloatArray) -> float:
+        """Return the mean of p (1 - p) over outputs and a subset of samples, enough for a preconditioner."""
+        subset = self._columns(self.every(), precision)
         logits = subset @ self.on_columns(weight, precision) + bias.astype(precision)
-        targets: Any = self.targets[::step]
+        targets: Any = self.targets[self.every()]
         if not self.multinomial:
             _binary(logits, targets)
             return float(np.mean(np.abs(logits) * (1 - np.abs(logits))))
@@ -312,6 +359,12 @@ class Hessian:
         self._parts: list[Matrix] = []
         if len(problem.x) * problem.outputs <= STORED_UP_TO:
             self._parts = [self._of_block(x, rows) for rows, x in problem.blocks(precision)]
+
+    def send(self, values: FloatArray) -> FloatArray:
+        """Return the array."""
+        return values
+
+    receive = send
 
     def product(self, direction: FloatArray) -> FloatArray:
         """Return the (R + 1, K) product with a direction (R + 1, K), whose last row belongs to the biases."""
