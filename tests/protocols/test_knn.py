@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from helpers.protocol_samples import features
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -15,8 +16,10 @@ from sslbench.config import result_settings
 from sslbench.errors import DataError, UsageError
 from sslbench.protocols import knn
 from sslbench.protocols._parts.selection import holdout_rows
-from sslbench.solvers import neighbours
-from sslbench.solvers.neighbours import Blocks, Engine, Scope, nearest
+from sslbench.solvers import neighbours, neighbours_on_device, transfer
+from sslbench.solvers.neighbour_blocks import Blocks, rounded
+from sslbench.solvers.neighbours import Engine, Scope, nearest
+from sslbench.solvers.neighbours_on_device import DeviceBlocks
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 
@@ -45,6 +48,32 @@ def test_neighbours_are_those_of_a_float64_search_with_duplicates(metric, n_trai
         found, rows = nearest(train, test, k, metric=metric, max_memory=memory)
         np.testing.assert_array_equal(rows, order[:, :k])
         np.testing.assert_allclose(found, np.take_along_axis(similarity, rows, axis=1), atol=1e-9)
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
+@pytest.mark.parametrize("free", [float("inf"), 0.0], ids=["train on the device", "train sent in blocks"])
+def test_the_way_of_a_gpu_gives_the_bits_of_the_processor(metric, free, monkeypatch):
+    generator = np.random.default_rng(3)
+    train, test = (generator.normal(1, 1, size=(n, 37)).astype(np.float32) for n in (700, 60))
+    train[300:500], train[500:600], train[600] = train[:200], train[7], 0
+    test[0], test[1], test[2] = train[7], 0, 1e-20
+    scope = Scope(left_out=np.arange(700) % 5 == 0)
+    expected = [nearest(train, test, 20, metric=metric, max_memory=1.0, scope=each) for each in (None, scope)]
+    monkeypatch.setattr(neighbours, "_kind_of_blocks", lambda engine: DeviceBlocks)
+    monkeypatch.setattr(neighbours, "_MOST_ROWS", 128)
+    monkeypatch.setattr(transfer, "free_memory", lambda device: free)
+    engine = Engine("torch", "cpu")
+    for searched, (similarity, rows) in zip((None, scope), expected, strict=True):
+        found = nearest(train, test, 20, metric=metric, max_memory=1e-3, scope=searched, engine=engine)
+        np.testing.assert_array_equal(found[1], rows)
+        np.testing.assert_array_equal(found[0], similarity)
+
+
+def test_rounding_on_a_device_is_that_of_numpy():
+    values = np.random.default_rng(0).normal(size=10_000) * 10.0 ** np.random.default_rng(1).integers(-200, 200, 10_000)
+    half = np.ldexp(1 + np.arange(64) * 2.0**-40, np.arange(64) - 32)  # between two numbers of 40 digits
+    values = np.concatenate([values, half, -half, [0.0, 1 - 2.0**-53, np.inf, -np.inf]])
+    np.testing.assert_array_equal(neighbours_on_device._round(torch.from_numpy(values)).numpy(), rounded(values))
 
 
 def test_one_block_or_a_hundred_give_the_same_bits(monkeypatch):
