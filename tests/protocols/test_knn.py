@@ -69,6 +69,19 @@ def test_the_way_of_a_gpu_gives_the_bits_of_the_processor(metric, free, monkeypa
         np.testing.assert_array_equal(found[0], similarity)
 
 
+@pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
+def test_sums_in_another_order_are_rounded_as_on_the_processor(metric):
+    """Of 60,000 similarities dozens lie where the order of the sum decides on the last of 40 digits."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(300, 400)).astype(np.float32)
+    own, rows = np.arange(200), np.tile(np.arange(300), (200, 1))
+    given = x, x, metric, Scope(), Engine("torch", "cpu"), 0.01
+    error = np.full(200, 2.0**-53 * 20 * {"cosine": 1, "dot": 600, "l2": 2400}[metric])
+    expected, found = (kind(*given).refine(own, rows, 300, error) for kind in (Blocks, DeviceBlocks))
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_array_equal(found[1], expected[1])
+
+
 def test_rounding_on_a_device_is_that_of_numpy():
     values = np.random.default_rng(0).normal(size=10_000) * 10.0 ** np.random.default_rng(1).integers(-200, 200, 10_000)
     half = np.ldexp(1 + np.arange(64) * 2.0**-40, np.arange(64) - 32)  # between two numbers of 40 digits
