@@ -10,9 +10,8 @@ its anomaly score; the map of distances, enlarged and smoothed, scores pixels, a
 Metrics are those of each category, and their means over categories: `metrics.dense.anomaly`. Floors: the same memory of
 the colours of patches, the untrained network, and equal scores of all images and pixels.
 
-Memory: that of one category at a time; 391 images with 28 x 28 patches of 1,536 numbers are 1.9 GB, twice that while it
-is built, with that of colours 0.2 GB. Time: 2 * patches * memory * D operations of the search; a coreset of M of N
-patches takes M passes over its projection: for 10 % of 300,000 patches minutes on a GPU, hours on a processor.
+Memory: that of one category at a time, and twice that while it is built. Time: 2 * patches * memory * D operations of
+the search; a coreset of M of N patches takes M passes over its projection.
 """
 
 import dataclasses
@@ -27,6 +26,7 @@ from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.config import setting
 from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
+from sslbench.data.wording import counted
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.dense.anomaly import PixelCurves, pixel_measure, pixel_metrics, region_shares, right_sides
 from sslbench.metrics.intervals import Units
@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from sslbench.backbones.layers import Layer
     from sslbench.protocols._parts.pictures import Drawing
 
-# Patches searched at a time, and half-samples of intervals.
-_QUERIES, _RESAMPLES = 1 << 16, 1000
+_RESAMPLES = 1000  # half-samples of intervals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,46 +130,44 @@ class Anomaly(MapRun[Settings]):
 
         return {layer.text: layer_inputs(backbone, layer.parts or (layer,)) for layer in layers}
 
-    @classmethod
-    def rows(
-        cls, backbone: "Backbone", layers: "Sequence[Layer]", train: Source, settings: Settings, *, seed: int
-    ) -> tuple[str, ...]:
-        """Return the names of the results; refuse anomalous training images."""
-        values = Anomalies.of(train.target).values
-        if len(wrong := np.flatnonzero(values[:, 1])):
-            raise DataError(
-                f"anomaly: {len(wrong):,} of {len(train):,} training images are anomalous, {train.ids[wrong[0]]} first",
-                "The memory is of good images: move them to test.",
-            )
-        return super().rows(backbone, layers, train, settings, seed=seed)
-
     def score(self) -> dict[str, Outcome]:
         """Score the test images of each category by the memory of its training images."""
-        crop, multiple = self.settings.crop, self.encoder.multiple
-        if crop % multiple:
-            raise UsageError(f"anomaly: crop={crop} is no multiple of the patches of {multiple} pixels")
-        train, test = Anomalies.of(self.train.target), Anomalies.of(self.test.target)
-        if not np.intersect1d(*(test.values[test.values[:, 1] == kind, 0] for kind in (0, 1))).size:
-            raise DataError(f"anomaly: no category of {self.test.name} has both good and anomalous images")
-        parts = []
-        for number in np.unique(test.values[:, 0]).tolist():
-            category = test.classes[number]
-            # By name: train may be another location.
-            own = [place for place, name in enumerate(train.classes) if name == category]
-            rows = np.flatnonzero(np.isin(train.values[:, 0], own))
-            if not len(rows):
-                raise DataError(f"anomaly: {category} has test images, and none for training in {self.train.name}")
-            if self.settings.shots > len(rows):
-                raise UsageError(f"anomaly: shots={self.settings.shots}, but {category} has {len(rows)} good images")
-            if self.settings.shots:
-                generator = np.random.default_rng([self.seed, number])
-                rows = np.sort(generator.choice(rows, self.settings.shots, replace=False))
-            parts.append((rows, np.flatnonzero(test.values[:, 0] == number)))
-        found: dict[str, _Ranking] = {}
-        floor_of: dict[str, str] = {}
+        parts, found, floor_of = self._parts(), dict[str, _Ranking](), dict[str, str]()
         for rows, tested in parts:
             self._rank(rows, tested, found, floor_of)
         return {row: self._outcome(found[row], found[floor_of[row]], [own for _, own in parts]) for row in floor_of}
+
+    def _parts(self) -> list[tuple[IntArray, IntArray]]:
+        """Return the rows of the images in memory and of the test images of each category; refuse unusable data."""
+        settings, multiple = self.settings, self.encoder.multiple
+        if settings.crop % multiple:
+            raise UsageError(f"anomaly: crop={settings.crop} is no multiple of the patches of {multiple} pixels")
+        train, test = Anomalies.of(self.train.target), Anomalies.of(self.test.target)
+        if len(wrong := np.flatnonzero(train.values[:, 1])):
+            raise DataError(
+                f"anomaly: {len(wrong):,} of {counted(len(train), 'training image')} are anomalous, "
+                f"{self.train.ids[wrong[0]]} first",
+                "The memory is of good images: move them to test.",
+            )
+        anomalous = np.flatnonzero(test.values[:, 1])
+        if not np.intersect1d(test.values[anomalous, 0], np.delete(test.values, anomalous, axis=0)[:, 0]).size:
+            raise DataError(f"anomaly: no category of {self.test.name} has both good and anomalous images")
+        # By name: train may be another location.
+        parts, names = [], np.array(train.classes)[train.values[:, 0]]
+        for number in np.unique(test.values[:, 0]).tolist():
+            category = test.classes[number]
+            rows = np.flatnonzero(names == category)
+            if not len(rows):
+                raise DataError(f"anomaly: {category} has test images, and none for training in {self.train.name}")
+            if settings.shots > len(rows):
+                raise UsageError(f"anomaly: shots={settings.shots}, but {category} has {len(rows)} good images")
+            if settings.shots:
+                generator = np.random.default_rng([self.seed, number])
+                rows = np.sort(generator.choice(rows, settings.shots, replace=False))
+            parts.append((rows, np.flatnonzero(test.values[:, 0] == number)))
+        for row in anomalous.tolist():
+            self._truth(row)  # a mask that cannot be used ends the run before an image is encoded
+        return parts
 
     def _resized(self, picture: "Tensor", **changes: Any) -> "Tensor":
         """Return a picture or mask (C, H, W) as the network takes it; sides are multiples of the patch."""
@@ -179,25 +176,23 @@ class Anomaly(MapRun[Settings]):
         crop = self.settings.crop
         multiple, scale = 1 if crop else self.encoder.multiple, self.settings.size / min(picture.shape[1:])
         height, width = (max(multiple, round(side * scale / multiple) * multiple) for side in picture.shape[1:])
-        sizes: dict[str, Any] = {"squash": None, "resize": (height, width), "crop": (crop, crop) if crop else None}
-        return resize_and_crop(picture, dataclasses.replace(self.preprocessing, **sizes, **changes))
+        changes |= {"squash": None, "resize": (height, width), "crop": (crop, crop) if crop else None}
+        return resize_and_crop(picture, dataclasses.replace(self.preprocessing, **changes))
 
     def _embedded(self, source: Source, rows: IntArray, floor_of: dict[str, str]) -> "Iterator[dict[str, Map]]":
-        """Yield the maps (h, w, C) of each image, of the rows of results and of pixels."""
+        """Yield the maps (B, h, w, C) of images of one shape, of the rows of results and of pixels."""
         import torch
 
         from sslbench.data.decode.transforms import normalise
         from sslbench.protocols._parts.images import maps_and_pixels, pictures
 
-        waiting, done = list[torch.Tensor](), 0
+        waiting: list[torch.Tensor] = []
         report = stage_progress(self.progress, f"{self.backbone.name} on {source.ids[rows[0]]} and others")
-        for number, (_, picture) in enumerate(
-            pictures(source, rows.tolist(), self.preprocessing, self.engine), start=1
-        ):
+        read = pictures(source, rows.tolist(), self.preprocessing, self.engine)
+        for number, (_, picture) in enumerate(read, start=1):
             waiting.append(self._resized(picture))
             if number < len(rows) and len(waiting) < self.engine.batch_size:
                 continue
-            # Images of one shape are encoded together.
             for _, alike in itertools.groupby(waiting, key=lambda image: image.shape):
                 images = normalise(torch.stack(list(alike)), self.preprocessing).to(self.encoder.device)
                 maps = self._joined(maps_and_pixels(self.encoder, images), floor_of)
@@ -206,11 +201,10 @@ class Anomaly(MapRun[Settings]):
                         f"anomaly: features of {source.name} are not finite numbers",
                         "The backbone overflowed (try --precision fp32) or its weights are damaged (sslbench inspect).",
                     )
-                arrays = {name: value.permute(0, 2, 3, 1).cpu().numpy() for name, value in maps.items()}
-                yield from ({name: value[i] for name, value in arrays.items()} for i in range(len(images)))
-            waiting, done = [], number
+                yield {name: value.permute(0, 2, 3, 1).cpu().numpy() for name, value in maps.items()}
+            waiting.clear()
             if report is not None:
-                report(done, len(rows))
+                report(number, len(rows))
 
     def _joined(self, maps: "Mapping[str, Tensor]", floor_of: dict[str, str]) -> "dict[str, Tensor]":
         """Return the averaged maps (B, C, h, w) of each row of results, and of the pixels on its grid."""
@@ -236,35 +230,24 @@ class Anomaly(MapRun[Settings]):
         patches: dict[str, list[Matrix]] = {}
         for maps in self._embedded(self.train, train, floor_of):
             for name, value in maps.items():
-                patches.setdefault(name, []).append(value.reshape(-1, value.shape[2]))
-        memories = {name: self._memory(np.concatenate(patches.pop(name))) for name in list(patches)}
-        for name, memory in memories.items():
-            found.setdefault(name, _Ranking(np.zeros(len(self.test)))).patches.append(len(memory.x))
-        waiting: list[dict[str, Map]] = []
-        number, settings = 0, self.settings
-        for index, maps in enumerate(self._embedded(self.test, test, floor_of), start=1):
-            waiting.append(maps)
-            number += max(value.shape[0] * value.shape[1] for value in maps.values())
-            if number < _QUERIES and index < len(test):
-                continue
-            rows = test[index - len(waiting) : index]
+                patches.setdefault(name, []).append(value.reshape(-1, value.shape[-1]))
+        settings, device, memories = self.settings, str(self.encoder.device), dict[str, PatchMemory]()
+        for name in list(patches):
+            x = np.concatenate(patches.pop(name))
+            if settings.coreset < 1:
+                number = max(1, int(len(x) * settings.coreset))
+                x = x[greedy_coreset(x, number, seed=self.seed, device=device)]
+            memories[name] = PatchMemory(x, settings.distance, device, settings.max_memory)
+            found.setdefault(name, _Ranking(np.zeros(len(self.test)))).patches.append(len(x))
+        chosen = {name: getattr(settings, name) for name in ("k", "top", "reweight")}
+        rows = iter(test.tolist())
+        for maps in self._embedded(self.test, test, floor_of):
+            own = list(itertools.islice(rows, len(next(iter(maps.values())))))
             for name, memory in memories.items():
-                searched = memory.scored(
-                    [each[name] for each in waiting], k=settings.k, top=settings.top, reweight=settings.reweight
-                )
-                for row, (distances, score) in zip(rows.tolist(), searched, strict=True):
+                for row, (distances, score) in zip(own, memory.scored(maps[name], **chosen), strict=True):
                     found[name].maps[row], found[name].scores[row] = distances, score
-            waiting, number = [], 0
         for name in memories:
             found[name].curves.append(self._curves(test, found[name].maps))
-
-    def _memory(self, patches: Matrix) -> PatchMemory:
-        """Return the memory of all patches (M, C), or of their coreset."""
-        settings, device = self.settings, str(self.encoder.device)
-        if settings.coreset < 1:
-            number = max(1, int(len(patches) * settings.coreset))
-            patches = patches[greedy_coreset(patches, number, seed=self.seed, device=device)]
-        return PatchMemory(patches, settings.distance, device, settings.max_memory)
 
     def _truth(self, row: int) -> npt.NDArray[np.int8]:
         """Return the scored pixels of a test image: 1 in a defect, 0 elsewhere, -1 where it is not known."""

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from torch import nn
 from sslbench.backbones.in_memory import from_module
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.open import open_as
-from sslbench.errors import UsageError
+from sslbench.errors import DataError, UsageError
 from sslbench.features.array import ExtractSettings
 from sslbench.metrics.dense.anomaly import BINS, PixelCurves, image_measures, pixel_measure, region_shares
 from sslbench.metrics.intervals import Units
@@ -327,3 +328,35 @@ def test_a_record_holds_each_category_and_a_picture(sslbench, tmp_path):
     # 16 images of 3 x 3 patches: a tenth of 144.
     assert "Memories of 14 patches." in record["notes"]
     assert file.with_suffix(".png").is_file()
+
+
+def test_masks_are_read_before_the_first_image_is_encoded(sslbench, tmp_path):
+    """The damaged mask is in the second category: no network has run by then."""
+    place = damaged(tmp_path, "broken")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(anomaly.Anomaly, "_embedded", lambda *_: pytest.fail("encoded"))
+        found = sslbench("eval", "anomaly", "--data", str(place), *NET, "size=16", "--layers", "res3")
+    assert found[0] == 1 and "0_mask.png: not an image" in found[2]
+
+
+def test_a_category_without_good_training_images_is_named_and_not_left_out(tmp_path):
+    damaged(tmp_path, "none")
+    shutil.rmtree(tmp_path / "nut/train/good")
+    with pytest.raises(DataError, match="no images of nut"):
+        open_as(str(tmp_path), Anomalies)
+    assert open_as(f"{tmp_path}?category=bolt", Anomalies)["train"].target.classes == ("bolt",)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (VISA[2], "lists 1 image more than once: candle/Data/Images/Anomaly/0.png"),
+        (("nut", "test", "anomaly", VISA[0][3], ""), "lists 1 image more than once"),
+        (("nut", "test", "anomaly", "nut/1.png", "none.png"), "1 file not found below"),
+    ],
+)
+def test_lists_that_repeat_an_image_or_lack_a_mask_are_refused(tmp_path, row, message):
+    visa(tmp_path, [*VISA, row])
+    (tmp_path / "none.png").unlink(missing_ok=True)
+    with pytest.raises(DataError, match=message):
+        open_as(str(tmp_path), Anomalies)

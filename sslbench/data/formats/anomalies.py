@@ -9,6 +9,7 @@ takes some categories. Pixels above 0 are defects. Without ground_truth/ only im
 import csv
 import dataclasses
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -98,7 +99,9 @@ def _categories(root: Path) -> dict[str, str]:
     """Return the categories of a folder in MVTec's layout -> their folders, relative to it with a slash at the end."""
     if _is_category(root):
         return {root.resolve().name: ""}
-    return {path.name: f"{path.name}/" for path in sorted(root.iterdir()) if path.is_dir() and _is_category(path)}
+    folders = [path for path in sorted(root.iterdir()) if (path / "test").is_dir()]
+    # One without good images is named by the error: left out, it would change the means.
+    return {path.name: f"{path.name}/" for path in folders} if any(map(_is_category, folders)) else {}
 
 
 def _is_category(folder: Path) -> bool:
@@ -130,7 +133,7 @@ def open(spec: str, options: AnomalyOptions) -> dict[str, Source]:
 def _source(name: str, root: Path, names: Sequence[str], images: Sequence[_Image]) -> Source:
     images = sorted((image for image in images if image.category in names), key=lambda image: printable(image.file))
     if absent := [category for category in names if category not in {image.category for image in images}]:
-        raise DataError(f"{name}: no images of {some(absent)}", "Each category needs train/good and test.")
+        raise DataError(f"{name}: no images of {some(absent)}", "Each category needs good images to train, and a test.")
     values = [(names.index(image.category), int(image.anomalous)) for image in images]
     files = Files(tuple(image.file for image in images), str(root))
     masks = DefectMasks(name, files, str(root), tuple(image.masks for image in images))
@@ -143,7 +146,7 @@ def _source(name: str, root: Path, names: Sequence[str], images: Sequence[_Image
 def _of_folders(root: Path, categories: Mapping[str, str]) -> list[_Image]:
     images = []
     for category, folder in categories.items():
-        for file in walk(root / f"{folder}train"):
+        for file in walk(root / f"{folder}train") if (root / f"{folder}train").is_dir() else ():
             kind = file.partition("/")[0]
             images.append(_Image(category, "train", f"{folder}train/{file}", kind != _GOOD, ()))
         truth = _masks(root / folder / _TRUTH)
@@ -192,8 +195,11 @@ def _of_list(root: Path) -> list[_Image]:
         anomalous = row["label"] == "anomaly"
         masks: tuple[str, ...] | None = (row["mask"],) if row["mask"] else None
         images.append(_Image(row["object"], row["split"], row["image"], anomalous, masks if anomalous else ()))
-    if missing := [each.file for each in images if not (root / each.file).is_file()]:
-        raise DataError(f"{path}: {counted(len(missing), 'image')} not found below {root}: {some(missing)}")
+    files = [file for each in images for file in (each.file, *(each.masks or ()))]
+    if missing := [file for file in files if not (root / file).is_file()]:
+        raise DataError(f"{path}: {counted(len(missing), 'file')} not found below {root}: {some(missing)}")
+    if twice := [file for file, number in Counter(each.file for each in images).items() if number > 1]:
+        raise DataError(f"{path} lists {counted(len(twice), 'image')} more than once: {some(twice)}")
     return images
 
 
