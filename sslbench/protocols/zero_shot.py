@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sslbench.config import build, read_yaml, setting
-from sslbench.data.wording import some
-from sslbench.errors import UsageError
+from sslbench.data.wording import counted, some
+from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.measure import Probabilities
 from sslbench.metrics.summary import summarise
-from sslbench.names import find_file
+from sslbench.names import did_you_mean, find_file
 from sslbench.protocols._parts.selection import check_features
 from sslbench.protocols._parts.texts import (
     OnImagesAndTexts,
@@ -121,19 +121,21 @@ def words_of(classes: Sequence[str], prompts: Prompts) -> list[str]:
     ['two', 'one', 'three']
     """
     names = prompts.names
+    unknown = [name for name in classes if name not in names] if isinstance(names, Mapping) else [*classes]
+    if not unknown:
+        return [names[name] for name in classes]
     spoken = [re.sub(r"[_\s/]+", " ", name).strip() for name in classes]
     words = list(names.values()) if isinstance(names, Mapping) else list(names)
     if not words or set(spoken) <= set(words):
         return spoken
-    of_data = f"the prompts of {prompts.title} are of {len(words):,} classes, and the data have {len(classes):,}"
     remedy = "Leave prompts out, or copy its file and write the names as CLASS: words."
     if isinstance(names, Mapping):
-        if unknown := [name for name in classes if name not in names]:
-            raise UsageError(
-                f"{of_data}, of which it lacks {len(unknown):,}: {some(unknown)}",
-                f"It has {some(list(names))}. {remedy}",
-            )
-        return [names[name] for name in classes]
+        lacking = f"{len(unknown):,} of {counted(len(classes), 'class')}: {some(unknown)}"
+        raise UsageError(
+            f"the prompts of {prompts.title} lack {lacking}",
+            f"They have {some(list(names))}. {remedy}",
+        )
+    of_data = f"the prompts of {prompts.title} are of {len(words):,} classes, and the data have {len(classes):,}"
     numbers = [int(found[0]) for name in classes if (found := re.match(r"\d+", name.strip()))]
     keys = sorted(classes) if prompts.sorted else sorted(numbers)
     if len(set(keys)) != len(words) or len(classes) != len(words):
@@ -144,24 +146,31 @@ def words_of(classes: Sequence[str], prompts: Prompts) -> list[str]:
     return [by_key[key] for key in (classes if prompts.sorted else numbers)]
 
 
-def _texts_of_classes(classes: Sequence[str], source: "TextFile | TextTower", prompts: Prompts) -> list[list[str]]:
-    """Return the texts of each class: its prompts, or in a file of embeddings its name or words, where it has these."""
-    found, missing = [], []
-    for name, words in zip(classes, words_of(classes, prompts), strict=True):
-        texts = [template.replace(_PLACE, words) for template in prompts.templates]
-        if isinstance(source, TextFile):
-            texts = next(([each] for each in (name, words) if each in source.rows), texts)
-            missing += [] if all(text in source.rows for text in texts) else [name]
-        found.append(texts)
-    if isinstance(source, TextFile) and missing:
-        source.refuse_missing(classes, "class")
-    return found
+def _texts_of_classes(classes: Sequence[str], source: "TextFile | TextTower", settings: Settings) -> list[list[str]]:
+    """Return the prompts of each class; in a file of embeddings without them, and if none were given, words or name."""
+    prompts = prompts_of(settings)
+    words = words_of(classes, prompts)
+    ways = [[[template.replace(_PLACE, each) for template in prompts.templates] for each in words]]
+    if isinstance(source, TextFile):
+        ways += [[[each] for each in words]] if settings.templates == _TEMPLATES else []
+        ways += [] if settings.prompts or len(ways) == 1 else [[[name] for name in classes]]
+        lacking = [[i for i, own in enumerate(way) if not source.rows.keys() >= {*own}] for way in ways]
+        # Texts of one kind for all classes: vectors of prompts and of words are no answers to one question.
+        ways = [way for way, missing in zip(ways, lacking, strict=True) if not missing] or ways
+        if fewest := min(lacking, key=len):
+            first = next(text for text in ways[lacking.index(fewest)][fewest[0]] if text not in source.rows)
+            raise DataError(
+                f"{source.title} lacks {len(fewest):,} of {counted(len(classes), 'class')}: "
+                f"{some([classes[i] for i in fewest])}{'' if first in classes else f' (the text {first!r})'}",
+                did_you_mean(first, source.rows),
+            )
+    return ways[0]
 
 
 def check(settings: Settings, labels: Target) -> None:
     """Refuse settings without texts, and texts of other classes, before any image is decoded."""
     check_texts(settings)
-    _texts_of_classes(labels.classes, open_texts(settings), prompts_of(settings))
+    _texts_of_classes(labels.classes, open_texts(settings), settings)
 
 
 def run(train: Features, test: Features, settings: Settings, *, seed: int, device: str = "cpu") -> Outcome:
@@ -169,7 +178,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     check_features(train, test)
     check(settings, test.target)
     source, labels = open_texts(settings), test.target
-    groups = _texts_of_classes(labels.classes, source, prompts_of(settings))
+    groups = _texts_of_classes(labels.classes, source, settings)
     classes = text_vectors(source, groups, device)
     scores = np.empty((len(test), len(classes)), np.float32)
     for start in range(0, len(test), _ROWS):
@@ -180,7 +189,9 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     # Classes with equal texts, two pairs in ImageNet's names: the first one is predicted, as by CLIP's argmax.
     scores[:, twice] = np.nextafter(scores[:, twice], np.float32(-np.inf))
     if twice:
-        notes = [f"{len(twice):,} classes have the texts of another, and are never predicted."]
+        notes = [
+            f"Of classes with equal texts the first is predicted: never {some([labels.classes[i] for i in twice])}."
+        ]
     probabilities: Probabilities | None = "softmax" if isinstance(labels, Classes) else None
     metrics, headline, per_class = summarise(
         type(labels),

@@ -80,7 +80,7 @@ def test_classes_of_equal_texts_are_predicted_as_the_first():
         patch.setattr(zero_shot, "prompts_of", lambda _: prompts)
         labels = Classes(("bird", "machine", "ox"), np.array([0, 1, 2]))
         found = classified(labels, x, text_features=file)
-    assert found.per_class == {"bird": 1, "machine": 0, "ox": 1} and "1 classes" in found.notes[1]
+    assert found.per_class == {"bird": 1, "machine": 0, "ox": 1} and "never machine" in found.notes[1]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,35 @@ def test_names_belong_to_classes_by_number_or_sorted(classes, names, by_order, w
 def test_names_of_other_classes_are_refused(classes):
     with pytest.raises(UsageError, match="are of 3 classes"):
         zero_shot.words_of(classes, zero_shot.Prompts("t", "s", ("{}",), ["a", "b", "c"]))
+
+
+def test_names_of_a_mapping_are_found_by_class_before_they_are_taken_as_words():
+    prompts = zero_shot.Prompts("t", "s", ("{}",), {"fly": "fly swatter", "bug": "fly"})
+    assert zero_shot.words_of(("fly", "bug"), prompts) == ["fly swatter", "fly"]
+    assert zero_shot.words_of(("fly", "fly_swatter"), prompts) == ["fly", "fly swatter"]
+    with pytest.raises(UsageError, match="the prompts of t lack 1 of 2 classes: ant"):
+        zero_shot.words_of(("bug", "ant"), prompts)
+
+
+def test_emotions_have_the_words_of_their_folders_and_of_their_numbers():
+    """The numbers of fer2013.csv are not in the order of the folders."""
+    prompts = zero_shot.prompts_of(zero_shot.Settings(prompts="fer2013"))
+    assert zero_shot.words_of(("neutral", "sad", "surprise"), prompts) == ["neutral", "sad", "surprised"]
+    assert zero_shot.words_of(tuple("0123456"), prompts)[4:] == ["sad", "surprised", "neutral"]
+
+
+def test_given_templates_choose_the_rows_of_a_file_that_has_names_too():
+    """A file with names and prompts, far from each other: the labels are right by the ones or by the others."""
+    x, labels = np.eye(2), Classes(("cat", "dog"), np.array([0, 1]))
+    rows = {"cat": x[1], "dog": x[0], "the cat": x[0], "the dog": x[1]}
+    file = text_file(rows)
+    assert classified(labels, x, text_features=file, templates=("the {}",)).metrics["top1"][0] == 1
+    assert classified(labels, x, text_features=file).metrics["top1"][0] == 0
+    with pytest.raises(DataError, match=r"lacks 2 of 2 classes: cat, dog \(the text 'my cat'\)"):
+        classified(labels, x, text_features=file, templates=("my {}",))
+    mixed = text_file({"cat": x[1], "a photo of a dog.": x[0]})
+    with pytest.raises(DataError, match="lacks 1 of 2 classes"):
+        classified(labels, x, text_features=mixed)
 
 
 def test_every_published_prompt_file_is_read():

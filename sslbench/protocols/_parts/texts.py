@@ -126,12 +126,12 @@ class TextFile:
     rows: Mapping[str, Sequence[int]]
     projection: None = None
 
-    def refuse_missing(self, texts: Iterable[str], title: str = "text") -> None:
-        """Refuse texts that the file lacks; `title` is a word for one of them."""
+    def refuse_missing(self, texts: Iterable[str]) -> None:
+        """Refuse texts that the file lacks."""
         every = dict.fromkeys(texts)
         if missing := [text for text in every if text not in self.rows]:
             raise DataError(
-                f"{self.title} lacks {len(missing):,} of {counted(len(every), title)}: {some(missing)}",
+                f"{self.title} lacks {len(missing):,} of {counted(len(every), 'text')}: {some(missing)}",
                 did_you_mean(missing[0], self.rows),
             )
 
@@ -156,7 +156,9 @@ def _read(place: str, stamp: tuple[int, int]) -> TextFile:
     if len(names) != len(x):
         raise DataError(f"{path}: {len(x):,} embeddings and {len(names):,} names", _WRITE)
     if bad := [name for name, row in zip(names, x, strict=True) if not (np.isfinite(row).all() and row.any())]:
-        raise DataError(f"{path}: embeddings of {len(bad):,} texts are zeros or not finite: {some(bad)}", _WRITE)
+        raise DataError(
+            f"{path}: embeddings of {counted(len(bad), 'text')} are zeros or not finite: {some(bad)}", _WRITE
+        )
     rows: dict[str, list[int]] = {}
     for row, name in enumerate(names):
         rows.setdefault(name, []).append(row)
