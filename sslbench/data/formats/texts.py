@@ -138,8 +138,13 @@ def _of_classes(source: Source) -> Source:
 
 
 def _lines(values: Iterable[object]) -> list[str]:
-    """Return the texts that are not blank, without spaces around them."""
-    return [text for value in values if (text := " ".join(str(value).split()))]
+    """Return the texts that are not blank, without spaces around them; TypeError for what is no text."""
+    found = []
+    for value in values:
+        if not isinstance(value, str):
+            raise TypeError(value)
+        found += [text] if (text := " ".join(value.split())) else []
+    return found
 
 
 def _of_table(path: Path, column: str) -> Captions:
@@ -157,7 +162,8 @@ def _of_table(path: Path, column: str) -> Captions:
         )
     found: Captions = {}
     for row, (name, cell) in enumerate(zip(cells.columns[image], cells.columns[known[0]], strict=True)):
-        if not name or not (own := _lines([cell] if isinstance(cell, str) else cell if isinstance(cell, list) else [])):
+        texts = cell if isinstance(cell, list) else [cell]
+        if not name or not (own := _lines(text for text in texts if isinstance(text, str))):
             raise DataError(f"{cells.name}, {cells.row_name(row)}: the {'text' if name else 'image'} is missing")
         given = str(cells.columns["split"][row] or "") if "split" in cells.columns else ""
         found.setdefault(_split(given), {}).setdefault(str(name), []).extend(own)
@@ -173,39 +179,53 @@ def _of_json(path: Path) -> Captions:
     """Return the texts of a manifest of COCO or kwcoco, or of Karpathy's splits."""
     try:
         content = json.loads(read_text(path)[0])
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON: {error}") from error
+    try:
         images = content["images"]
         if not isinstance(images, list) or not all(isinstance(image, dict) for image in images):
             raise TypeError("images")
         karpathy = any("sentences" in image for image in images)
-        return _of_karpathy(images) if karpathy else _of_coco(images, content.get("annotations") or [])
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON: {error}") from error
+        each = _of_karpathy(images) if karpathy else _of_coco(path, images, content.get("annotations") or [])
     except (KeyError, TypeError, AttributeError) as error:
+        problem = f"{error} is missing" if isinstance(error, KeyError) else "images or captions are of another kind"
         raise DataError(
-            f"{path} is no file of captions: {error} is missing or of another kind",
+            f"{path} is no file of captions: {problem}",
             "COCO has images (id, file_name) and annotations (image_id, caption); Karpathy's splits sentences (raw).",
         ) from error
-
-
-def _of_karpathy(images: list[dict[str, Any]]) -> Captions:
     found: Captions = {}
-    for image in images:
-        name = "/".join(filter(None, (image.get("filepath", ""), image["filename"])))
-        own = _lines(sentence["raw"] for sentence in image["sentences"])
-        if own:
-            found.setdefault(_split(str(image.get("split", ""))), {})[name] = own
-    return found
+    for image, name, own in each:
+        part = found.setdefault(_split(str(image.get("split") or "")), {})
+        if name in part:
+            raise DataError(f"{path} lists the image {name} more than once", "Keep one entry, with all its texts.")
+        part[name] = own
+    return {split: {name: own for name, own in part.items() if own} for split, part in found.items()}
 
 
-def _of_coco(images: list[dict[str, Any]], annotations: list[dict[str, Any]]) -> Captions:
+Entries = list[tuple[Mapping[str, Any], str, list[str]]]
+"""Images, their files and texts."""
+
+
+def _of_karpathy(images: list[dict[str, Any]]) -> Entries:
+    return [
+        (
+            image,
+            "/".join(filter(None, (image.get("filepath", ""), image["filename"]))),
+            _lines(sentence["raw"] for sentence in image["sentences"]),
+        )
+        for image in images
+    ]
+
+
+def _of_coco(path: Path, images: list[dict[str, Any]], annotations: list[dict[str, Any]]) -> Entries:
     texts: dict[Any, list[str]] = {image["id"]: _lines(_captions(image)) for image in images}
-    for annotation in annotations:
-        texts[annotation["image_id"]] += _lines(_captions(annotation))
-    found: Captions = {}
-    for image in images:
-        if own := texts[image["id"]]:
-            found.setdefault(_split(str(image.get("split") or "")), {})[str(image["file_name"])] = own
-    return found
+    if len(texts) < len(images):
+        raise DataError(f"{path} has {counted(len(images) - len(texts), 'image')} with the id of another")
+    for number, annotation in enumerate(annotations):
+        if (image := annotation["image_id"]) not in texts:
+            raise DataError(f"{path}, annotations[{number}]: there is no image of the id {image}")
+        texts[image] += _lines(_captions(annotation))
+    return [(image, str(image["file_name"]), texts[image["id"]]) for image in images]
 
 
 def _captions(entry: Mapping[str, Any]) -> list[object]:
