@@ -183,7 +183,9 @@ def find_file(kind: FileKind, name: str) -> Path:
         return file
     files = _yaml_files(kind)
     if name not in files:
-        raise UsageError(f"there is no {kind} called '{name}'", did_you_mean(name, files))
+        raise UsageError(
+            f"there {'are' if kind.endswith('s') else 'is'} no {kind} called '{name}'", did_you_mean(name, files)
+        )
     return files[name]
 
 

@@ -6,6 +6,7 @@ Hub), filled strictly. Tokenisers come with these libraries or lie in the folder
 
 import dataclasses
 import functools
+import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,15 @@ _TEXTS = 256  # encoded together
 _EXTRA = "pip install 'sslbench[text]', or give embeddings of the texts: text_features=FILE."
 _ELSEWHERE = "Encode the texts elsewhere, and give their embeddings: text_features=FILE."
 _TOKENISERS = ("tokenizer.json", "vocab.json", "tokenizer.model", "spiece.model")
+# These and the tokeniser change embeddings, and no tensor shows them.
+_BESIDE = (
+    *_TOKENISERS,
+    "config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+)
 _COPY = f"Copy tokenizer.json and tokenizer_config.json of the model there. Or: {_ELSEWHERE}"
 # Tensors of open_clip's text tower, behind the prefix.
 _OF_TEXTS = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.", "text_projection", "cls_emb")
@@ -37,7 +47,7 @@ class TextTower:
 
     Attributes:
         title: file and number of its tensors, for notes.
-        sha256: digest of tensors and structure of tower and projection.
+        sha256: digest of tensors and structure of tower and projection, of configuration and tokeniser.
         projection: (W, D), from the output of the image tower to the space of the texts; None: it is that space.
         quick_gelu: activation of the image tower that belongs to it; None: its configuration says it.
         tokens: function from texts to the keyword arguments of `embeddings`.
@@ -133,7 +143,7 @@ def _of_open_clip(path: str, tensors: Mapping[str, Tensor], prefix: str, model: 
     projection = tensors.get("visual.proj")
     return TextTower(
         title=f"the text tower of {path}, {len(own)} tensors",
-        sha256=_digest(module, projection),
+        sha256=_digest(module, projection, repr(sorted(options.items())).encode()),
         projection=None if projection is None else np.asarray(projection.float().numpy()),
         quick_gelu=quick,
         tokens=lambda texts: {"text": tokenizer(texts)},
@@ -190,7 +200,10 @@ def _of_transformers(folder: Path) -> TextTower:
 
     def tokens(texts: list[str]) -> Mapping[str, Tensor]:
         padding = "max_length" if filled else True
-        found = tokenizer(texts, padding=padding, truncation=True, max_length=length, return_tensors="pt")
+        try:
+            found = tokenizer(texts, padding=padding, truncation=True, max_length=length, return_tensors="pt")
+        except Exception as error:  # of a tokeniser that lacks its own marks: tokenizers raises nothing narrower
+            raise WeightsError(f"{folder}: its tokeniser fails: {_line(error)}", _COPY) from error
         if (most := int(found["input_ids"].max())) >= model.config.text_config.vocab_size:
             raise WeightsError(
                 f"{folder}: its tokeniser has the token {most:,}, and the text tower "
@@ -207,7 +220,9 @@ def _of_transformers(folder: Path) -> TextTower:
     projection = None if layer is None else layer.weight.detach().T
     return TextTower(
         title=f"the text tower of {folder} ({type(model).__name__})",
-        sha256=_digest(model, projection),
+        sha256=_digest(
+            model, projection, *((folder / name).read_bytes() for name in _BESIDE if (folder / name).is_file())
+        ),
         projection=None if projection is None else np.ascontiguousarray(projection.numpy()),
         quick_gelu=None,
         tokens=tokens,
@@ -220,7 +235,8 @@ def _line(error: Exception) -> str:
     return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
 
 
-def _digest(module: nn.Module, projection: Tensor | None) -> str:
-    """Return a digest of a tower's tensors, of its structure, activations included, and of the projection."""
-    tensors = {**module.state_dict(), "structure": torch.tensor(list(str(module).encode()))}
+def _digest(module: nn.Module, projection: Tensor | None, *facts: bytes) -> str:
+    """Return a digest of a tower's tensors, of its structure, activations included, of the projection and of facts."""
+    structure = [str(module).encode(), *(hashlib.sha256(fact).digest() for fact in facts)]
+    tensors = {**module.state_dict(), "structure": torch.tensor(list(b"".join(structure)))}
     return tensors_sha256(tensors if projection is None else {**tensors, "projection": projection})[:32]

@@ -150,6 +150,8 @@ def test_a_file_of_prompts_and_its_content_are_part_of_the_record(tmp_path):
         found.append(zero_shot.PROTOCOL.recorded(zero_shot.Settings(prompts=str(file), text_features=rows)))
     assert found[0] != found[1] and str(tmp_path) not in str(found)
     file.write_text("title: own\nsource: me\ntemplates: [no place]\n")
+    with pytest.raises(UsageError, match="there are no prompts called 'cifar11'"):
+        zero_shot.prompts_of(zero_shot.Settings(prompts="cifar11"))
     with pytest.raises(UsageError, match=r"own.yaml: each of 'templates' should have one place \{\}"):
         zero_shot.prompts_of(zero_shot.Settings(prompts=str(file)))
 
@@ -370,6 +372,35 @@ def test_both_towers_of_open_clip_give_the_scores_of_open_clip(folder, capsys):
     save_file(tensors, clip / "open_clip_model.safetensors")
     assert run("eval", "zero-shot", "--weights", clip, "--data", "classes", "-o", "out") == 1
     assert "transformer.resblocks.1.ln_1.weight" in capsys.readouterr().err
+
+
+def test_the_digest_of_a_tower_tells_its_tokeniser_and_configuration(tmp_path):
+    """Other numbers of the same words, and another end of a text, give other embeddings of the same tensors."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    from sslbench.backbones.text_towers import read_text_tower
+
+    tower = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 1, "num_hidden_layers": 1}
+    config = transformers.CLIPConfig(
+        projection_dim=8,
+        text_config={**tower, "vocab_size": 9, "eos_token_id": 3, "pad_token_id": 0},
+        vision_config={**tower, "image_size": 32, "patch_size": 16},
+    )
+    transformers.CLIPModel(config).save_pretrained(tmp_path)
+    found = []
+    for words, eos in ((("cat", "dog"), 3), (("dog", "cat"), 3), (("cat", "dog"), 4)):
+        tokenizer = Tokenizer(models.WordLevel({"[PAD]": 0, words[0]: 1, words[1]: 2, "big": 3}, unk_token="[PAD]"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        marks = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]", "unk_token": "[PAD]"}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(marks))
+        content = json.loads((tmp_path / "config.json").read_text())
+        content["text_config"]["eos_token_id"] = eos
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        read = read_text_tower(str(tmp_path))
+        found.append((read.sha256, read.encode(["dog big cat"], "cpu").tobytes()))
+    assert len({digest for digest, _ in found}) == 3 == len({x for _, x in found})
 
 
 def test_a_folder_of_transformers_without_tokeniser_says_so(tmp_path):
