@@ -61,6 +61,19 @@ def test_a_table_needs_no_cameras(tmp_path):
     assert answers.positives == ("b.png",) and answers.ignored == ()
 
 
+def test_columns_in_capitals_are_found_and_a_table_without_cameras_says_what_follows(tmp_path):
+    write_table(tmp_path / "birds.csv", [("a.png", "1", "1", "query"), ("b.png", "1", "1", "gallery")])
+    file = tmp_path / "birds.csv"
+    lines = file.read_text().splitlines()
+    notes = []
+    for header in (lines[0].title(), lines[0].replace("camera", "cam")):
+        file.write_text("\n".join([header, *lines[1:]]))
+        source = open_data(str(file))["test"]
+        notes.append((len(source.target.queries.tasks[""]["a.png"].positives), " ".join(source.notes)))
+    assert notes[0][0] == 0 and "column 'camera'" not in notes[0][1]
+    assert notes[1][0] == 1 and "has no column 'camera': no image of a query's camera is taken out" in notes[1][1]
+
+
 def test_a_table_of_identities_without_queries_is_one_of_labels(tmp_path):
     write_table(tmp_path / "faces.csv", [("a.png", "1", "1", "train"), ("b.png", "1", "1", "test")])
     assert open_data(str(tmp_path / "faces.csv"), label_column="identity")["test"].target.queries is None

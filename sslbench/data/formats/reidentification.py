@@ -8,8 +8,9 @@ the splits query and gallery, and perhaps train; without a column of cameras no 
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from sslbench.data.containers.listed import find_listed, folders_beside
 from sslbench.data.format import NoOptions, SampleReader, SampleRequest, SourceFormat
@@ -37,6 +38,7 @@ _LISTS = {
     "query": ("list_query.txt", "test"),
     "gallery": ("list_gallery.txt", "test"),
 }
+T = TypeVar("T")
 _SPLITS = ("train", "gallery", "query")
 
 
@@ -69,10 +71,14 @@ def _columns(file: Path) -> bool:
                 header = stream.readline(10_000)
             if not {"identity", "split"} <= {*re.split(r"[,;\t]", header.strip().lower().replace('"', ""))}:
                 return False
-        columns = table.read_cells(file).columns
+        columns = _lower(table.read_cells(file).columns)
     except (DataError, OSError):  # opening it as any table says what is wrong
         return False
     return {"identity", "split"} <= {*columns} and "query" in {*map(str, columns["split"])}
+
+
+def _lower(columns: Mapping[str, T]) -> dict[str, T]:
+    return {name.strip().lower(): values for name, values in columns.items()}
 
 
 def recognises(spec: str) -> bool:
@@ -151,20 +157,25 @@ def _of_lists(root: Path) -> Iterator[_Image]:
 
 def _of_table(file: Path) -> tuple[list[_Image], Path, tuple[str, ...]]:
     cells = table.read_cells(file)
-    column = next((name for name in table.IMAGE_COLUMNS if name in cells.columns), None)
+    columns = _lower(cells.columns)
+    column = next((name for name in table.IMAGE_COLUMNS if name in columns), None)
     if column is None:
         raise DataError(f"{file} has no column of images", f"It is called {', '.join(table.IMAGE_COLUMNS[:4])} or so.")
-    text = {name: [str(value).strip() for value in cells.columns[name]] for name in (column, "identity", "split")}
-    cameras = [str(value).strip() for value in cells.columns.get("camera", [""] * len(text[column]))]
+    text = {name: [str(value).strip() for value in columns[name]] for name in (column, "identity", "split")}
+    cameras = [str(value).strip() for value in columns.get("camera", [""] * len(text[column]))]
     cameras = ["" if camera.lower() in ("", "nan", "none") else camera for camera in cameras]
     for i, (identity, split) in enumerate(zip(text["identity"], text["split"], strict=True)):
         if split not in _SPLITS or not identity:
             raise DataError(
-                f"{cells.row_name(i)}: identity '{identity}', split '{split}'", f"Splits are {', '.join(_SPLITS)}."
+                f"{cells.name}, {cells.row_name(i)}: identity '{identity}', split '{split}'",
+                f"Splits are {', '.join(_SPLITS)}.",
             )
     listed = find_listed(str(file), text[column], folders_beside(file))
     rows = zip(listed.paths, text["identity"], cameras, text["split"], strict=True)
-    return [_Image(*row) for row in rows], listed.folder, (*cells.notes, *listed.notes)
+    notes = (
+        () if "camera" in columns else (f"{file} has no column 'camera': no image of a query's camera is taken out",)
+    )
+    return [_Image(*row) for row in rows], listed.folder, (*cells.notes, *listed.notes, *notes)
 
 
 FORMAT = SourceFormat(__doc__, SampleReader(recognises, open, NoOptions))
