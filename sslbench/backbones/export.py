@@ -139,6 +139,12 @@ def export(
 ) -> ExportReport:
     """Write a network as .onnx or .pt2, for any number of normalised images; the file appears verified or not."""
     check_export(out, overwrite=overwrite)
+    if backbone.preprocessing.scales != (1.0,):
+        scales = ",".join(f"{scale:g}" for scale in backbone.preprocessing.scales)
+        raise UsageError(
+            f"an exported network takes images of one size, and these features are means over the scales {scales}",
+            "Leave --scales out; a probe of these features needs sslbench predict.",
+        )
     write = _write_onnx if out.suffix == ".onnx" else _write_pt2
     if out.suffix == ".onnx":
         need_onnx("ONNX files", "write a .pt2 file of torch.export.")

@@ -109,10 +109,13 @@ def load_with_probe(request: Request, run: RunSettings, probe: Path) -> tuple[Ba
     if preprocessing is not None:
         backbone = dataclasses.replace(backbone, preprocessing=preprocessing)
     backbone = for_request(backbone, request, run)[0]
-    if metadata.get("weights") != backbone.weights_sha256:
+    # Networks of one architecture's tensors may still differ: number of heads, or none at all (pixels).
+    trained_on, name = metadata.get("weights"), file.content.get("backbone")
+    if (trained_on, name) != (backbone.weights_sha256, backbone.name):
+        differ = "the tensors differ" if trained_on != backbone.weights_sha256 else f"it was read as {backbone.name}"
         raise WeightsError(
-            f"{probe} was not trained on features of {request.weights}: the tensors differ",
-            f"It belongs to {metadata.get('init')}, a {file.content.get('backbone')}.",
+            f"{probe} was not trained on features of {request.weights}: {differ}",
+            f"It belongs to {metadata.get('init')}, a {name}.",
         )
     classifier = read_classifier(file, backbone)
     if classifier is None:

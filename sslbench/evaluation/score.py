@@ -157,6 +157,7 @@ def restricted(outcome: Outcome, protocol: str, train: Target, test: Features, *
         variants={},
         notes=(*outcome.notes, note),
         probabilities=probabilities,
+        weights=None if outcome.weights is None else outcome.weights.of_classes(target.classes),
     )
 
 

@@ -132,7 +132,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     metrics, name, per_class = summarise(
         kind, test.target.classes, values, scores, seed=seed, probabilities="scores", groups=test.groups
     )
-    for compression, code in compressions(settings, train.regions):
+    for compression, code in compressions(settings, train.order, train.regions):
         database, queries = code(train.x, test.x)
         coded_train, coded_test = dataclasses.replace(train, x=database), dataclasses.replace(test, x=queries)
         coded = _search(coded_train, coded_test, ks[-1], settings, device, _scope(train, settings))

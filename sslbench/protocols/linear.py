@@ -39,7 +39,7 @@ from sslbench.protocols._parts.selection import (
     percent,
 )
 from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, ProtocolSettings, Shapes, any_labels
-from sslbench.results import Outcome
+from sslbench.results import NetworkWeights, Outcome
 from sslbench.solvers.logistic import Axes, Fit, Problem, Unrotated, extrapolate, fit, principal_axes
 from sslbench.solvers.ridge import RidgeRegression, fit_regression
 from sslbench.steps import Advance, counted
@@ -56,7 +56,6 @@ ALPHAS = tuple(float(f"{10 ** (e / 2):.3g}") for e in range(-6, 15))
 ON_DEVICE_FROM = 2**28
 
 TOLERANCE = 1e-4  # relative tolerance of the objective for fits that are only compared
-_NEVER = -1e9  # bias of a class without an example in train
 _AHEAD = 2.0  # largest extrapolation of the next starting point, in multiples of the last step
 
 
@@ -124,7 +123,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         converged=probe.model.converged,
         notes=probe.notes,
         probabilities=probabilities,
-        weights=heads.probe(probe.on_features(test.target), test.target),
+        weights=probe.on_features(test.target),
     )
 
 
@@ -155,25 +154,25 @@ class LinearProbe:
         )
         return for_all_classes(decided, self.usable, labels)
 
-    def on_features(self, labels: Target) -> dict[str, npt.NDArray[np.float32]]:
-        """Return weights and biases of the classes on the features themselves; one without examples is never found."""
-        weight, bias = _folded(self.axes, self.model.weight, self.model.bias)
-        if isinstance(labels, Classes) and len(self.usable) == 2 and len(bias) == 1:
-            weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
-        every = np.zeros((len(labels.classes), weight.shape[1]), np.float32)
-        biases = np.full(len(labels.classes), _NEVER, np.float32)
-        every[self.usable], biases[self.usable] = weight, bias
-        return {"head.weight": every, "head.bias": biases}
+    def on_features(self, labels: Target) -> NetworkWeights | None:
+        """Return the probe of the learned classes on the features themselves, for its file."""
+        weight, bias = self.model.weight, self.model.bias
+        if isinstance(labels, Classes) and len(self.usable) == 2:  # as in `for_all_classes`
+            weight, bias = weight * [-0.5, 0.5], bias * [-0.5, 0.5]
+        return _on_features(self.axes, weight, bias, labels, classes=tuple(labels.classes[c] for c in self.usable))
 
     def gives_logits(self, labels: Target) -> bool:
         """Return whether the softmax of the scores is a probability: a class without an example in train has none."""
         return isinstance(labels, Classes) and len(self.usable) == len(labels.classes)
 
 
-def _folded(axes: Axes, weight: FloatArray, bias: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return weights (C, D) and biases (C,) on the features, of weights (R, C) and biases on their axes."""
-    on_features = (axes.rotation / axes.std[:, None]) @ weight
-    return on_features.T, bias - axes.mean @ on_features
+def _on_features(
+    axes: Axes, weight: FloatArray, bias: FloatArray, labels: Target, **facts: Any
+) -> NetworkWeights | None:
+    """Return the probe on the features, of weights (R, C) and biases (C,) on their axes; `facts`: see `heads.probe`."""
+    rotated = (axes.rotation @ weight) / axes.std[:, None]
+    tensors = {"head.weight": rotated.T, "head.bias": bias - axes.mean @ rotated}
+    return heads.probe({name: each.astype(np.float32) for name, each in tensors.items()}, labels, **facts)
 
 
 def train_probe(
@@ -415,7 +414,6 @@ def regress(train: Features, test: Features, settings: Settings, *, seed: int) -
     model = fit_regression(train.x, train.target.values, standardise=standardise)
     alpha, selected, notes = _choose_alpha(train, test, model, settings, seed)
     scores = model.predict(test.x, alpha)
-    weight, bias = _folded(model.axes, model.weights(alpha), model.mean)
     kind, values = type(test.target), test.target.values
     metrics, name, per_number = summarise(kind, test.target.classes, values, scores, seed=seed, groups=test.groups)
     return Outcome(
@@ -426,9 +424,7 @@ def regress(train: Features, test: Features, settings: Settings, *, seed: int) -
         train=kind.headline(train.target.values, model.predict(train.x, alpha)),
         selected={"alpha": alpha} | selected,
         notes=notes,
-        weights=heads.probe(
-            {"head.weight": weight.astype(np.float32), "head.bias": bias.astype(np.float32)}, test.target
-        ),
+        weights=_on_features(model.axes, model.weights(alpha), model.mean, test.target),
     )
 
 

@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,14 @@ class NetworkWeights:
     backbone: str = ""
     tensors: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def of_classes(self, classes: Sequence[str]) -> Self:
+        """Return the linear classifier of some of its classes, in their own order."""
+        kept = [number for number, name in enumerate(self.classifier["classes"]) if name in set(classes)]
+        facts = {**self.classifier, "classes": tuple(self.classifier["classes"][number] for number in kept)}
+        return dataclasses.replace(
+            self, heads={name: each[kept] for name, each in self.heads.items()}, classifier=facts
+        )
 
 
 @dataclasses.dataclass(frozen=True)

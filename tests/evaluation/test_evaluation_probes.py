@@ -1,6 +1,7 @@
 """Probes beside their records: what they predict is what the record holds; other networks and files are refused."""
 
 import csv
+import json
 
 import numpy as np
 import pytest
@@ -81,6 +82,61 @@ def test_a_probe_is_exported_with_its_backbone(given, tmp_path):
     assert (report.output, report.width, report.shape) == ("scores", 4, (3, 16, 16)) and report.difference < 1e-4
     with pytest.raises(UsageError, match="has no effect with probe="):
         sslbench.export(given[2], tmp_path / "other.pt2", probe=probe, layer="res4")
+
+
+def test_a_probe_predicts_the_classes_that_its_record_could_predict(given, tmp_path):
+    root, photos, weights = given
+    names = [
+        f"{folder}/{file.name}" for folder in ("rot", "grey") for file in sorted((photos / "val" / folder).iterdir())
+    ]
+    for name in names:
+        (tmp_path / "two" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "two" / name).write_bytes((photos / "val" / name).read_bytes())
+    task = evaluation.make_task("linear", {"c": [1.0]})
+    common = {"layers": ("res4",), "preprocessing": PLACE}
+    some = evaluation.Request(
+        str(weights), str(photos / "train"), (task,), test_data=str(tmp_path / "two"), test_classes="subset", **common
+    )
+    # Three labels per image: one that no image of train has, one that all have.
+    for part, folder in (("train", "train"), ("test", "val")):
+        files = sorted((photos / folder).rglob("*.png"))
+        rows = [
+            f"{file},{i % 2},{int(part == 'train' or i % 3 > 0)},{int(part == 'test')}" for i, file in enumerate(files)
+        ]
+        (tmp_path / f"{part}.csv").write_text("image,seen,everywhere,unseen\n" + "\n".join(rows), encoding="utf-8")
+    several = evaluation.Request(
+        str(weights), str(tmp_path / "train.csv"), (task,), test_data=str(tmp_path / "test.csv"), **common
+    )
+    for request, learned in ((some, {"rot", "grey"}), (several, {"seen"})):
+        prepared = evaluation.prepare(request, RUN)
+        (result,) = evaluation.evaluate(prepared, store=root / "store", out=tmp_path / "results", command="test")
+        content = torch.load(result.file.parent / result.weights_file, weights_only=True)
+        assert set(json.loads(content["metadata"]["classifier"])["classes"]) == learned
+        assert len(content["heads"]["head.weight"]) == len(learned)
+        if request is some:
+            probe = result.file.parent / result.weights_file
+            sslbench.predict(weights, tmp_path / "two", tmp_path / "out.csv", probe=probe, run=RUN)
+            right = [row["class"] in row["id"].split("/") for row in rows_of(tmp_path / "out.csv")]
+            assert 100 * np.mean(right) == pytest.approx(result.metrics["top1"].value, abs=1e-6)
+
+
+def test_a_mean_over_scales_and_networks_of_equal_tensors_are_refused(given, tmp_path):
+    root, photos, weights = given
+    task = evaluation.make_task("linear", {"c": [1.0]})
+    request = evaluation.Request(
+        str(weights), str(photos), (task,), layers=("res4",), preprocessing={**PLACE, "scales": (1.0, 0.5)}
+    )
+    pixels = evaluation.Request("pixels", str(photos), (task,))
+    found = []
+    for each in (request, pixels):
+        (result,) = evaluation.evaluate(
+            evaluation.prepare(each, RUN), store=root / "store", out=tmp_path / "results", command="test"
+        )
+        found.append(result.file.parent / result.weights_file)
+    with pytest.raises(UsageError, match=r"takes images of one size, .* scales 1,0\.5"):
+        sslbench.export(weights, tmp_path / "net.pt2", probe=found[0])
+    with pytest.raises(WeightsError, match=r"features of pixels:16: it was read as pixels:16"):
+        sslbench.predict("pixels:16", photos, tmp_path / "out.csv", probe=found[1], run=RUN)
 
 
 def test_what_is_no_probe_of_these_weights_is_refused(given, tmp_path):

@@ -23,7 +23,7 @@ def coded(x, bits):
 @pytest.mark.parametrize("bits", [1, 8])
 def test_codes_are_signs_around_the_mean_and_256_steps_per_feature(blobs, bits):
     train, test = blobs(300, 40, width=16)
-    ((name, code),) = compressions(knn.Settings(bits=(bits,)))
+    ((name, code),) = compressions(knn.Settings(bits=(bits,)), train.order)
     own, queries = code(train.x, test.x)
     assert name == f"bits={bits}"
     steps = np.ptp(train.x, axis=0) / 255 if bits == 8 else 1e-9
@@ -33,10 +33,25 @@ def test_codes_are_signs_around_the_mean_and_256_steps_per_feature(blobs, bits):
 
 def test_product_quantisation_has_256_values_per_group_of_features(blobs):
     train, test = blobs(300, 40, width=16)
-    ((_, code),) = compressions(knn.Settings(bits=(0.5,)))
+    ((_, code),) = compressions(knn.Settings(bits=(0.5,)), train.order)
     own, queries = code(train.x, test.x)
     assert len(np.unique(own, axis=0)) <= 256 and np.array_equal(queries, test.x)
     assert np.linalg.norm(own - train.x) < 0.8 * np.linalg.norm(train.x - train.x.mean(axis=0))
+
+
+def test_codes_depend_neither_on_the_order_of_the_files_nor_on_other_samples(blobs, capfd):
+    train, test = blobs(300, 300, width=16)
+    rows = np.random.default_rng(3).permutation(300)
+    moved = dataclasses.replace(train.select(rows), rank=rows)
+    ((_, code),) = compressions(knn.Settings(bits=(0.5,)), train.order)
+    ((_, other),) = compressions(knn.Settings(bits=(0.5,)), moved.order)
+    assert np.array_equal(code(train.x, test.x)[0][rows], other(moved.x, test.x[:1])[0])
+    # Of a mixed test part, the rows that are the database are learnt in the order of their ranks.
+    settings = retrieval.Settings(bits=(0.5,))
+    ranked = dataclasses.replace(test.select(rows), rank=rows)
+    one, two = (retrieval.run(part, part, settings, seed=0).metrics for part in (test, ranked))
+    assert {name: value[0] for name, value in one.items()} == pytest.approx({k: v[0] for k, v in two.items()})
+    assert "WARNING" not in "".join(capfd.readouterr()), "faiss has nothing to say to the user"
 
 
 @pytest.mark.parametrize("multi", [False, True])
@@ -87,7 +102,7 @@ def test_impossible_compressions_are_refused(blobs):
         knn.Settings(bits=(4,))
     with pytest.raises(UsageError, match="knn: there are 12 features, fewer than dims=13"):
         knn.run(train, test, knn.Settings(dims=(13,)), seed=0)
-    with pytest.raises(UsageError, match=r"bits=0\.5 codes 16 features together, which do not divide 12"):
+    with pytest.raises(UsageError, match=r"bits=0\.5 codes 16 features together, and 12 features are no multiple"):
         knn.run(train, test, knn.Settings(bits=(0.5,)), seed=0)
     with pytest.raises(DataError, match="retrieval: product quantisation learns 256 centres, and the database has 80"):
         retrieval.run(train, train, retrieval.Settings(bits=(4 / 6,)), seed=0)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from sslbench.arrays import Matrix
+from sslbench.arrays import IntArray, Matrix
 from sslbench.config import setting
 from sslbench.errors import DataError, UsageError
 from sslbench.protocols.protocol import ProtocolSettings
@@ -50,10 +50,12 @@ class CompressionSettings(ProtocolSettings):
                 )
 
 
-def compressions(settings: CompressionSettings, regions: int = 1) -> Iterator[tuple[str, Code]]:
+def compressions(settings: CompressionSettings, order: IntArray, regions: int = 1) -> Iterator[tuple[str, Code]]:
     """Yield the name of each compression, 'dims=64' or 'bits=8', and its function of database and queries.
 
     Codes are learnt on the database, without labels. Queries are coded for signs only.
+
+    `order`: (N,) rows of the database by their rank, in which codes are learnt.
     """
     for dims in settings.dims:
         if regions > 1:
@@ -62,7 +64,9 @@ def compressions(settings: CompressionSettings, regions: int = 1) -> Iterator[tu
             )
         yield f"dims={dims}", functools.partial(_prefixes, dims=dims, protocol=settings.protocol())
     for bits in settings.bits:
-        code = _signs if bits == 1 else functools.partial(_decoded, bits=bits, protocol=settings.protocol())
+        code = (
+            _signs if bits == 1 else functools.partial(_decoded, bits=bits, order=order, protocol=settings.protocol())
+        )
         yield f"bits={bits:g}", code
 
 
@@ -83,14 +87,15 @@ def _signs(database: Matrix, queries: Matrix) -> tuple[Matrix, Matrix]:
     return _file_backed(database, signs), _file_backed(queries, signs)
 
 
-def _decoded(database: Matrix, queries: Matrix, bits: float, protocol: str) -> tuple[Matrix, Matrix]:
+def _decoded(database: Matrix, queries: Matrix, bits: float, order: IntArray, protocol: str) -> tuple[Matrix, Matrix]:
     """Return the database as it is after coding by int8 or product quantisation, and the queries as they are."""
     import faiss
 
     width, codes = database.shape[1], database.shape[1] * bits / 8
     if bits < 1 and not math.isclose(codes, round(codes)):
         raise UsageError(
-            f"{protocol}: bits={bits:g} codes {8 / bits:g} features together, which do not divide {width:,}"
+            f"{protocol}: bits={bits:g} codes {8 / bits:g} features together, and {width:,} features are no multiple",
+            "Give bits = 8 / n where n divides the number of features.",
         )
     if bits < 1 and len(database) < _CODES:
         raise DataError(
@@ -98,8 +103,11 @@ def _decoded(database: Matrix, queries: Matrix, bits: float, protocol: str) -> t
             "Leave bits below 1 out, or give more samples.",
         )
     index = faiss.index_factory(width, "SQ8" if bits == 8 else f"PQ{round(codes)}x8")
+    if bits < 1:
+        index.pq.cp.min_points_per_centroid = 1  # else faiss prints a warning for each part of the features
+        index.do_polysemous_training = False  # a second per part, to number the centres for searches among codes
     # faiss samples as many rows itself; a memory-mapped matrix is not copied whole.
-    some = database[:: max(1, len(database) // _CODES**2)]
+    some = database[order[:: max(1, len(database) // _CODES**2)]]
     index.train(np.ascontiguousarray(some, dtype=np.float32))
     return _file_backed(
         database, lambda rows: index.sa_decode(index.sa_encode(np.ascontiguousarray(rows, "f4")))

@@ -185,7 +185,8 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         metrics |= (micro := _micro_metrics(first, index, train, test, settings, seed))
         counts |= dict.fromkeys(micro, len(first.rows))
     headline = _metric_name(first, first.metric_set.headline.name)
-    for compression, index.code in compressions(settings):
+    codes = compressions(settings, index.order)
+    for compression, index.code in codes:
         other = _evaluate_task(first, test, index)
         units = _units(first, test, first.with_positives())
         losses = [paired_difference(evaluated[0].leading, other.leading, each) for each in units]
@@ -261,10 +262,11 @@ class _SearchIndex:
         self.code: Code | None = None  # of descriptors, before they are ranked
         self.whitening = _whitening(train, settings) if settings.whiten else None
         if search.in_test is None:
-            self.database, self.ids = descriptors(train, self.whitening), train.ids
+            self.database, self.ids, self.order = descriptors(train, self.whitening), train.ids, train.order
         else:
             rows = np.flatnonzero(search.in_test)
             self.database, self.ids = descriptors(test, self.whitening, rows), tuple(test.ids[row] for row in rows)
+            self.order = np.argsort(np.argsort(test.order)[rows])
         self.n_searched = len(self.database)
         self.engine = fastest_engine(device, 2.0 * self.n_searched * len(test) * self.database.shape[1])
         if settings.augmentation:
