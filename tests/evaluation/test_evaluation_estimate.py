@@ -273,3 +273,23 @@ def test_images_are_divided_among_processes(quarter, tmp_path, monkeypatch):
     one, four = (extraction_of(quarter, tmp_path / "empty", monkeypatch, world) for world in (1, 4))
     assert four.seconds == 450 == -(-one.seconds // 4) and four.stored == one.stored
     assert four.name == "extraction: 1,797 images by 4 processes"
+
+
+def test_products_of_a_device_are_counted_at_its_rates(monkeypatch):
+    """A protocol that computes there is quicker, but for the half-samples of its scores; others stay as they are."""
+    monkeypatch.setattr(estimate, "machine_rates", lambda device: (1e10, 1e10) if device == "cpu" else (1e13, 1e12))
+    for name, there in (("knn", True), ("retrieval", True), ("linear", True), ("svm", False), ("lsr", False)):
+        cost = cost_of(name, IMAGENET)
+        slow, fast = (estimate.seconds_of(cost, device) for device in ("cpu", "cuda"))
+        assert (fast < slow / 2) == there and (fast == slow) != there, name
+    knn = cost_of("knn", IMAGENET)
+    assert estimate.seconds_of(knn, "cuda") > 2000 * knn.scores / 1e10
+    few = dataclasses.replace(IMAGENET, train=1000, classes=10)
+    assert not cost_of("linear", few).products_on_device  # as `linear` chooses
+
+
+def test_rates_of_a_device_are_measured(monkeypatch):
+    monkeypatch.setattr(estimate, "_SIDE", 64)
+    monkeypatch.setattr(estimate, "_BYTES", 2**16)
+    products, passes = estimate._device_rates("cpu")
+    assert products > 1e7 and passes > 1e6
