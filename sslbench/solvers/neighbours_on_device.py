@@ -104,4 +104,5 @@ def _round(similarity: Tensor) -> Tensor:
     """Return float64 numbers with their leading 40 digits, halves to even, as `rounded` does by numpy."""
     digits = similarity.contiguous().view(torch.int64)
     odd = (digits >> _DROPPED) & 1
-    return ((digits + (2 ** (_DROPPED - 1) - 1) + odd) & -(2**_DROPPED)).view(torch.float64)
+    kept: Tensor = (digits + (2 ** (_DROPPED - 1) - 1) + odd) & -(2**_DROPPED)
+    return kept.view(torch.float64)

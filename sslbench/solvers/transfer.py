@@ -40,7 +40,7 @@ def sent(rows: Rows, parts: Sequence[slice], device: torch.device) -> Iterator[t
     [[0.0, 1.0], [2.0]]
     """
     on_gpu = device.type == "cuda"
-    stream = torch.cuda.Stream(device) if on_gpu else None
+    stream: torch.cuda.Stream | None = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
     buffers: list[Tensor | None] = [None, None]
     copied: list[torch.cuda.Event | None] = [None, None]
 

@@ -110,7 +110,7 @@ class DeviceProblem(Problem):
         )
         with contextlib.suppress(_NearOptimum):  # at the point that was evaluated last
             reference = objective()
-            optimizer.step(objective)
+            optimizer.step(objective)  # type: ignore[no-untyped-call]
         values = _host(point * scale)
         taken = int(optimizer.state[point].get("n_iter", 0))
         return Fit(values[:-1], values[-1], latest <= tolerance, taken, latest)
@@ -201,7 +201,7 @@ class DeviceProblem(Problem):
         """Return the coordinates (n, R) of a block of columns (n, width)."""
         return columns if self._turn is None else columns @ self._turn.to(columns.dtype)
 
-    def send(self, values: FloatArray | Tensor, precision: Precision) -> Tensor:
+    def send(self, values: Matrix | Tensor, precision: Precision) -> Tensor:
         """Return an array, or what is there already, on the device in the given precision."""
         given = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
         return given.to(self.device, _DTYPES[precision])
