@@ -108,6 +108,8 @@ def read_all(file: io.FileIO) -> bytes:
 
 def refuse_missing_file(path: Path) -> None:
     """Raise for a path that is no file, and suggest what the user probably meant."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder, not a file", "Give a file in it.")
     if not path.is_file():
         siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UsageError(f"there is no file {path}", did_you_mean(path.name, siblings))

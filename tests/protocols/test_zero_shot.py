@@ -149,6 +149,8 @@ def test_a_file_of_prompts_and_its_content_are_part_of_the_record(tmp_path):
         file.write_text(f'title: own\nsource: me\ntemplates: ["{template}"]\n')
         found.append(zero_shot.PROTOCOL.recorded(zero_shot.Settings(prompts=str(file), text_features=rows)))
     assert found[0] != found[1] and str(tmp_path) not in str(found)
+    file.write_text("title: own\nsource: me\ntemplates: ['{}']\nnames: {7: cat}\n")
+    assert zero_shot.words_of(("7",), zero_shot.prompts_of(zero_shot.Settings(prompts=str(file)))) == ["cat"]
     file.write_text("title: own\nsource: me\ntemplates: [no place]\n")
     with pytest.raises(UsageError, match="there are no prompts called 'cifar11'"):
         zero_shot.prompts_of(zero_shot.Settings(prompts="cifar11"))
@@ -293,6 +295,7 @@ def test_embeddings_that_do_not_fit_are_one_message(tmp_path, monkeypatch):
     refused("2 numbers, the texts 3", text_file({"cat": np.ones(3), "dog": np.ones(3)}))
     refused("zeros or not finite: dog", text_file({"cat": np.ones(2), "dog": np.zeros(2)}))
     refused("there is no file none.npz", "none.npz")
+    refused("is a folder, not a file", tmp_path)
     np.save("x.npy", np.eye(2, dtype=np.float32))
     refused("there is no x.txt beside it", "x.npy")
     (tmp_path / "x.txt").write_text("cat\n")
