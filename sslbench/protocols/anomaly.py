@@ -16,6 +16,7 @@ the search; a coreset of M of N patches takes M passes over its projection.
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -26,7 +27,7 @@ from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.config import setting
 from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
-from sslbench.data.wording import counted
+from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.dense.anomaly import PixelCurves, pixel_measure, pixel_metrics, region_shares, right_sides
 from sslbench.metrics.intervals import Units
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from sslbench.backbones.layers import Layer
     from sslbench.protocols._parts.pictures import Drawing
 
+log = logging.getLogger("sslbench")
 _RESAMPLES = 1000  # half-samples of intervals
 
 
@@ -165,8 +167,11 @@ class Anomaly(MapRun[Settings]):
                 generator = np.random.default_rng([self.seed, number])
                 rows = np.sort(generator.choice(rows, settings.shots, replace=False))
             parts.append((rows, np.flatnonzero(test.values[:, 0] == number)))
-        for row in anomalous.tolist():
-            self._truth(row)  # a mask that cannot be used ends the run before an image is encoded
+        # A mask that cannot be used ends the run before an image is encoded.
+        if empty := [self.test.ids[row] for row in anomalous.tolist() if not self._truth(row).any()]:
+            log.warning(
+                f"{counted(len(empty), 'anomalous image')} without a defect among the scored pixels: {some(empty)}"
+            )
         return parts
 
     def _resized(self, picture: "Tensor", **changes: Any) -> "Tensor":
@@ -244,7 +249,7 @@ class Anomaly(MapRun[Settings]):
         for maps in self._embedded(self.test, test, floor_of):
             own = list(itertools.islice(rows, len(next(iter(maps.values())))))
             for name, memory in memories.items():
-                for row, (distances, score) in zip(own, memory.scored(maps[name], **chosen), strict=True):
+                for row, (distances, score) in zip(own, memory.scored([*maps[name]], **chosen), strict=True):
                     found[name].maps[row], found[name].scores[row] = distances, score
         for name in memories:
             found[name].curves.append(self._curves(test, found[name].maps))

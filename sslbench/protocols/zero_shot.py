@@ -108,9 +108,9 @@ def prompts_of(settings: Settings) -> Prompts:
         raise UsageError(f"{file}: each of 'templates' should have one place {{}} for the name of a class")
     if not isinstance(found.names, Mapping | list | tuple) or not all(isinstance(each, str) for each in values):
         raise UsageError(f"{file}: 'names' should be a list of texts, or a mapping of classes to texts")
-    # YAML reads the class 7 as a number.
-    by_class = isinstance(found.names, Mapping)
-    return dataclasses.replace(found, names={str(k): v for k, v in found.names.items()}) if by_class else found
+    if isinstance(found.names, Mapping):  # YAML reads the class 7 as a number
+        return dataclasses.replace(found, names={str(name): words for name, words in found.names.items()})
+    return found
 
 
 def words_of(classes: Sequence[str], prompts: Prompts) -> list[str]:

@@ -360,3 +360,12 @@ def test_lists_that_repeat_an_image_or_lack_a_mask_are_refused(tmp_path, row, me
     (tmp_path / "none.png").unlink(missing_ok=True)
     with pytest.raises(DataError, match=message):
         open_as(str(tmp_path), Anomalies)
+
+
+def test_an_empty_mask_of_an_anomalous_image_is_told(sslbench, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mask = damaged(tmp_path, "none") / "nut/ground_truth/bent/0_mask.png"
+    Image.new("L", (16, 12)).save(mask)
+    found = sslbench("eval", "anomaly", "--data", str(tmp_path), *NET, "size=16", "--layers", "res3", "--out", "out")
+    message = "1 anomalous image without a defect among the scored pixels: nut/test/bent/0.png"
+    assert found[0] == 0 and message in found[1] + found[2]
