@@ -13,6 +13,7 @@ from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.target import Target
+from sslbench.targets.times import Times
 
 SEPARATORS = (";", "|")
 """Separators of several labels in one cell of a table."""
@@ -69,6 +70,25 @@ def decimals_note(name: str, column: str, classes: Sequence[str]) -> tuple[str, 
         f"{name}: '{column}' {DECIMALS} {first}, taken as {len(classes):,} classes; to predict the numbers, give "
         f"--value-col '{column}'",
     )
+
+
+def times_of(values: npt.NDArray[np.float64], time: str, event: str, rows: Sequence[str], name: str) -> Times:
+    """Return the columns of times and events as a target.
+
+    `values`: (N, 2); `time`, `event`: names of the columns; `rows`: name of each row, for messages.
+
+    >>> times_of(np.array([[3.5, 1], [12, 0]]), "months", "dead", ["a", "b"], "t.csv").text(1)
+    '12+'
+    """
+    for column, wrong, wanted in (
+        (time, values[:, 0] < 0, "a time is 0 or later"),
+        (event, ~np.isin(values[:, 1], (0, 1)), "1 is an event, and 0 a time at which the observation ended without"),
+    ):
+        if wrong.any():
+            first = int(np.flatnonzero(wrong)[0])
+            found = f"{values[first, int(column == event)]:g} in {rows[first]}"
+            raise DataError(f"{name}: the column '{column}' has {found}, and {wanted}", "Correct or remove these rows.")
+    return Times((time, event), values)
 
 
 def multi_labels(

@@ -75,6 +75,8 @@ def _without_groups(result: Result, groups: Collection[str], reason: str = "") -
 
 def _with_groups(result: Result, scores: records.Scores, name: str, column: Sequence[str]) -> Result:
     metric = result.headline
+    if len(column) != len(scores.ids):  # the samples are groups of images, and the column is of images
+        return _without_groups(result, [name])
     try:
         if scores.means is not None and metric in scores.means.metrics:
             values = scores.means.values(metric)

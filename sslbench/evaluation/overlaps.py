@@ -90,7 +90,8 @@ def with_overlaps(
     """
     file = records.path_of(result, out).with_suffix(records.OVERLAPS)
     try:
-        if found is None or task.part:
+        # Two groups do not overlap because an image of one resembles an image of the other.
+        if found is None or task.part or task.kind.of_groups:
             file.unlink(missing_ok=True)
             return result
         # Files that cannot be decoded are compared by their bytes as well, but have no score.

@@ -43,6 +43,7 @@ from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.target import Target
+from sslbench.targets.times import Times
 
 log = logging.getLogger("sslbench")
 
@@ -350,14 +351,16 @@ def _trains_on_labels(name: str) -> bool:
 
 
 def check_label_kind(task: Task, kind: type[Target]) -> None:
-    """Refuse labels that are numbers where the protocol predicts classes."""
-    if not issubclass(kind, Numbers) or Numbers in task.kind.takes:
+    """Refuse labels that are numbers, or times, where the protocol predicts classes."""
+    base = next((each for each in (Numbers, Times) if issubclass(kind, each)), None)
+    if base is None or base in task.kind.takes:
         return
     kinds = {name: protocols.find(name).kind for name in names.list_names("protocol")}
-    able = [name for name, each in kinds.items() if each.needs_labels and Numbers in each.takes]
+    able = [name for name, each in kinds.items() if each.needs_labels and base in each.takes]
+    words, several = ("are labelled with numbers", "numbers") if base is Numbers else (f"have {kind.title}", "times")
     raise DataError(
-        f"{task.protocol} predicts classes, but these samples are labelled with numbers",
-        f"Protocols for numbers: {', '.join(able)}. For classes, name their column with --label-col.",
+        f"{task.protocol} predicts classes, but these samples {words}",
+        f"Protocols for {several}: {', '.join(able)}. For classes, name their column with --label-col.",
     )
 
 

@@ -60,19 +60,19 @@ def score(
         outcomes = task.kind.outcomes(inputs)
         if subset:
             outcomes = {"": restricted(outcomes[""], task.protocol, train.target, own_test, seed=run.seed)}
-    found = {}
+    found, learnt = {}, task.kind.recorded_samples(train)
     for name, (own, own_task) in row_subjects(subject, task, further.sets).items():
-        scored = test if not name else features[name]
+        scored = task.kind.recorded_samples(test if not name else features[name])
         parts = tuple(dataclasses.replace(part, n_used=len(features[part.name])) for part in own.data.further)
         data = dataclasses.replace(own.data, further=parts)
         if name:
-            used = dataclasses.replace(data.test, n_used=len(scored))
+            used = dataclasses.replace(data.test, n_used=len(features[name]))
             alone = data.train == data.test
             train_part = used if alone else data.train
             data = dataclasses.replace(data, train=train_part, test=used, unreadable=further.unreadable[name])
         own = dataclasses.replace(own, data=data)
         found[name] = recorded(
-            own, own_task, outcomes[name], train, scored, seconds=meter.stage.seconds, stage=meter.stage
+            own, own_task, outcomes[name], learnt, scored, seconds=meter.stage.seconds, stage=meter.stage
         )
     return found
 

@@ -15,7 +15,15 @@ import numpy.typing as npt
 
 from sslbench.data.containers.members import split_name
 from sslbench.data.groups import group_numbers
-from sslbench.data.labels import FLAGS, NONE_OF_THE_CLASSES, among_classes, decimals_note, labels_of, single_labels
+from sslbench.data.labels import (
+    FLAGS,
+    NONE_OF_THE_CLASSES,
+    among_classes,
+    decimals_note,
+    labels_of,
+    single_labels,
+    times_of,
+)
 from sslbench.data.source import ranked
 from sslbench.data.splits import holdout
 from sslbench.data.wording import counted, some
@@ -38,6 +46,7 @@ from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.target import OfClasses, Target
+from sslbench.targets.times import Times
 
 log = logging.getLogger("sslbench")
 _ROWS = 4096
@@ -135,7 +144,7 @@ def read_train_test(  # noqa: PLR0913  two pairs of files and their columns
         if test_x.shape[1] != x.shape[1]:
             raise DataError(f"{features} has {x.shape[1]} features per row, {test_features} has {test_x.shape[1]}")
         description = f"{features.name} against {test_features.name}"
-    names = features.name, _without_group(labels)[0].name
+    names = features.name, _without_options(labels)[0].name
     return _paired(names, (x, table), test, description, test_fraction, seed, own_classes=own_classes)
 
 
@@ -267,16 +276,16 @@ def _without_columns(labels: Target) -> _Table:
 
 def _read_features(features: Path, labels: Path, columns: Sequence[str]) -> npt.NDArray[np.floating]:
     """Return features; columns that are read as labels or groups from the same table are no features."""
-    path, grouped_by = _without_group(labels)
-    return read_features(features, (*columns, grouped_by) if features_are_columns(path, features) else ())
+    path, grouped_by, times = _without_options(labels)
+    return read_features(features, (*columns, grouped_by, *times) if features_are_columns(path, features) else ())
 
 
 def _read_labels(
     given: Path, column: str | None, numbers: Sequence[str], rows: int, features: Path, further: Sequence[str]
 ) -> _Table:
-    path, grouped_by = _without_group(given)
+    path, grouped_by, times = _without_options(given)
     if not is_table(path):
-        if asked := [name for name in (column, *numbers, *further, grouped_by) if name]:
+        if asked := [name for name in (column, *numbers, *further, grouped_by, *times) if name]:
             raise UsageError(f"{path} has no column '{asked[0]}': it holds an array", "Give the labels as a table.")
         array = read_label_array(path)
         if len(array) != rows:
@@ -284,6 +293,9 @@ def _read_labels(
         return _without_columns(labels_of(array, rows, name=str(path)))
     if numbers and column:
         raise UsageError("--label-col names classes and --value-col numbers: give only one")
+    if times and (numbers or column):
+        flag = "--label-col" if column else "--value-col"
+        raise UsageError(f"{path}: {flag} has no effect beside ?time={times[0]}", "Give only one.")
     columns = read_table(path, rows)
     n = len(next(iter(columns.values()), ()))
     if n != rows and columns:
@@ -297,7 +309,13 @@ def _read_labels(
     attributes = {name: _column(path, name, columns) for name in further}
     groups = group_numbers(_column(path, grouped_by, columns)) if grouped_by else None
     shared = features_are_columns(path, features)
-    labels = _labels(path, columns, column, numbers, leave_out={*further, grouped_by, *("yY" if shared else "")})
+    labels: Target
+    if times:
+        lines, cells = [f"line {row + 2}" for row in range(n)], columns.get(times[1], ())
+        columns |= {times[1]: [FLAGS.get(str(cell).lower(), cell) for cell in cells]} if cells else {}
+        labels = times_of(_numbers(path, times, columns), *times, lines, str(path))
+    else:
+        labels = _labels(path, columns, column, numbers, leave_out={*further, grouped_by, *("yY" if shared else "")})
     if shared and isinstance(labels, MultiLabel) and set(labels.classes) <= set(columns):
         raise UsageError(
             f"{path} holds the features, too, and has no column 'label': its columns of 0 and 1 could be either",
@@ -340,17 +358,22 @@ def _labels(path: Path, columns: Columns, column: str | None, numbers: Sequence[
     return target
 
 
-def _without_group(path: Path) -> tuple[Path, str]:
-    """Split '?group=COLUMN' off the path, and return the file and the column ('' without one)."""
-    name, mark, option = path.name.partition("?")
-    key, _, column = option.partition("=")
+def _without_options(path: Path) -> tuple[Path, str, tuple[str, ...]]:
+    """Split '?group=COLUMN' and '?time=COLUMN&event=COLUMN' off the path.
+
+    Returns the file, the column of groups ('' without one), and those of times and events, or ().
+    """
+    name, mark, text = path.name.partition("?")
     if path.is_file() or not mark:
-        return path, ""
-    if key != "group" or not column:
+        return path, "", ()
+    options = dict(option.partition("=")[::2] for option in text.split("&"))
+    times = tuple(options[key] for key in ("time", "event") if options.get(key))
+    if not set(options) <= {"group", "time", "event"} or not all(options.values()) or len(times) == 1:
         raise UsageError(
-            f"--labels {path}: '?{option}' is not an option of a table of labels", "The only option is ?group=COLUMN."
+            f"--labels {path}: '?{text}' is not an option of a table of labels",
+            "The options are ?group=COLUMN and ?time=COLUMN&event=COLUMN.",
         )
-    return path.with_name(name), column
+    return path.with_name(name), options.get("group", ""), times
 
 
 def _column(path: Path, name: str, columns: Columns) -> list[str]:
@@ -384,14 +407,16 @@ def _matched(train: Target, test: Target, *, own_classes: bool = False) -> tuple
     Where one table has several labels per row, so has the other. With `own_classes` and one label per row, test may
     have classes that train lacks: the classes are those of both.
     """
-    if isinstance(train, Numbers) != isinstance(test, Numbers) or (
-        isinstance(train, Numbers) and len(train.classes) != len(test.classes)
-    ):
+    numbers = train.of_numbers or test.of_numbers
+    if numbers and (type(train) is not type(test) or len(train.classes) != len(test.classes)):
         kinds = (
-            f"{len(part.classes)} {'numbers' if isinstance(part, Numbers) else 'classes'}" for part in (train, test)
+            part.title
+            if isinstance(part, Times)
+            else f"{len(part.classes)} {'numbers' if part.of_numbers else 'classes'}"
+            for part in (train, test)
         )
         raise DataError(f"the labels of train and test differ in kind: {' and '.join(kinds)}")
-    if isinstance(train, Numbers):
+    if numbers:
         return train, test
     several = isinstance(train, MultiLabel) or isinstance(test, MultiLabel)
     fitted, scored = (
@@ -453,7 +478,7 @@ def _split(table: _Table, fraction: float, seed: int) -> tuple[npt.NDArray[np.in
             "A class needs two rows to be on both sides; or add a column 'split', or give the test part of its own.",
         )
     kind, share = (
-        "stratified" if not isinstance(table.labels, Numbers) else "random",
+        "stratified" if not table.labels.of_numbers else "random",
         len(held_out) / max(1, len(table.labels)),
     )
     share = fraction if table.groups is None else share

@@ -19,6 +19,7 @@ from sslbench.metrics import (
     retrieval,
     robustness,
     spectrum,
+    survival,
     transferability,
 )
 from sslbench.metrics import detection as objects
@@ -26,7 +27,8 @@ from sslbench.metrics.metric import ANY, Metric
 from sslbench.names import installed
 
 FAMILIES = (
-    classification, ranking, regression, clustering, spectrum, transferability, retrieval, robustness, objects, dense
+    classification, ranking, regression, clustering, spectrum, survival, transferability, retrieval, robustness,
+    objects, dense,
 )  # fmt: skip
 
 

@@ -304,6 +304,8 @@ class Kind(abc.ABC, Generic[S]):
         several_sets: it scores further sets of images beside test.
         on_objects: a run gets images with objects and trains a detector, which is its own encoder. The settings say the
             order of colours and the places of strides, which files of weights may leave open.
+        of_groups: the samples of its records are groups of images, see `recorded_samples`.
+        default: location that is used without --data, and its title; empty where the targets decide.
     """
 
     check: "Callable[[S, Target], None]"
@@ -329,6 +331,8 @@ class Kind(abc.ABC, Generic[S]):
     baseline: ClassVar[bool] = False
     several_sets: ClassVar[bool] = False
     on_objects: ClassVar[bool] = False
+    of_groups: ClassVar[bool] = False
+    default: "ClassVar[tuple[str, str]]" = ("", "")
 
     @property
     def needs_labels(self) -> bool:
@@ -371,6 +375,10 @@ class Kind(abc.ABC, Generic[S]):
             UsageError: backbone, layers and settings do not go together; no image is decoded before.
         """
         return tuple(layer.text for layer in layers)
+
+    def recorded_samples(self, part: "Features") -> "Features":
+        """Return the samples that scores and metrics are of: those of a part, or its groups, each known by one id."""
+        return part
 
     def lacking_floors(self, *, baseline: bool) -> dict[str, str]:
         """Return the floors, 'pixels' or 'untrained', whose features are not scored beside the others -> the reason."""

@@ -1,4 +1,4 @@
-"""`sklearn:digits`: 1,797 handwritten digits of 8 x 8 pixels, bundled with scikit-learn."""
+"""`sklearn:digits`: 1,797 handwritten digits of 8 x 8 pixels, bundled with scikit-learn; `sklearn:digit-bags`."""
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 
 PREFIX = "sklearn:"
+_BAG = 7  # digits, of which one or more are a 9 in half of the bags
 
 
 def recognises(spec: str) -> bool:
@@ -19,16 +20,27 @@ def recognises(spec: str) -> bool:
 
 
 def open(spec: str) -> dict[str, Source]:
-    """Return the digits, their grey values scaled from 0..16 to 0..255."""
+    """Return the digits, their grey values scaled from 0..16 to 0..255.
+
+    `digit-bags`: the same in 256 bags of 7 and one of 5, labelled by whether a 9 is among them, in the manner of the
+    bags of MNIST of Ilse et al. (2018, section 4.2); the attribute `bag` is the number of the bag.
+    """
     name = spec.removeprefix(PREFIX)
-    if name != "digits":
-        raise UsageError(f"there is no data set '{spec}'", did_you_mean(name, ["digits"]))
+    if name not in ("digits", "digit-bags"):
+        raise UsageError(f"there is no data set '{spec}'", did_you_mean(name, ["digits", "digit-bags"]))
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     array = np.rint(digits.images * (255 / 16)).astype(np.uint8)
-    labels = single_labels([str(target) for target in digits.target])
-    return {"all": Source(spec, numbered_ids(len(array)), labels, Arrays(array, "digits"))}
+    ids, images = numbered_ids(len(array)), Arrays(array, "digits")
+    if name == "digits":
+        return {"all": Source(spec, ids, single_labels([str(target) for target in digits.target]), images)}
+    bags = np.empty(len(array), np.int64)
+    bags[np.random.default_rng(0).permutation(len(array))] = np.arange(len(array)) // _BAG
+    nines = np.bincount(bags, digits.target == 9)[bags] > 0
+    labels = single_labels(["with a 9" if nine else "without a 9" for nine in nines])
+    attributes = {"bag": tuple(map(str, bags.tolist()))}
+    return {"all": Source(spec, ids, labels, images, attributes=attributes, grouped_by="bag")}
 
 
 FORMAT = SourceFormat(__doc__, SampleReader(recognises, lambda request: open(request.spec), NoOptions))

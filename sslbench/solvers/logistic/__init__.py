@@ -19,7 +19,7 @@ from sslbench.arrays import FloatArray, Matrix, Rows
 from sslbench.solvers.logistic.newton import polish
 from sslbench.solvers.logistic.problem import Fit, Precision, Problem, Unrotated
 
-__all__ = ["Axes", "Fit", "Problem", "Unrotated", "extrapolate", "fit", "principal_axes"]
+__all__ = ["Axes", "Fit", "Problem", "Unrotated", "extrapolate", "fit", "mean_and_deviation", "principal_axes"]
 
 _STORED_UP_TO = 2**27  # coordinates kept in memory (1 GB); of more samples they are never stored
 _SINGLE_FROM = 2**22  # feature values x outputs above which single precision is worth a copy of the features
@@ -58,6 +58,22 @@ class Axes:
         return out
 
 
+def mean_and_deviation(x: Rows) -> tuple[FloatArray, FloatArray]:
+    """Return mean and standard deviation (D,) of features (N, D); the deviation of a constant feature is infinite.
+
+    >>> mean, std = mean_and_deviation(np.array([[1.0, 5.0], [3.0, 5.0]]))
+    >>> mean.tolist(), std.tolist()
+    ([2.0, 5.0], [1.0, inf])
+    """
+    # in two passes to avoid cancellation
+    blocks = range(0, len(x), _ROWS)
+    mean = np.sum([x[i : i + _ROWS].sum(axis=0, dtype=np.float64) for i in blocks], axis=0) / len(x)
+    squares = np.sum([((x[i : i + _ROWS].astype(np.float64) - mean) ** 2).sum(axis=0) for i in blocks], axis=0)
+    std = np.sqrt(squares / len(x))
+    # The computed deviation of a constant feature is the rounding error of its mean.
+    return mean, np.where(std > 1e-12 * np.abs(mean), std, np.inf)
+
+
 def principal_axes(x: Rows, *, standardise: bool = True, device: str = "cpu") -> Axes:
     """Return mean, standard deviation and principal axes of features (N, D).
 
@@ -75,13 +91,8 @@ def principal_axes(x: Rows, *, standardise: bool = True, device: str = "cpu") ->
             alone.
         device: 'cuda' computes the covariances of many samples there.
     """
-    # in two passes to avoid cancellation
-    blocks = range(0, len(x), _ROWS)
-    mean = np.sum([x[i : i + _ROWS].sum(axis=0, dtype=np.float64) for i in blocks], axis=0) / len(x)
-    squares = np.sum([((x[i : i + _ROWS].astype(np.float64) - mean) ** 2).sum(axis=0) for i in blocks], axis=0)
-    std = np.sqrt(squares / len(x))
-    # The computed deviation of a constant feature is the rounding error of its mean.
-    std = np.where(std > 1e-12 * np.abs(mean), std, np.inf) if standardise else np.ones_like(std)
+    mean, std = mean_and_deviation(x)
+    std = std if standardise else np.ones_like(std)
     n, width = x.shape
     rotation = np.linalg.qr(_standardise(x[:], mean, std).T)[0] if n < width else np.eye(width)
     variance, open_axes = np.zeros(rotation.shape[1]), rotation.shape[1]

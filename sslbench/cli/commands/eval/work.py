@@ -214,7 +214,8 @@ def _requests(
     every = [task for _, tasks in together for task in tasks]
     if data is None:
         kinds = kinds_of_places(every)
-        data = options.default_data(*kinds[0].default) if kinds else options.default_data()
+        own = next((task.kind.default for task in every if task.kind.default[0]), ())
+        data = options.default_data(*kinds[0].default if kinds else own)
     if chosen.data.test_data:
         _refuse_unscored_test("--test-data", every)
     # Everything but the images' treatment, which tasks may want differently, is the same for all.

@@ -62,6 +62,8 @@ class TableOptions:
 
     group: str = setting("", "column of groups that a seeded split keeps on one side: patient, video, scene")
     images: str = setting("", "folder of the images, relative to the folder of the table")
+    time: str = setting("", "column of times to an event, beside ?event=")
+    event: str = setting("", "column of 1 for an event and 0 for a time without one (censored), beside ?time=")
     blank: Literal["", "absent", "ignore"] = setting(
         "", "meaning of an empty cell in columns of 0 and 1: absent (0) or ignore (-1); without it, none may be empty"
     )
@@ -91,21 +93,58 @@ def open(request: SampleRequest[TableOptions]) -> dict[str, Source]:
     spec, options, attribute_columns = request.spec, request.options, request.attribute_columns
     if request.value_columns and request.label_column is not None:
         raise UsageError("--label-col names classes and --value-col numbers: give only one")
+    values = _columns_of_times(request)
     if options.group and options.group not in attribute_columns:
         attribute_columns = (*attribute_columns, options.group)
-    columns = [request.image_column, request.label_column, [*attribute_columns], [*request.value_columns]]
+    columns = [request.image_column, request.label_column, [*attribute_columns], [*values]]
     if options.images or options.blank:
         columns += [options.images, options.blank]
+    if options.time:
+        columns += ["times"]
 
     def read() -> dict[str, Source]:
         below = images_folder(spec, options.images)
         folders = [below] if below else folders_beside(Path(spec))
-        named = (request.image_column, request.label_column, attribute_columns, request.value_columns)
-        return read_columns(read_cells(Path(spec)), folders, *named, options.blank, "?images=FOLDER")
+        named = (request.image_column, request.label_column, attribute_columns, values)
+        table = _with_flags(read_cells(Path(spec)), options.event)
+        sources = read_columns(table, folders, *named, options.blank, "?images=FOLDER")
+        return {split: _with_times(source) for split, source in sources.items()} if options.time else sources
 
     # A table is kept in the cache under all arguments that its reading depends on.
     sources = viewed(spec, "table", columns, read)
     return {split: dataclasses.replace(source, grouped_by=options.group) for split, source in sources.items()}
+
+
+def _columns_of_times(request: SampleRequest[TableOptions]) -> tuple[str, ...]:
+    """Return the columns of numbers: those of times and events, or those that are asked for."""
+    options, spec = request.options, request.spec
+    if not (options.time or options.event):
+        return tuple(request.value_columns)
+    if not (options.time and options.event):
+        given, lacking = ("time", "event") if options.time else ("event", "time")
+        raise UsageError(
+            f"{spec}: ?{given}= needs ?{lacking}= beside it", f"Name both columns: '{spec}?time=months&event=dead'."
+        )
+    if request.label_column is not None or request.value_columns:
+        flag = "--label-col" if request.label_column is not None else "--value-col"
+        raise UsageError(f"{spec}: {flag} has no effect beside ?time={options.time}", "Give only one.")
+    return options.time, options.event
+
+
+def _with_flags(table: TableColumns, column: str) -> TableColumns:
+    """Return a table in which a column of true and false has 1 and 0."""
+    if column not in table.columns:
+        return table
+    flags = [labels.FLAGS.get(_text(cell).lower(), cell) for cell in table.columns[column]]
+    return dataclasses.replace(table, columns={**table.columns, column: flags})
+
+
+def _with_times(source: Source) -> Source:
+    """Return a source whose numbers are times and events as one with these as targets."""
+    time, event = source.target.classes
+    return dataclasses.replace(
+        source, target=labels.times_of(source.target.values, time, event, source.ids, source.name)
+    )
 
 
 def read_columns(

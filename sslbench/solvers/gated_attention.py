@@ -1,0 +1,149 @@
+"""Gated attention over the images of a bag, trained on stored features (Ilse et al. 2018, ICML, equation 9)."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sslbench.arrays import FloatArray, IntArray, Matrix
+
+_ROWS = 2**15  # images per forward pass; larger bags have one of their own
+
+
+class GatedAttention(nn.Module):
+    """Projection of the features, attention a = softmax(w'(tanh(V h) * sigmoid(U h))), and layers on their sum.
+
+    Args:
+        width: D, of the features.
+        classes: C outputs.
+        projection: width of h; 0: h are the features themselves.
+        attention: rows of V and U.
+        hidden: widths of the layers between the sum and the outputs.
+        dropout: share of the values of h that training leaves out.
+
+    >>> network = GatedAttention(4, 2, projection=0, attention=8, hidden=(), dropout=0.0)
+    >>> network(torch.zeros(5, 4), [2, 3]).shape
+    torch.Size([2, 2])
+    """
+
+    def __init__(
+        self, width: int, classes: int, *, projection: int, attention: int, hidden: Sequence[int], dropout: float
+    ) -> None:
+        super().__init__()
+        self.project = nn.Linear(width, projection) if projection else nn.Identity()
+        self.dropout = nn.Dropout(dropout)
+        inner = projection or width
+        self.content, self.gate = nn.Linear(inner, attention), nn.Linear(inner, attention)
+        self.score = nn.Linear(attention, 1)
+        widths = [inner, *hidden]
+        layers = [part for a, b in zip(widths, hidden, strict=False) for part in (nn.Linear(a, b), nn.ReLU())]
+        self.classifier = nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+
+    def attention(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return h (N, H) and the scores (N,) before the softmax of features (N, D)."""
+        h = self.dropout(self.project(x))
+        return h, self.score(torch.tanh(self.content(h)) * torch.sigmoid(self.gate(h)))[:, 0]
+
+    def forward(self, x: Tensor, sizes: list[int]) -> Tensor:
+        """Return (B, C) outputs for the features (N, D) of B bags, one bag after the other."""
+        h, scores = self.attention(x)
+        parts = zip(scores.split(sizes), h.split(sizes), strict=True)
+        return torch.as_tensor(self.classifier(torch.stack([own.softmax(0) @ values for own, values in parts])))
+
+
+@dataclasses.dataclass(frozen=True)
+class Bags:
+    """Features of the images of B bags, read bag by bag.
+
+    Attributes:
+        x: (N, D), possibly memory-mapped.
+        rows: ascending rows of the images of each bag.
+        mean: (D,) that is subtracted from the features.
+        std: (D,) that they are divided by.
+        device: of the network.
+    """
+
+    x: Matrix
+    rows: Sequence[IntArray]
+    mean: FloatArray
+    std: FloatArray
+    device: str
+
+    def passes(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Return the numbers of bags in parts of at most `_ROWS` images each, or of one bag."""
+        parts: list[list[int]] = [[]]
+        total = 0
+        for number in numbers:
+            total += len(self.rows[number])
+            if parts[-1] and total > _ROWS:
+                parts.append([])
+                total = len(self.rows[number])
+            parts[-1].append(number)
+        return parts
+
+    def read(self, numbers: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """Return the features of some bags, one after the other, and their sizes."""
+        rows = np.concatenate([self.rows[number] for number in numbers])
+        x = (self.x[rows].astype(np.float32) - self.mean.astype(np.float32)) / self.std.astype(np.float32)
+        return torch.from_numpy(x).to(self.device), [len(self.rows[number]) for number in numbers]
+
+    def outputs(self, network: GatedAttention, numbers: Sequence[int]) -> FloatArray:
+        """Return the outputs (B, C) of a trained network."""
+        network.eval()
+        with torch.no_grad():
+            found = [network(*self.read(part)).cpu().numpy() for part in self.passes(numbers)]
+        return np.concatenate(found).astype(np.float64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """Settings of a training by AdamW (Loshchilov and Hutter 2019).
+
+    Attributes:
+        batch_size: bags per update.
+        patience: epochs without a better score after which it ends.
+    """
+
+    lr: float
+    weight_decay: float
+    epochs: int
+    batch_size: int
+    patience: int
+
+
+def train(
+    network: GatedAttention,
+    bags: Bags,
+    numbers: IntArray,
+    loss: Callable[[Tensor, Sequence[int]], Tensor],
+    training: Training,
+    score: Callable[[], float] | None,
+) -> int:
+    """Train a network in place; return the number of epochs, of which the best is kept.
+
+    `numbers`: of the bags to train on, shuffled by torch's generator; `loss`: sum over the bags of the given numbers;
+    `score`: of the network on held-out bags, more is better; None: the last epoch is kept.
+    """
+    optimizer = torch.optim.AdamW(network.parameters(), lr=training.lr, weight_decay=training.weight_decay)
+    best, best_epoch, kept = -np.inf, 0, None
+    for epoch in range(1, training.epochs + 1):
+        network.train()
+        order = numbers[torch.randperm(len(numbers)).numpy()].tolist()
+        for start in range(0, len(order), training.batch_size):
+            batch = order[start : start + training.batch_size]
+            optimizer.zero_grad()
+            for part in bags.passes(batch):
+                (loss(network(*bags.read(part)), part) / len(batch)).backward()
+            optimizer.step()
+        if score is None:
+            best_epoch = epoch
+        elif (found := score()) > best:
+            best, best_epoch = found, epoch
+            kept = {name: value.clone() for name, value in network.state_dict().items()}
+        elif epoch - best_epoch >= training.patience:
+            break
+    if kept is not None:
+        network.load_state_dict(kept)
+    return best_epoch
