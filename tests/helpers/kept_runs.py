@@ -127,6 +127,7 @@ EVALUATIONS = {
     "low-shot": ("low-shot", *TABLE, "k=[1,4]"),
     "low-shot, several classes": ("low-shot", *TABLE, *TAGS, "k=[1,4]"),
     "clustering": ("clustering", *TABLE),
+    "bags": ("bags", *PIXELS, "--data", "sklearn:digit-bags", "c=[0.1]"),
     "transferability": ("transferability", *TABLE),
     "retrieval": ("retrieval", *TABLE),
     "geolocation": ("geolocation", *TABLE, *PLACES, "max_images=20", "min_images=3"),

@@ -30,6 +30,7 @@ from sslbench.targets.numbers import Numbers
 from sslbench.targets.objects import Boxes, Objects
 from sslbench.targets.pixel_values import Boundaries, Depth, Normals
 from sslbench.targets.texts import Texts
+from sslbench.targets.times import Times
 from sslbench.targets.triplets import Triplets
 from sslbench_visbench.targets import CameraPairs, Orientations, Signals
 
@@ -49,6 +50,9 @@ def ids_of(n, seed):
 def labels_of(n, seed, kind):
     """Four classes in turn, or the place of a city for each; `multi` may have the next class as well, or unknown."""
     y = np.arange(n) % 4
+    if kind == "time":  # the first class has events first, and every ninth time is censored
+        rng = np.random.default_rng(seed)
+        return Times(("months", "dead"), np.column_stack([1 + y + rng.random(n) / 2, np.arange(n) % 9 > 0]))
     if kind == "value":
         return Numbers(("lat", "lon"), CITIES[y])
     values = y.astype(np.int64)
@@ -460,6 +464,7 @@ KINDS = {
         good={"accuracy@200km": 0.8, "r2": 0.6},
         chance={"accuracy@200km": (0.25, 0.25)},
     ),
+    "time": _of_classes("time", good={"c_index": 0.8}, chance={"c_index": (0.5, 0.5)}),
     "none": _of_classes("none"),
     "map": dataclasses.replace(
         _of_pixels(map_pictures), features=map_sample, good={"mIoU": 0.7}, chance={"mIoU": (0.0, 0.1)}

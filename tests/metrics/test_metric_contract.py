@@ -37,9 +37,10 @@ from sslbench.metrics.detection.matches import Federated
 from sslbench.metrics.intervals import Units, means
 from sslbench.metrics.metric import ClassFrequencies
 from sslbench.metrics.retrieval import GroundTruth, ranks_of_positives
-from sslbench.metrics.summary import summarise, summarise_places
+from sslbench.metrics.summary import summarise, summarise_places, without_intervals
 from sslbench.metrics.transferability import SCORES, LabelledFeatures, of_source_classes
 from sslbench.targets import kinds
+from sslbench.targets.times import Times
 from sslbench_visbench import metrics as visbench
 
 METRICS = every_metric()
@@ -85,6 +86,14 @@ def values_of_multi(quality, seed):
 
 def values_of_value(quality, seed):
     return of_scores("value", quality, seed)
+
+
+def values_of_time(quality, seed):
+    """Times, half of them of events, and risks in their reverse order for a share `quality`."""
+    generator = np.random.default_rng(seed)
+    times = np.column_stack([generator.random(N), generator.integers(0, 2, N)])
+    risks = np.where(generator.random(N) < quality, -times[:, 0], -generator.random(N))
+    return without_intervals(Times, times, risks[:, None])
 
 
 def values_of_places(quality, seed):
