@@ -37,7 +37,7 @@ from sslbench.targets.numbers import Numbers
 from sslbench.targets.target import Target
 from sslbench.targets.times import Times
 
-PENALTIES = tuple(float(f"{10 ** (e / 2):.3g}") for e in range(0, 11))
+PENALTIES = tuple(float(f"{10 ** (e / 2):.3g}") for e in range(-2, 11))
 _ATTENTION = "pooling=attention"
 
 
