@@ -67,7 +67,7 @@ def test_metrics_are_of_bags(target):
     parts = [bags_of_instances(number, seed, target) for number, seed in ((60, 1), (40, 2))]
     outcome = bags.run(*parts, Settings(pooling="max"), seed=0)
     value, low, high = outcome.metrics[outcome.headline]
-    assert value > 0.9 and low < value <= high and len(outcome.scores) == 40
+    assert value > (0.7 if target is of_times else 0.9) and low < value <= high and len(outcome.scores) == 40
     assert outcome.notes[0].startswith(f"Samples are bags: 60 train bags of {len(parts[0])} images")
 
 
