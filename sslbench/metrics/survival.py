@@ -50,7 +50,7 @@ class Concordance:
             halves = comparable * (1.0 * (risk > self._risks) + 0.5 * (risk == self._risks))
             right += np.sum(weights @ halves.T * weights[:, rows], axis=1)
             counted += np.sum(weights @ comparable.T.astype(np.float64) * weights[:, rows], axis=1)
-        return np.divide(right, counted, out=np.full(len(weights), np.nan), where=counted > 0)[:, None]
+        return np.asarray(np.divide(right, counted, out=np.full(len(weights), np.nan), where=counted > 0)[:, None])
 
 
 def time_measures(values: FloatArray, scores: npt.NDArray[np.floating]) -> list[Measure]:

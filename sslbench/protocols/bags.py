@@ -12,6 +12,7 @@ import dataclasses
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.config import setting
@@ -148,9 +149,9 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         outcome = _survive(*bags, settings, seed=seed)
     else:
         outcome = linear.run(*bags, settings, seed=seed, device=device)
-    counts = [f"{len(bag):,} {name} bags of {len(part):,} images"
-              for bag, part, name in zip(bags, (train, test), ("train", "test"), strict=True)]  # fmt: skip
-    return dataclasses.replace(outcome, notes=(f"Samples are bags: {' and '.join(counts)}.", *outcome.notes))
+    own, other = (f"{len(bag):,}" for bag in bags)
+    note = f"Samples are bags: {own} train bags of {len(train):,} images and {other} test bags of {len(test):,} images."
+    return dataclasses.replace(outcome, notes=(note, *outcome.notes))
 
 
 def _survive(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
@@ -160,27 +161,27 @@ def _survive(train: Features, test: Features, settings: Settings, *, seed: int) 
         raise DataError("bags: no time of train is an event, so nothing can be learned", "Check the column of events.")
     grid = sorted(settings.penalty, reverse=True)
     number = min(settings.folds, int(events.sum()))
-    notes, selected, chosen = [], {}, grid[len(grid) // 2]
-    if len(grid) == 1:
-        chosen = grid[0]
-    elif number < 2:
+    notes: list[str] = []
+    selected: dict[str, Any] = {}
+    chosen = grid[len(grid) // 2]
+    if len(grid) > 1 and number < 2:
         notes.append(f"Train has one event, too few to select the penalty on; {chosen:g} was used.")
-    else:
+    elif len(grid) > 1:
         scores = _scores_of_folds(train, folds_of(events, number, None, train.rank), grid, settings)
         best = int(np.nanargmax(scores)) if not np.isnan(scores).all() else len(grid) // 2
         chosen = grid[best]
         selected = {"on": f"{number} folds of train", "score": float(scores[best]), "seed": seed}
         notes += edge_notes("penalty", chosen, grid)
     (risks, own), converged = _risks(train.x, train.target.values, [test.x, train.x], [chosen], settings)
-    scores = risks[0][:, None].astype(np.float32)
+    predicted = risks[0][:, None].astype(np.float32)
     kind = type(test.target)
-    metrics, name, _ = summarise(kind, test.target.classes, test.target.values, scores, seed=seed)
+    metrics, name, _ = summarise(kind, test.target.classes, test.target.values, predicted, seed=seed)
     if np.isnan(metrics[name][0]):
         notes.append("No two test times can be ordered: none is an event before the end of another.")
     return Outcome(
         metrics=metrics,
         headline=name,
-        scores=scores,
+        scores=predicted,
         per_class={},
         train=concordance(train.target.values, own[0]),
         selected={"penalty": chosen} | selected,
@@ -190,7 +191,9 @@ def _survive(train: Features, test: Features, settings: Settings, *, seed: int) 
     )
 
 
-def _scores_of_folds(train: Features, folds: np.ndarray[Any, Any], grid: list[float], settings: Settings) -> FloatArray:
+def _scores_of_folds(
+    train: Features, folds: npt.NDArray[np.int16], grid: list[float], settings: Settings
+) -> FloatArray:
     """Return the mean concordance index of the held-out folds (P,) for each penalty; NaN where no fold has a pair."""
     found = []
     with counted("bags", "folds", int(folds.max()) + 1) as advance:
@@ -208,7 +211,9 @@ def _risks(
 ) -> tuple[list[FloatArray], bool]:
     """Return the log hazards (P, N) of each scored part by the fits of all penalties, largest first."""
     axes = principal_axes(x, standardise=settings.scale == "standard")
-    own, weights, converged, fits = axes.project(x), None, True, []
+    own, converged = axes.project(x), True
+    weights: FloatArray | None = None
+    fits: list[FloatArray] = []
     for penalty in penalties:
         weights, done = cox.fit(own, times, penalty, start=weights)
         converged &= done
@@ -228,11 +233,11 @@ def _attend(
     stored = [Bags(part.x, rows_of_bags(bags_of(part, part.groups, "")[1]), mean, std, device) for part in parts]
     labels, test = bags[0].target, bags[1].target
     seeds, found, scores, trained, epochs = seeds_of(seed, settings.trainings), [], [], [], []
+    probabilities: Literal["softmax"] | None = "softmax" if isinstance(test, Classes) else None
     split = holdout_rows(labels, settings.holdout, seed, None, bags[0].rank)
     with counted("bags", "trainings", len(seeds)) as advance:
         for each in seeds:
-            outputs, epoch = _trained(stored, labels, split, settings, each, device)
-            probabilities: Literal["softmax"] | None = "softmax" if isinstance(test, Classes) else None
+            outputs, epoch = _trained(stored, labels, split, settings, each)
             scores.append(outputs[1].astype(np.float32))
             trained.append(labels.headline(labels.values, outputs[0]))
             epochs.append(epoch)
@@ -260,12 +265,7 @@ def _attend(
 
 
 def _trained(
-    stored: list[Any],
-    labels: Target,
-    split: tuple[IntArray, IntArray] | None,
-    settings: Settings,
-    seed: int,
-    device: str,
+    stored: list[Any], labels: Target, split: tuple[IntArray, IntArray] | None, settings: Settings, seed: int
 ) -> tuple[list[FloatArray], int]:
     """Train one network; return its scores of the bags of train and test, and the epoch that was kept."""
     import torch
@@ -273,7 +273,7 @@ def _trained(
     from sslbench.runtime.seeds import seeded
     from sslbench.solvers.gated_attention import GatedAttention, Training, train
 
-    own = stored[0]
+    own, device = stored[0], stored[0].device
     fitted, held_out = split if split is not None else (np.arange(len(labels)), None)
     values = torch.from_numpy(labels.values).to(device)
 
@@ -297,9 +297,8 @@ def _trained(
             hidden=settings.hidden,
             dropout=settings.dropout,
         ).to(device)
-        training = Training(
-            settings.lr, settings.weight_decay, settings.epochs, settings.batch_size, settings.stop_after
-        )
+        rates = settings.lr, settings.weight_decay
+        training = Training(*rates, settings.epochs, settings.batch_size, settings.stop_after)
         epoch = train(network, own, fitted, loss, training, None if held_out is None else score)
     return [part.outputs(network, range(len(part.rows))) for part in stored], epoch
 

@@ -49,7 +49,7 @@ class GatedAttention(nn.Module):
     def forward(self, x: Tensor, sizes: list[int]) -> Tensor:
         """Return (B, C) outputs for the features (N, D) of B bags, one bag after the other."""
         h, scores = self.attention(x)
-        parts = zip(scores.split(sizes), h.split(sizes), strict=True)
+        parts = zip(torch.split(scores, sizes), torch.split(h, sizes), strict=True)
         return torch.as_tensor(self.classifier(torch.stack([own.softmax(0) @ values for own, values in parts])))
 
 
@@ -135,7 +135,7 @@ def train(
             batch = order[start : start + training.batch_size]
             optimizer.zero_grad()
             for part in bags.passes(batch):
-                (loss(network(*bags.read(part)), part) / len(batch)).backward()
+                (loss(network(*bags.read(part)), part) / len(batch)).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         if score is None:
             best_epoch = epoch
