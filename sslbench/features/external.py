@@ -311,9 +311,10 @@ def _read_labels(
     shared = features_are_columns(path, features)
     labels: Target
     if times:
-        lines, cells = [f"line {row + 2}" for row in range(n)], columns.get(times[1], ())
-        columns |= {times[1]: [FLAGS.get(str(cell).lower(), cell) for cell in cells]} if cells else {}
-        labels = times_of(_numbers(path, times, columns), *times, lines, str(path))
+        flags = [FLAGS.get(str(cell).lower(), cell) for cell in columns.get(times[1], ())]
+        numbered = {**columns, **({times[1]: flags} if flags else {})}
+        lines = [f"line {row + 2}" for row in range(n)]
+        labels = times_of(_numbers(path, times, numbered), times[0], times[1], lines, str(path))
     else:
         labels = _labels(path, columns, column, numbers, leave_out={*further, grouped_by, *("yY" if shared else "")})
     if shared and isinstance(labels, MultiLabel) and set(labels.classes) <= set(columns):

@@ -66,7 +66,6 @@ class Settings(linear.Settings):
         within="[1, inf)",
         needs=_ATTENTION,
     )
-    dropout: float = setting(0.0, "dropout of the projected features", within="[0, 1)", needs=_ATTENTION)
     lr: float = setting(0.001, "learning rate of AdamW, constant", within="(0, inf)", needs=_ATTENTION)
     weight_decay: float = setting(0.01, "weight decay of AdamW", within="[0, inf)", needs=_ATTENTION)
     epochs: int = setting(100, "largest number of epochs", within="[1, inf)", needs=_ATTENTION)
@@ -74,7 +73,7 @@ class Settings(linear.Settings):
         20, "epochs without a better score on held-out bags after which a training ends", within="[1, inf)",
         needs=_ATTENTION,
     )  # fmt: skip
-    batch_size: int = setting(32, "bags per update", within="[1, inf)", needs=_ATTENTION)
+    bags_per_update: int = setting(32, "bags per update", within="[1, inf)", needs=_ATTENTION)
     trainings: int = setting(
         5,
         "trainings, whose mean is reported; training i has the seed (seed of the run) x trainings + i",
@@ -274,7 +273,7 @@ def _trained(
     from sslbench.solvers.gated_attention import GatedAttention, Training, train
 
     own, device = stored[0], stored[0].device
-    fitted, held_out = split if split is not None else (np.arange(len(labels)), None)
+    fitted, held_out = split if split is not None else (np.arange(len(labels)), np.zeros(0, np.int64))
     values = torch.from_numpy(labels.values).to(device)
 
     def loss(outputs: torch.Tensor, numbers: Any) -> torch.Tensor:
@@ -289,17 +288,11 @@ def _trained(
         return labels.sign() * held.headline(held.values, own.outputs(network, held_out.tolist()))
 
     with seeded(seed, torch.device(device)):
-        network = GatedAttention(
-            own.x.shape[1],
-            len(labels.classes),
-            projection=settings.projection,
-            attention=settings.attention,
-            hidden=settings.hidden,
-            dropout=settings.dropout,
-        ).to(device)
+        widths = settings.projection, settings.attention, settings.hidden
+        network = GatedAttention(own.x.shape[1], len(labels.classes), *widths).to(device)
         rates = settings.lr, settings.weight_decay
-        training = Training(*rates, settings.epochs, settings.batch_size, settings.stop_after)
-        epoch = train(network, own, fitted, loss, training, None if held_out is None else score)
+        training = Training(*rates, settings.epochs, settings.bags_per_update, settings.stop_after)
+        epoch = train(network, own, fitted, loss, training, score if len(held_out) else None)
     return [part.outputs(network, range(len(part.rows))) for part in stored], epoch
 
 
@@ -320,6 +313,10 @@ class _OnBags(OnFeatures[Settings]):
             _refuse_ungrouped(bool(part.grouped_by), part.name)
             bags_of(part, source_groups(part), part.name)
 
+    def trains_on_labels(self, settings: Settings) -> bool:
+        """Return False: wrong labels of single images would leave no bag with one label."""
+        return False
+
     def outcomes(self, inputs: FeatureInputs[Settings]) -> dict[str, Outcome]:
         """Run on the features of the images."""
         _refuse_ungrouped(inputs.train.groups is not None, "train")
@@ -336,21 +333,14 @@ def _refuse_ungrouped(grouped: bool, name: str) -> None:
 
 def cost(settings: Settings, shapes: Shapes) -> Cost | str:
     """Count the reading of the features, and the fits of `linear` or of Cox regression, with as many bags as images."""
+    rows, read = float(shapes.train), 4.0 * shapes.train * shapes.width
     if settings.pooling == "attention":
-        inner = settings.projection or shapes.width
+        inner, passes = settings.projection or shapes.width, settings.trainings * settings.epochs
         weights = shapes.width * settings.projection + 2 * inner * settings.attention
-        passes = settings.trainings * settings.epochs
-        return Cost(
-            6.0 * shapes.train * weights * passes, 4.0 * shapes.train * shapes.width * passes, 2.0**15 * 24 * inner
-        )
+        return Cost(6 * rows * weights * passes, read * passes, 2.0**15 * 24 * inner)
     if issubclass(shapes.target, Times):
-        rank = float(min(shapes.train, shapes.width))
-        fits = len(settings.penalty) * settings.folds + 1
-        return Cost(
-            fits * 5 * (4.0 * shapes.train * rank**2 + rank**3),
-            8.0 * shapes.train * shapes.width,
-            24 * shapes.train * rank,
-        )
+        rank, steps = min(rows, shapes.width), 5 * (len(settings.penalty) * settings.folds + 1)
+        return Cost(steps * (4 * rows * rank**2 + rank**3), 2 * read, 24 * rows * rank)
     return linear.cost(settings, shapes)
 
 

@@ -21,19 +21,15 @@ class GatedAttention(nn.Module):
         projection: width of h; 0: h are the features themselves.
         attention: rows of V and U.
         hidden: widths of the layers between the sum and the outputs.
-        dropout: share of the values of h that training leaves out.
 
-    >>> network = GatedAttention(4, 2, projection=0, attention=8, hidden=(), dropout=0.0)
+    >>> network = GatedAttention(4, 2, projection=0, attention=8, hidden=())
     >>> network(torch.zeros(5, 4), [2, 3]).shape
     torch.Size([2, 2])
     """
 
-    def __init__(
-        self, width: int, classes: int, *, projection: int, attention: int, hidden: Sequence[int], dropout: float
-    ) -> None:
+    def __init__(self, width: int, classes: int, projection: int, attention: int, hidden: Sequence[int]) -> None:
         super().__init__()
         self.project = nn.Linear(width, projection) if projection else nn.Identity()
-        self.dropout = nn.Dropout(dropout)
         inner = projection or width
         self.content, self.gate = nn.Linear(inner, attention), nn.Linear(inner, attention)
         self.score = nn.Linear(attention, 1)
@@ -43,7 +39,7 @@ class GatedAttention(nn.Module):
 
     def attention(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return h (N, H) and the scores (N,) before the softmax of features (N, D)."""
-        h = self.dropout(self.project(x))
+        h = self.project(x)
         return h, self.score(torch.tanh(self.content(h)) * torch.sigmoid(self.gate(h)))[:, 0]
 
     def forward(self, x: Tensor, sizes: list[int]) -> Tensor:

@@ -113,7 +113,7 @@ def test_cox_regression_is_the_optimum_of_a_slow_partial_likelihood(penalty):
 
 def test_attention_is_equation_9_and_the_same_for_bags_in_several_passes(monkeypatch):
     torch.manual_seed(0)
-    network = GatedAttention(5, 2, projection=4, attention=3, hidden=(6,), dropout=0.0).eval()
+    network = GatedAttention(5, 2, projection=4, attention=3, hidden=(6,)).eval()
     part = bags_of_instances(9, 0, of_classes)
     rows = bags.rows_of_bags(bags.bags_of(part, part.groups, "test")[1])
     stored = gated_attention.Bags(part.x, rows, np.zeros(5), np.ones(5), "cpu")
