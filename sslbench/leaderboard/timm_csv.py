@@ -3,12 +3,10 @@
 from pathlib import Path
 
 from sslbench.errors import ResultError
-from sslbench.leaderboard.columns import COLUMNS
 from sslbench.leaderboard.model import Board, measured
 from sslbench.leaderboard.tables import number, write_text
 from sslbench.text import csv_text
 
-_PARAMETERS = next(column.value for column in COLUMNS if column.name == "parameters")
 _HEADINGS = "model top1 top1_err top5 top5_err param_count img_size crop_pct interpolation benchmark layer".split()
 
 
@@ -26,11 +24,12 @@ def to_timm_csv(board: Board, path: Path) -> None:
         if top1 is None:
             continue
         accuracies = [number(each) for v in (top1, top5) for each in (v, None if v is None else 100 - v)]
-        parameters, images = _PARAMETERS(cell.records), cell.records[0].preprocessing
+        images = cell.records[0].preprocessing
+        counts = [record.costs.parameters for record in cell.records if record.costs and record.costs.parameters]
         crop, squash, resize = (_side(images.get(name)) for name in ("crop", "squash", "resize"))
         size = crop or squash or resize
         shown = [number(size), f"{crop / resize:.3f}" if crop and resize else "1.000" if size else ""]
-        millions = number(None if parameters is None else parameters / 1e6)
+        millions = number(counts[0] / 1e6 if counts else None)
         lines.append(
             [row.label, *accuracies, millions, *shown, images.get("interpolation", ""), column.name, row.layer]
         )

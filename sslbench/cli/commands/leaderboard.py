@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -153,7 +153,7 @@ def write_board(
     console.print(leaderboard.to_rich(board, console.width))
     if board.extras:
         console.print(further_columns.to_rich(board))
-    write = {
+    write: dict[str, Callable[[leaderboard.Board, Path], None]] = {
         "csv": functools.partial(leaderboard.to_csv, form=form),
         "html": leaderboard.to_html,
         "markdown": leaderboard.to_markdown,

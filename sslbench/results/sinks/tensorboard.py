@@ -21,7 +21,7 @@ def send(record: dict[str, Any], file: Path) -> None:
     values = {name: metric["value"] for name, metric in record["metrics"].items() if metric["value"] is not None}
     with SummaryWriter(str(folder)) as writer:
         # `add_hparams` would open a second event file.
-        for summary in hparams(facts, values):
+        for summary in hparams(facts, values):  # type: ignore[no-untyped-call]
             writer.file_writer.add_summary(summary)
         for name, value in values.items():
             writer.add_scalar(name, value)
