@@ -134,6 +134,8 @@ class Rate:
 
 def measure_rate(backbone: Backbone, source: Source, layers: Sequence[Layer], run: RunSettings) -> Rate | None:
     """Decode and encode a few images; return None if that fails, for a reason that the extraction tells."""
+    import torch
+
     settings = run.extract_settings()
     rows = np.unique(np.linspace(0, len(source) - 1, min(len(source), _IMAGES)).astype(np.int64))
     decoding = encoding = math.inf
@@ -162,7 +164,7 @@ def measure_rate(backbone: Backbone, source: Source, layers: Sequence[Layer], ru
                 encoding = min(encoding, seconds / len(chunk))
                 if settings.device.type != "cpu" and len(chunk) == len(rows[:4]):
                     began = time.perf_counter()  # the start of a GPU says nothing of the network
-    except SslbenchError:
+    except (SslbenchError, torch.OutOfMemoryError):
         return None
     if not widths:
         return None
