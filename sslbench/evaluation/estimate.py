@@ -495,7 +495,10 @@ def _task_shapes(prepared: Prepared, task: Task, width: int, layer: Layer) -> Sh
 
 def _stage(task: Task, shapes: Sequence[Shapes], name: str, run: RunSettings, repeats: int = 1) -> Stage:
     """Return the stage of a protocol: its runs at each of the shapes, one after the other."""
-    device = str(run.torch_device())
+    try:
+        device = str(run.torch_device())
+    except SslbenchError:  # a plan is also made on a login node without the run's GPU
+        device = "cpu"
     costs = [task.kind.cost(task.settings, own) for own in shapes]
     if reasons := [cost for cost in costs if isinstance(cost, str)]:
         return Stage(task.protocol, None, remark=reasons[0])

@@ -10,6 +10,8 @@ from helpers.offenders import offenders
 from sslbench import evaluation
 from sslbench.errors import ResourceError
 from sslbench.evaluation import estimate
+from sslbench.evaluation.request import Task
+from sslbench.evaluation.settings import RunSettings
 from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair
 from sslbench.names import list_names
@@ -293,3 +295,9 @@ def test_rates_of_a_device_are_measured(monkeypatch):
     monkeypatch.setattr(estimate, "_BYTES", 2**16)
     products, passes = estimate._device_rates("cpu")
     assert products > 1e7 and passes > 1e6
+
+
+@pytest.mark.usefixtures("cores")
+def test_a_plan_for_a_gpu_is_made_on_a_machine_without_one(tmp_path):
+    task, run = Task("knn", find("knn").settings(), {}), RunSettings(device="cuda:63")
+    assert estimate.estimate_features(pair(), [task], run, tmp_path).stages[0].seconds > 0
