@@ -59,7 +59,7 @@ class Method(method.Method[Config]):
     """Contrast of the views of an image with those of all other images, decoupled."""
 
     config_type = Config
-    needs = Needs("dcl", pairs=True, negatives=True)
+    needs = Needs("simclr", method="dcl", pairs=True, negatives=True)
     saved_head = "head"
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:

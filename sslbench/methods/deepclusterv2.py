@@ -13,16 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sslbench.config import setting
-from sslbench.distributed.collectives import broadcast_, gather, rank, sum_, world_size
+from sslbench.distributed.collectives import broadcast_, gather
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import cross_entropy, in_float32, unit_length
-from sslbench.methods._parts.memory import sums_of
+from sslbench.methods._parts.memory import spherical_kmeans
 from sslbench.methods._parts.networks import encode, mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Needs, Setup, Step
-
-_CHUNK = 16384
-"""Rows whose similarities with all centroids are in memory at once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,35 +33,6 @@ class Config:
     projector: tuple[int, ...] = setting(
         (2048, 128), "widths of the projection head's layers, the last is the memory's", within="[1, inf)"
     )
-
-
-@torch.no_grad()
-@in_float32
-def spherical_kmeans(rows: Tensor, centroids: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
-    """Return the centroids after some iterations of spherical k-means, and the nearest of them for each row.
-
-    `rows`: (N, d), rows of length 1, equal on all processes; `centroids`: (K, d), rows of length 1, the initial
-    centroids, equal on all processes; returns (K, d) and int64 (N,), equal on all processes.
-
-    >>> rows = functional.normalize(torch.tensor([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.0]]), dim=1)
-    >>> centroids, assignments = spherical_kmeans(rows, rows[[0, 2]], 2)
-    >>> centroids.round(decimals=3).tolist(), assignments.tolist()
-    ([[1.0, 0.0], [-1.0, 0.0]], [0, 0, 1])
-    """
-    # Each iteration replaces a centroid by the normalised mean of its rows; one without rows stays.
-    own = rows[rank() :: world_size()]
-    for _ in range(iterations):
-        nearest = _nearest(own, centroids)
-        sums = sums_of(own, nearest, len(centroids))
-        counts = torch.bincount(nearest, minlength=len(centroids))
-        means = functional.normalize(sum_(sums) / sum_(counts).clamp(min=1)[:, None], dim=1)
-        centroids = torch.where(counts[:, None] > 0, means, centroids)
-    return centroids, _nearest(rows, centroids)
-
-
-def _nearest(rows: Tensor, centroids: Tensor) -> Tensor:
-    """Return the centroid of the largest inner product for each row, int64 (n,)."""
-    return torch.cat([(chunk @ centroids.T).argmax(dim=1) for chunk in torch.split(rows, _CHUNK)])
 
 
 class Method(method.Method[Config]):

@@ -72,7 +72,7 @@ class Method(method.Method[Config]):
     """Imitation of the features or logits of a frozen teacher."""
 
     config_type = Config
-    needs = Needs("distillation", views=1)
+    needs = Needs("supervised", method="distillation", views=1)
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:

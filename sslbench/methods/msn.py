@@ -2,7 +2,9 @@
 
 Source: arXiv 2204.07141. The first view goes through the target network, a moving average; the other large views lose
 random patches; small views are kept whole. Targets are sharpened and balanced by Sinkhorn-Knopp; the mean prediction
-is pushed to the uniform distribution.
+is pushed to the uniform distribution, or with `power_law` to one of few common and many rare prototypes: PMSN, for data
+of classes of very unequal sizes (Assran et al., ICLR 2023, arXiv 2210.07277). lightly's PMSNLoss has the divergence the
+other way round, which does not become MSN for a uniform distribution.
 
 Departures from the authors' code: the decay of the target network, which the code raises over 1.25 times the length of
 the run, rises linearly over the run. Gradients are clipped together with that of the prototypes. With several processes
@@ -46,7 +48,12 @@ class Config:
     sharpening: float = setting(0.25, "temperature that sharpens the targets", within="(0, inf)")
     iterations: int = setting(3, "iterations of Sinkhorn-Knopp on the targets; 0: none", within="[0, inf)")
     entropy_weight: float = setting(
-        1.0, "weight of the entropy of the mean prediction, which is maximised", within="[0, inf)"
+        1.0, "weight of the divergence of the mean prediction from the wanted shares", within="[0, inf)"
+    )
+    power_law: float = setting(
+        0.0,
+        "exponent t of the shares to which the mean prediction is pushed, k^-t of prototype k (PMSN); 0: equal shares",
+        within="[0, inf)",
     )
     momentum: float = setting(0.996, "decay of the target network at the start of training", within="[0, 1]")
     final_momentum: float = setting(1.0, "decay at the end; linear in between", within="[0, 1]")
@@ -62,8 +69,11 @@ def msn_loss(
     sharpening: float = 0.25,
     iterations: int = 3,
     entropy_weight: float = 1.0,
+    power_law: float = 0.0,
 ) -> Tensor:
-    """Return equation 1: cross entropy of the anchors' predictions, minus the weighted entropy of their mean.
+    """Return equation 1: cross entropy of the anchors' predictions, plus the weighted divergence of their mean.
+
+    The divergence is that from the shares k^-power_law. For equal ones it is minus the entropy of the mean.
 
     `anchors`: (V * B, d), view by view; not necessarily normalised, nor are the others; `targets`: (B, d), get no
     gradient; `prototypes`: (K, d).
@@ -71,7 +81,7 @@ def msn_loss(
     >>> round(float(msn_loss(torch.eye(2), torch.eye(2), torch.eye(2))), 4)  # log(1 + exp(-10)): both are sure
     0.0
     """
-    # The entropy is that of the mean over the anchors of all processes, relative to that of the uniform distribution.
+    # The mean is that over the anchors of all processes.
     prototypes = functional.normalize(prototypes, dim=1)
     logs = (functional.normalize(anchors, dim=1) @ prototypes.T / temperature).log_softmax(dim=1)
     with torch.no_grad():
@@ -80,7 +90,11 @@ def msn_loss(
     loss = -(wanted.repeat(len(anchors) // len(targets), 1) * logs).sum(dim=1).mean()
     mean = mean_with_gradient(logs.exp().mean(dim=0))
     entropy: Tensor = -torch.special.xlogy(mean, mean).sum()
-    return loss + entropy_weight * (math.log(len(prototypes)) - entropy)
+    if power_law == 0:
+        return loss + entropy_weight * (math.log(len(prototypes)) - entropy)
+    places = torch.arange(1, len(mean) + 1, device=mean.device, dtype=mean.dtype)
+    log_shares = (-power_law * places.log()).log_softmax(dim=0)
+    return loss - entropy_weight * (mean @ log_shares + entropy)
 
 
 class Method(method.Method[Config]):
@@ -133,6 +147,7 @@ class Method(method.Method[Config]):
             sharpening=config.sharpening,
             iterations=config.iterations,
             entropy_weight=config.entropy_weight,
+            power_law=config.power_law,
         )
         return Loss(value, targets.float())
 

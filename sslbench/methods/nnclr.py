@@ -7,14 +7,11 @@ optimizer's step. lightly's loss has the other rows of the same side as negative
 
 import dataclasses
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from sslbench.config import setting
-from sslbench.distributed.collectives import gather_with_gradient, rank
-from sslbench.methods._parts.losses import in_float32, unit_length
-from sslbench.methods._parts.memory import need_whole_updates, random_rows, replace_oldest_
+from sslbench.methods._parts.losses import cross_view_contrast, unit_length
+from sslbench.methods._parts.memory import nearest, need_whole_updates, random_rows, replace_oldest_
 from sslbench.methods._parts.networks import mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Needs, Setup, Step
@@ -34,37 +31,11 @@ class Config:
     predictor: tuple[int, ...] = setting((4096,), "widths of the prediction head's hidden layers", within="[1, inf)")
 
 
-@torch.no_grad()
-def nearest(embeddings: Tensor, queue: Tensor) -> Tensor:
-    """Return for each embedding the row of the queue with the largest product (eq. 2), (B, d).
-
-    `embeddings`: (B, d), rows of length 1; `queue`: (K, d), rows of length 1.
-
-    >>> nearest(torch.tensor([[0.6, 0.8]]), torch.eye(2)).tolist()
-    [[0.0, 1.0]]
-    """
-    return queue[(embeddings @ queue.T).argmax(dim=1)]
-
-
-@in_float32
-def neighbour_contrast(neighbours: Tensor, predictions: Tensor, temperature: float) -> Tensor:
-    """Return eq. 3: cross entropy of each neighbour's own prediction among those of all images of all processes.
-
-    `neighbours`: (B, d), rows of length 1; `predictions`: (B, d), rows of length 1, of the other view of each image.
-
-    >>> round(float(neighbour_contrast(torch.eye(2), torch.eye(2), 1.0)), 4)  # log(1 + exp(-1))
-    0.3133
-    """
-    logits = neighbours @ gather_with_gradient(predictions).T / temperature
-    labels = torch.arange(len(logits), device=logits.device) + rank() * len(logits)
-    return functional.cross_entropy(logits, labels)
-
-
 class Method(method.Method[Config]):
     """Contrast of predictions with the nearest neighbours of the other view."""
 
     config_type = Config
-    needs = Needs("nnclr", views=2, several_images=True)
+    needs = Needs("byol", method="nnclr", views=2, several_images=True)
     saved_head, saved_predictor = "projector", "predictor"
     queue: Tensor
 
@@ -82,15 +53,15 @@ class Method(method.Method[Config]):
         self._new: list[Tensor] = []
 
     def loss(self, batch: Batch, step: Step) -> Loss:
-        """Return the mean of the losses of both directions."""
+        """Return the mean of the losses of both directions (eq. 3)."""
         projected = [self.projector(self.backbone(view)) for view in batch.views]
         predictions = [unit_length(self.predictor(each)) for each in projected]
         embeddings = [unit_length(each.detach()) for each in projected]
         neighbours = [nearest(each, self.queue) for each in embeddings]
         self._new.append(embeddings[0])
         value = (
-            neighbour_contrast(neighbours[0], predictions[1], self.config.temperature)
-            + neighbour_contrast(neighbours[1], predictions[0], self.config.temperature)
+            cross_view_contrast(neighbours[0], predictions[1], self.config.temperature)
+            + cross_view_contrast(neighbours[1], predictions[0], self.config.temperature)
         ) / 2
         return Loss(value, embeddings[0])
 

@@ -1,11 +1,12 @@
-"""SimSiam: two views, a predictor and a stop-gradient (Chen and He, arXiv 2011.10566).
+"""SimSiam: a predictor and a stop-gradient (Chen and He, arXiv 2011.10566), and with more than two views FastSiam.
 
-Each view has its own forward pass, so that BatchNorm normalises one view at a time, as in the published code. The paper
+FastSiam (Pototzky et al., GCPR 2022) predicts the mean embedding of all other views, a target of less noise. Each view has its own forward pass, so that BatchNorm normalises one view at a time, as in the published code. The paper
 keeps the learning rate of the predictor constant (section 4.2), which the recipe sets by `optimizer.constant_lr`.
 """
 
 import dataclasses
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -34,7 +35,6 @@ def negative_cosine(prediction: Tensor, target: Tensor) -> Tensor:
 
     The gradient flows into both arguments; the caller detaches the target.
 
-    >>> import torch
     >>> float(negative_cosine(torch.tensor([[1.0, 0.0]]), torch.tensor([[3.0, 0.0]])))
     -1.0
     """
@@ -42,10 +42,10 @@ def negative_cosine(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 class Method(method.Method[Config]):
-    """SimSiam on two views."""
+    """Prediction of the mean embedding of the other views."""
 
     config_type = Config
-    needs = Needs("simsiam", views=2, several_images=True)
+    needs = Needs("simsiam", pairs=True, several_images=True)
     saved_head, saved_predictor = "projector", "predictor"
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
@@ -57,8 +57,10 @@ class Method(method.Method[Config]):
         self.predictor = mlp([dim, *config.predictor, dim], norm=True, bias=False)
 
     def loss(self, batch: Batch, step: Step) -> Loss:
-        """Return equation 4, the mean of the losses of both directions."""
+        """Return the mean of the losses of all views, with two of them equation 4."""
         z = [self.projector(self.backbone(view)) for view in batch.views]
         p = [self.predictor(embedding) for embedding in z]
-        value = (negative_cosine(p[0], z[1].detach()) + negative_cosine(p[1], z[0].detach())) / 2
-        return Loss(value, z[0].detach())
+        fixed = [embedding.detach() for embedding in z]
+        targets = [torch.stack(fixed[:i] + fixed[i + 1 :]).mean(dim=0) for i in range(len(z))]
+        terms = [negative_cosine(*pair) for pair in zip(p, targets, strict=True)]
+        return Loss(torch.stack(terms).mean(), fixed[0])

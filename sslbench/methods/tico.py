@@ -61,7 +61,7 @@ class Method(method.Method[Config]):
     """TiCo on two views; one of them goes through the momentum network."""
 
     config_type = Config
-    needs = Needs("tico", views=2, several_images=True)
+    needs = Needs("byol", method="tico", views=2, several_images=True)
     saved_head = "projector"
     copies = "target_"
     covariance: Tensor

@@ -137,7 +137,7 @@ class Method(method.Method[Config]):
     """VICRegL on any number of views, large ones first, with one forward pass per view, as in the published code."""
 
     config_type = Config
-    needs = Needs("vicregl", several_images=True)
+    needs = Needs("vicreg", method="vicregl", several_images=True)
     compiled_methods = ("_maps",)
     saved_head = "projector"
     backbone: ResNet

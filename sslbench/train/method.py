@@ -139,6 +139,7 @@ class Needs:
 
     Attributes:
         augment: published augmentation of the method, which messages propose.
+        method: name of the method in messages; '': that of the augmentation.
         views: number of views; None: any.
         pairs: views are compared, so there are at least two.
         several_images: a forward pass normalises over its images, so it has at least two.
@@ -146,6 +147,7 @@ class Needs:
     """
 
     augment: str
+    method: str = ""
     views: int | None = None
     pairs: bool = False
     several_images: bool = False
@@ -153,17 +155,18 @@ class Needs:
 
     def check(self, setup: Setup) -> None:
         """Refuse a run that does not meet them."""
+        method = self.method or self.augment
         number, remedy = len(setup.sizes), f"Set augment={self.augment} (published), or change the list augment.views."
         if self.views is not None and number != self.views:
             wanted = "one view" if self.views == 1 else f"{self.views} views"
-            raise UsageError(f"{self.augment} takes {wanted} of every image, the augmentation makes {number}", remedy)
+            raise UsageError(f"{method} takes {wanted} of every image, the augmentation makes {number}", remedy)
         if self.pairs and number < 2:
-            raise UsageError(f"{self.augment} compares views of one image, but the augmentation makes {number}", remedy)
+            raise UsageError(f"{method} compares views of one image, but the augmentation makes {number}", remedy)
         if self.several_images:
-            need_several_images(setup, method=self.augment)
+            need_several_images(setup, method=method)
         if self.negatives and setup.batch_size * setup.world < 2:
             raise UsageError(
-                f"{self.augment} compares the images of a batch with each other, but a forward pass has one image",
+                f"{method} compares the images of a batch with each other, but a forward pass has one image",
                 "Raise batch_size (or lower accumulate) so that every pass has at least 2 images.",
             )
 

@@ -41,6 +41,7 @@ def optimizer_of(made, lr=0.02):
 
 PATCHES_ONLY = f"{runs.VIT},class_token=False,global_pool=avg,fc_norm=False"
 VARIANTS = {
+    "byol, nearest of a queue": ("byol", {"queue": 32}),
     "dcl, weighted positives": ("dcl", {"sigma": 0.5}),
     "dinov2, centred": ("dinov2", {"centering": "center", "center_momentum": 1.0, "patch_prototypes": None}),
     "ibot, patches by a head of their own": ("ibot", {"patch_prototypes": 12, "mask_shape": "random"}),
@@ -49,6 +50,8 @@ VARIANTS = {
     "lejepa, a ResNet": ("lejepa", {}, runs.RESNET),
     "moco, version 1": ("moco", {"projector": [8], "queue": 16384}),
     "moco_v3, a transformer": ("moco_v3", {"projector": [16, 16, 8], "predictor_last_norm": True}, runs.VIT),
+    "mmcr, few dimensions of each image": ("mmcr", {"spread_weight": 0.5}),
+    "msn, unequal shares": ("msn", {"power_law": 0.25}),
     "npid, NCE": ("npid", {"contrast": "nce", "momentum": 0.98, "negatives": 32}),
     "pirl, NCE": ("pirl", {"contrast": "nce", "projector": [8]}),
     "supervised, smoothed labels": ("supervised", {"label_smoothing": 0.1}),

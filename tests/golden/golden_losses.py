@@ -441,7 +441,7 @@ def _decoupled(case: Case, *, sigma: float | None = None) -> None:
 
 def _neighbours(case: Case) -> None:
     temperature = _temperature(case, 0.1)
-    compare(case, ["nn", "p"], lambda x: nnclr.neighbour_contrast(_unit(x["nn"]), _unit(x["p"]), temperature))
+    compare(case, ["nn", "p"], lambda x: nnclr.cross_view_contrast(_unit(x["nn"]), _unit(x["p"]), temperature))
 
 
 def _neighbours_of_lightly(case: Case) -> None:

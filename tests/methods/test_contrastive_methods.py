@@ -90,7 +90,9 @@ def slow_neighbours(z, predictions, queue, temperature):
 def test_loss_of_neighbours_is_the_formula():
     z, p, queue = random_rows(5, 4, seed=1), random_rows(5, 4, seed=2), unit(random_rows(9, 4, seed=3))
     neighbours = nnclr.nearest(torch.from_numpy(unit(z)), torch.from_numpy(queue))
-    value, _ = gradient(lambda x: nnclr.neighbour_contrast(neighbours, torch.nn.functional.normalize(x, dim=1), 0.2), p)
+    value, _ = gradient(
+        lambda x: nnclr.cross_view_contrast(neighbours, torch.nn.functional.normalize(x, dim=1), 0.2), p
+    )
     assert value == pytest.approx(slow_neighbours(z, p, queue, 0.2), rel=1e-12)
 
 
@@ -100,7 +102,7 @@ def _one_of_two(rank, x, labels, queue):
     losses = (
         lambda x: dcl.decoupled(x, 0.2, 0.5),
         lambda x: supcon.supervised_contrastive(x, own, 0.2),
-        lambda x: nnclr.neighbour_contrast(
+        lambda x: nnclr.cross_view_contrast(
             nnclr.nearest(torch.nn.functional.normalize(x[0].detach(), dim=1), rows),
             torch.nn.functional.normalize(x[1], dim=1),
             0.2,
@@ -116,7 +118,7 @@ def test_two_processes_equal_one():
         gradient(lambda x: dcl.decoupled(x, 0.2, 0.5), x),
         gradient(lambda x: supcon.supervised_contrastive(x, torch.from_numpy(labels), 0.2), x),
         gradient(
-            lambda x: nnclr.neighbour_contrast(
+            lambda x: nnclr.cross_view_contrast(
                 nnclr.nearest(torch.nn.functional.normalize(x[0].detach(), dim=1), rows),
                 torch.nn.functional.normalize(x[1], dim=1),
                 0.2,

@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from sslbench.errors import UsageError
 from sslbench.methods import deepclusterv2
-from sslbench.methods.deepclusterv2 import spherical_kmeans
+from sslbench.methods._parts import memory
+from sslbench.methods._parts.memory import spherical_kmeans
 
 SIZES = (32, 32, 16)
 SMALL = {"clusters": (5, 7, 5), "projector": (16, 8), "iterations": 3}
@@ -47,7 +48,7 @@ def test_kmeans_equals_the_slow_one_and_keeps_empty_clusters():
 def test_chunks_change_nothing(monkeypatch):
     rows = torch.from_numpy(unit(random_rows(40, 6)))
     whole = spherical_kmeans(rows, rows[:5], 3)
-    monkeypatch.setattr(deepclusterv2, "_CHUNK", 7)
+    monkeypatch.setattr(memory, "_CHUNK", 7)
     assert all(torch.equal(a, b) for a, b in zip(spherical_kmeans(rows, rows[:5], 3), whole, strict=True))
 
 

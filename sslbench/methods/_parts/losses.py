@@ -145,6 +145,22 @@ def info_nce(query: Tensor, key: Tensor, queue: Tensor, temperature: float) -> T
     return functional.softplus(negatives - positives).mean()
 
 
+@in_float32
+def cross_view_contrast(anchors: Tensor, positives: Tensor, temperature: float) -> Tensor:
+    """Return the cross entropy of each anchor's own positive among those of all images of all processes.
+
+    It is InfoNCE with the other images of the other view as negatives (NNCLR, eq. 3; DirectCLR).
+
+    `anchors`: (B, d), rows of length 1; `positives`: (B, d), rows of length 1, of the other view of each image.
+
+    >>> round(float(cross_view_contrast(torch.eye(2), torch.eye(2), 1.0)), 4)  # log(1 + exp(-1))
+    0.3133
+    """
+    logits = anchors @ gather_with_gradient(positives).T / temperature
+    labels = torch.arange(len(logits), device=logits.device) + rank() * len(logits)
+    return functional.cross_entropy(logits, labels)
+
+
 def variance_and_covariance(z: Tensor) -> tuple[Tensor, Tensor]:
     """Return VICReg's terms of one set of embeddings (Bardes et al., arXiv 2105.04906, equations 1 to 4).
 

@@ -1,4 +1,7 @@
-"""Memory banks and queues: an embedding of every training image (NPID, PIRL) or the newest ones (MoCo, DenseCL)."""
+"""Memory banks and queues, and clusters of them.
+
+A memory holds an embedding of every training image (NPID, PIRL) or the newest ones (MoCo, DenseCL).
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sslbench.distributed.collectives import gather
+from sslbench.distributed.collectives import gather, rank, sum_, world_size
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32
 from sslbench.train.method import Step
@@ -186,6 +189,18 @@ def random_rows(n: int, dim: int) -> Tensor:
 
 
 @torch.no_grad()
+def nearest(embeddings: Tensor, queue: Tensor) -> Tensor:
+    """Return for each embedding the row of the queue with the largest product (NNCLR, eq. 2), (B, d).
+
+    `embeddings`: (B, d), rows of length 1; `queue`: (K, d), rows of length 1.
+
+    >>> nearest(torch.tensor([[0.6, 0.8]]), torch.eye(2)).tolist()
+    [[0.0, 1.0]]
+    """
+    return queue[(embeddings @ queue.T).argmax(dim=1)]
+
+
+@torch.no_grad()
 def replace_oldest_(queue: Tensor, new: list[Tensor], step: Step) -> None:
     """Replace the oldest rows of a queue by those of an update, of all its passes and processes; empty the list.
 
@@ -219,3 +234,36 @@ def need_whole_updates(queue: int, images: int, *, method: str) -> None:
         f"{method}: queue={queue} is no multiple of images_per_update={images}",
         f"Set method.queue to {queues}" + (f", or batch_size to {batches}." if batches else "."),
     )
+
+
+_CHUNK = 16384
+"""Rows whose similarities with all centroids are in memory at once."""
+
+
+@torch.no_grad()
+@in_float32
+def spherical_kmeans(rows: Tensor, centroids: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+    """Return the centroids after some iterations of spherical k-means, and the nearest of them for each row.
+
+    `rows`: (N, d), rows of length 1, equal on all processes; `centroids`: (K, d), rows of length 1, the initial
+    centroids, equal on all processes; returns (K, d) and int64 (N,), equal on all processes.
+
+    >>> rows = functional.normalize(torch.tensor([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.0]]), dim=1)
+    >>> centroids, assignments = spherical_kmeans(rows, rows[[0, 2]], 2)
+    >>> centroids.round(decimals=3).tolist(), assignments.tolist()
+    ([[1.0, 0.0], [-1.0, 0.0]], [0, 0, 1])
+    """
+    # Each iteration replaces a centroid by the normalised mean of its rows; one without rows stays.
+    own = rows[rank() :: world_size()]
+    for _ in range(iterations):
+        nearest = _nearest(own, centroids)
+        sums = sums_of(own, nearest, len(centroids))
+        counts = torch.bincount(nearest, minlength=len(centroids))
+        means = functional.normalize(sum_(sums) / sum_(counts).clamp(min=1)[:, None], dim=1)
+        centroids = torch.where(counts[:, None] > 0, means, centroids)
+    return centroids, _nearest(rows, centroids)
+
+
+def _nearest(rows: Tensor, centroids: Tensor) -> Tensor:
+    """Return the centroid of the largest inner product for each row, int64 (n,)."""
+    return torch.cat([(chunk @ centroids.T).argmax(dim=1) for chunk in torch.split(rows, _CHUNK)])
