@@ -1,7 +1,7 @@
 """MMCR: maximum manifold capacity representations (Yerxa et al., NeurIPS 2023, arXiv 2303.03307).
 
-The nuclear norm of the images' centroids grows: views of an image gather, images spread over all dimensions. The mean of
-an image's embeddings by the network and by its momentum copy is its centroid, as in the authors' code for ImageNet.
+The nuclear norm of the images' centroids grows: views of an image gather, images spread over all dimensions. The
+centroid is the mean of the embeddings by the network and by its momentum copy, as in the authors' code for ImageNet.
 Departure: centroids of other processes get their gradient (the authors' code gathers them as constants).
 """
 

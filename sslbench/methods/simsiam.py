@@ -1,7 +1,8 @@
 """SimSiam: a predictor and a stop-gradient (Chen and He, arXiv 2011.10566), and with more than two views FastSiam.
 
-FastSiam (Pototzky et al., GCPR 2022) predicts the mean embedding of all other views, a target of less noise. Each view has its own forward pass, so that BatchNorm normalises one view at a time, as in the published code. The paper
-keeps the learning rate of the predictor constant (section 4.2), which the recipe sets by `optimizer.constant_lr`.
+FastSiam (Pototzky et al., GCPR 2022) predicts the mean embedding of all other views, a target of less noise. Each view
+has its own forward pass, so that BatchNorm normalises one view at a time, as in the published code. The paper keeps the
+learning rate of the predictor constant (section 4.2), which the recipe sets by `optimizer.constant_lr`.
 """
 
 import dataclasses

@@ -2,8 +2,8 @@
 
 A view predicts the group of the other view by a momentum network. Groups follow the embeddings of each batch and pass
 their gradient on. Every `reset_every` updates k-means of the newest embeddings replaces the groups, and the momentum
-network becomes the trained one (table 7b); views take turns, as in lightly's code. Departures: embeddings and groups have
-length 1 (lightly adds embeddings of any length to groups of length 1); groups without images stay.
+network becomes the trained one (table 7b). Views take turns, as in lightly's code. Departure: embeddings and groups
+have length 1; lightly adds embeddings of any length to groups of length 1.
 """
 
 import dataclasses
@@ -47,6 +47,13 @@ class Config:
     momentum: float = setting(0.99, "decay of the momentum network", within="[0, 1]")
 
 
+@torch.no_grad()
+@in_float32
+def group_of(embeddings: Tensor, groups: Tensor) -> Tensor:
+    """Return the group of the largest product for each embedding (B, d), int64 (B,); `groups`: (K, d)."""
+    return (embeddings @ groups.T).argmax(dim=1)
+
+
 @in_float32
 def moved_groups(groups: Tensor, embeddings: Tensor, beta: float) -> Tensor:
     """Return the groups moved towards the mean of their embeddings, of all processes, with the gradient of the latter.
@@ -57,7 +64,7 @@ def moved_groups(groups: Tensor, embeddings: Tensor, beta: float) -> Tensor:
     [[1.0, 0.0], [0.0, 1.0]]
     """
     rows = gather_with_gradient(embeddings)
-    own = (rows.detach() @ groups.T).argmax(dim=1)
+    own = group_of(rows, groups)
     counts = sums_of(torch.ones_like(rows[:, :1]), own, len(groups))
     means = sums_of(rows, own, len(groups)) / counts.clamp(min=1)
     return torch.where(counts > 0, functional.normalize(beta * groups + (1 - beta) * means, dim=1), groups)
@@ -117,7 +124,7 @@ class Method(method.Method[Config]):
         embeddings = unit_length(projected)
         with torch.no_grad():
             other = unit_length(self.target_projector(self.target_backbone(there)))
-            labels = (other @ self.groups.T).argmax(dim=1)
+            labels = group_of(other, self.groups)
         groups = moved_groups(self.groups, embeddings, self.config.beta)
         value = group_loss(self.predictor(projected), groups, labels, self.config.temperature)
         self.groups = groups.detach()

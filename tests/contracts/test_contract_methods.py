@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from sslbench.backbones.build import build
 from sslbench.errors import UsageError
-from sslbench.names import find_module
+from sslbench.names import find_module, list_names
 from sslbench.runtime.seeds import restore_random_states
 from sslbench.train import checkpoints
 from sslbench.train.method import Method, Step, find_method
@@ -133,6 +133,11 @@ def test_every_trained_parameter_takes_part_and_momentum_copies_get_no_gradient(
         assert not any(part.requires_grad or part.dim() for part in loss.parts.values())
 
     assert offenders(check) == []
+
+
+def test_the_augmentation_that_a_refusal_proposes_exists():
+    proposed = {name: find_method(name).needs.augment for name in runs.METHODS if find_method(name).needs}
+    assert {name: each for name, each in proposed.items() if each not in list_names("augment")} == {}
 
 
 def test_a_deep_copy_is_independent_and_only_the_backbone_is_named_so():

@@ -205,7 +205,7 @@ DETECTORS = {
 
 SGD = {"name": "sgd", "lr": 0.001}
 SLOW = {"optimizer": {"name": "sgd", "lr": 0.0001}}
-GROWING = ("nnclr", "npid", "pirl", "vicregl", "wmse")  # at a larger rate, rounding grows from update to update
+GROWING = ("emp_ssl", "nnclr", "npid", "pirl", "smog", "vicregl", "wmse")  # at a larger rate, rounding grows
 PART = {"limit": 32, "batch_size": 8, "epochs": 2, "save_every": "2 epochs", "optimizer": SGD}
 ADAMW = {"name": "adamw", "lr": 0.0001}
 TRAININGS = {

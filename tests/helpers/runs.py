@@ -74,7 +74,7 @@ CHOSEN = {
     "rotnet": ({}, SINGLE, RESNET),
     "simclr": ({"projector": [64, 32]}, PAIR, RESNET),
     "smog": (
-        {"groups": 12, "queue": 64, "reset_every": 8, "projector": [64, 32], "predictor": [64]},
+        {"groups": 4, "temperature": 0.5, "queue": 64, "reset_every": 8, "projector": [64, 32], "predictor": [64]},
         PAIR,
         RESNET,
     ),

@@ -1,8 +1,11 @@
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
-from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of
+from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of, unit
 
+from sslbench.errors import UsageError
 from sslbench.methods import byol
 
 CONFIG = byol.Config(projector=(32, 16), predictor=(24,))
@@ -62,3 +65,26 @@ def test_the_target_stands_still_at_the_end_of_training():
     before = weight.clone()
     method.after_update(step_of(999, setup))
     torch.testing.assert_close(weight, before, rtol=0, atol=1e-7)
+
+
+def test_with_a_queue_the_targets_are_the_nearest_earlier_ones():
+    """NNBYOL: the queue holds the unit embeddings of the first view by the target network."""
+    backbone = network()
+    setup = setup_for(backbone)
+    method = byol.Method(backbone, dataclasses.replace(CONFIG, queue=16), setup)
+    start, batch = method.queue.clone(), batch_of(setup)
+    with torch.no_grad():
+        p = [method.predictor(method.projector(method.backbone(view))).double().numpy() for view in batch.views]
+        z = [method.target_projector(method.target_backbone(view)).double().numpy() for view in batch.views]
+    z, queue = unit(np.stack(z)), start.double().numpy()
+    near = [np.stack([max(queue, key=lambda row, at=at: row @ at) for at in each]) for each in z]
+    value = method(batch, step_of(0, setup)).value
+    assert value.item() == pytest.approx(oracle(p[0], near[1]) + oracle(p[1], near[0]), rel=1e-5)
+    method.after_update(step_of(0, setup))
+    np.testing.assert_allclose(method.queue[:8].numpy(), z[0], atol=1e-6)
+    assert torch.equal(method.queue[8:], start[8:])
+
+
+def test_a_queue_that_whole_updates_do_not_fill_is_refused():
+    with pytest.raises(UsageError, match="byol: queue=12 is no multiple of images_per_update=8"):
+        byol.Method(network(), dataclasses.replace(CONFIG, queue=12), setup_for(network()))

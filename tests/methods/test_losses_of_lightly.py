@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sslbench.methods import lejepa, vicregl, wmse
+from sslbench.methods import emp_ssl, lejepa, mmcr, smog, vicregl, wmse
 
 losses = pytest.importorskip("lightly.loss", reason="lightly is not installed: pip install lightly")
 
@@ -78,3 +78,41 @@ def test_vicregl_of_places(views):
         lambda x: 25 * vicregl.place_terms(tuple(x.flatten(2, 3)), centres, (9, 9))[0],
         lambda x: theirs(list(zip(views[:2], x, strict=True)), grids),
     )
+
+
+def test_mmcr(views):
+    """lightly takes embeddings as they are, so they have length 1."""
+    x, targets = torch.nn.functional.normalize(views, dim=2), torch.nn.functional.normalize(views.flip(0), dim=2)
+    theirs = losses.MMCRLoss(lmda=0.0)
+    found = theirs(x.transpose(0, 1), targets.transpose(0, 1))
+    torch.testing.assert_close(mmcr.mmcr_loss(x, targets), found)
+
+
+def test_emp_ssl(views):
+    """lightly adds the coding rate where the authors' code subtracts it."""
+    z = torch.nn.functional.normalize(views, dim=2)
+    theirs, rate = losses.EMPSSLLoss(tcr_eps=0.2, inv_coef=20.0), losses.EMPSSLLoss(tcr_eps=0.2, inv_coef=0.0)
+    wanted = theirs(list(z)) - 2 * rate(list(z))
+    torch.testing.assert_close(emp_ssl.emp_ssl_loss(z, invariance_weight=20.0, epsilon=0.2), wanted)
+
+
+def test_groups_of_smog():
+    heads = pytest.importorskip("lightly.models.modules.heads")
+    rows = torch.randn(3, 24, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    z, start, predictions = (
+        torch.nn.functional.normalize(rows[0], dim=1),
+        torch.nn.functional.normalize(rows[1][:5]),
+        rows[2],
+    )
+    theirs = heads.SMoGPrototypes(start.clone(), beta=0.9)
+    labels = theirs.assign_groups(z)
+    assert torch.equal(smog.group_of(z, start), labels)
+
+    def ours(z):
+        return smog.group_loss(predictions, smog.moved_groups(start, z, 0.9), labels, 0.1)
+
+    def lightly(z):
+        logits = theirs(predictions, theirs.get_updated_group_features(z), temperature=0.1)
+        return torch.nn.functional.cross_entropy(logits, labels)
+
+    same_value_and_gradient(z, ours, lightly)

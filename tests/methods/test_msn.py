@@ -29,8 +29,8 @@ def softmax(x):
     return e / e.sum(1, keepdims=True)
 
 
-def oracle(anchors, targets, prototypes, *, iterations=3, weight=1.0):
-    """Powers and divisions as in the paper: sharpen, balance, compare, and the entropy of the mean."""
+def oracle(anchors, targets, prototypes, *, iterations=3, weight=1.0, power=0.0):
+    """Powers and divisions as in the paper: sharpen, balance, compare, and the divergence of the mean."""
     p = softmax(unit(anchors) @ unit(prototypes).T / 0.1)
     t = softmax(unit(targets) @ unit(prototypes).T / 0.1) ** 4
     t /= t.sum(1, keepdims=True)
@@ -39,13 +39,18 @@ def oracle(anchors, targets, prototypes, *, iterations=3, weight=1.0):
         t /= t.sum(1, keepdims=True)
     t = np.concatenate([t] * (len(anchors) // len(targets)))
     mean = p.mean(0)
-    return -(t * np.log(p)).sum(1).mean() + weight * ((mean * np.log(mean)).sum() + np.log(len(prototypes)))
+    wanted = np.array([(k + 1) ** -power for k in range(len(prototypes))])
+    divergence = (mean * np.log(mean / (wanted / wanted.sum()))).sum()
+    return -(t * np.log(p)).sum(1).mean() + weight * divergence
 
 
-@pytest.mark.parametrize(("iterations", "weight"), [(3, 1.0), (0, 1.0), (3, 0.0)])
-def test_the_loss_agrees_with_powers_and_divisions_and_its_gradient_with_differences(iterations, weight):
+@pytest.mark.parametrize(
+    ("iterations", "weight", "power"), [(3, 1.0, 0.0), (0, 1.0, 0.0), (3, 0.0, 0.0), (3, 0.5, 0.25), (0, 1.0, 2.0)]
+)
+def test_the_loss_agrees_with_powers_and_divisions_and_its_gradient_with_differences(iterations, weight, power):
     anchors, targets, prototypes = random_rows(6, 4), random_rows(3, 4, seed=1), random_rows(5, 4, seed=2)
-    options, slow = {"iterations": iterations, "entropy_weight": weight}, {"iterations": iterations, "weight": weight}
+    options = {"iterations": iterations, "entropy_weight": weight, "power_law": power}
+    slow = {"iterations": iterations, "weight": weight, "power": power}
     t, p = torch.from_numpy(targets), torch.from_numpy(prototypes)
     value, ours = gradient(lambda x: msn.msn_loss(x, t, p, **options), anchors)
     assert value == pytest.approx(oracle(anchors, targets, prototypes, **slow), rel=1e-9)

@@ -46,6 +46,19 @@ def test_the_loss_of_a_step_is_the_mean_of_both_directions_and_stops_at_the_targ
     assert all(not p.grad.any() for p in method.backbone.parameters())
 
 
+def test_with_four_views_each_predicts_the_mean_of_the_others():
+    """FastSiam: the mean of the embeddings, not of their directions."""
+    backbone = network()
+    setup = setup_for(backbone, sizes=(32,) * 4)
+    method, batch = simsiam.Method(backbone, CONFIG, setup), batch_of(setup)
+    with torch.no_grad():
+        z = [method.projector(method.backbone(view)) for view in batch.views]
+        p = [method.predictor(x).double().numpy() for x in z]
+        z = [x.double().numpy() for x in z]
+    terms = [oracle(p[i], sum(z[j] for j in range(4) if j != i) / 3) for i in range(4)]
+    assert method(batch, step_of(0, setup)).value.item() == pytest.approx(np.mean(terms), rel=1e-5)
+
+
 def test_the_predictor_can_be_told_from_the_rest_by_its_name():
     backbone = network()
     method = simsiam.Method(backbone, CONFIG, setup_for(backbone))

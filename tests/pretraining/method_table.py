@@ -50,9 +50,12 @@ SINGLE = {"views": [{"count": 1, "size": 28, "scale": [0.4, 1.0], "flip": 0.5}]}
 CHANGED = {"views": [{"count": 1, **CROP}]}
 PIECES = {**CROP, "size": 8, "scale": [0.6, 1.0], "grid": {"side": 3, "gap": 2, "augment": "views"}}
 COLOURED = {"views": [{"count": 1, "size": 32, "scale": [0.4, 1.0], "flip": 0.5}]}
+FOUR = {"views": [{"count": 4, **CROP}]}
+SMALL = {"views": [{"count": 8, **CROP, "size": 16, "scale": [0.25, 0.25]}]}
 WEAK = {"views": [CROP, {"size": 28, "scale": [0.4, 1.0], "flip": 0.5}]}
 
-# method -> settings, views, backbone; widths and momenta for small images and few updates.
+# method or recipe -> settings, views, backbone; widths and momenta for small images and few updates. "name" is the method
+# of a recipe that is called otherwise.
 METHODS = {
     "simclr": ({"temperature": 0.2, "projector": [256, 128]}, PAIR, RESNET),
     "moco": ({"temperature": 0.2, "queue": 4096, "momentum": 0.99, "projector": [256, 128]}, PAIR, RESNET),
@@ -106,6 +109,25 @@ METHODS = {
     "tico": ({"projector": [256, 128], "momentum": 0.98}, PAIR, RESNET),
     "ressl": ({"queue": 1024, "projector": [256, 128], "momentum": 0.98}, WEAK, RESNET),
     "wmse": ({"projector": [256, 16], "slice": 32}, PAIR, RESNET),
+    "fastsiam": ({"name": "simsiam", "projector": [256, 256, 256], "predictor": [64]}, FOUR, RESNET),
+    "nnbyol": (
+        {"name": "byol", "projector": [256, 128], "predictor": [256], "momentum": 0.98, "queue": 1024},
+        PAIR,
+        RESNET,
+    ),
+    "directclr": ({"dimensions": 32, "temperature": 0.2}, PAIR, RESNET),
+    "mmcr": ({"projector": [256, 128], "momentum": 0.98}, PAIR, RESNET),
+    "emp_ssl": ({"projector": [256, 256, 128]}, SMALL, RESNET),
+    "smog": (
+        {"groups": 100, "queue": 4096, "projector": [256, 128], "predictor": [256], "momentum": 0.98},
+        PAIR,
+        RESNET,
+    ),
+    "pmsn": (
+        {"name": "msn", "prototypes": 256, "projector": [256, 256, 128], "momentum": 0.98, "power_law": 0.25},
+        CROPS,
+        VIT,
+    ),
     "clusterfit": ({}, SINGLE, RESNET),
     "colorization": ({"neighbours": 10, "stride": 8}, COLOURED, f"{PLACES},in_chans=1"),
 }
