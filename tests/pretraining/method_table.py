@@ -54,8 +54,8 @@ FOUR = {"views": [{"count": 4, **CROP}]}
 SMALL = {"views": [{"count": 8, **CROP, "size": 16, "scale": [0.25, 0.25]}]}
 WEAK = {"views": [CROP, {"size": 28, "scale": [0.4, 1.0], "flip": 0.5}]}
 
-# method or recipe -> settings, views, backbone; widths and momenta for small images and few updates. "name" is the method
-# of a recipe that is called otherwise.
+# method or recipe -> settings, views, backbone; widths and momenta for small images and few updates. "name" is the
+# method of a recipe that is called otherwise.
 METHODS = {
     "simclr": ({"temperature": 0.2, "projector": [256, 128]}, PAIR, RESNET),
     "moco": ({"temperature": 0.2, "queue": 4096, "momentum": 0.99, "projector": [256, 128]}, PAIR, RESNET),
