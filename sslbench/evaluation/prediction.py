@@ -31,6 +31,7 @@ from sslbench.evaluation.preparation import for_request, load
 from sslbench.evaluation.request import Request
 from sslbench.evaluation.settings import RunSettings
 from sslbench.features.job import check_first
+from sslbench.paths import file_url_path
 from sslbench.runtime.folders import refuse_missing_folder
 from sslbench.runtime.progress import Progress, stage_progress
 from sslbench.targets.classes import Classes
@@ -196,6 +197,7 @@ def predict(
     # Rows are written as they are computed, so memory does not grow with the number of images; the file appears
     # complete or not at all.
     refuse_missing_folder(out)
+    _refuse_what_is_read(out, [request.weights, request.data, *([] if probe is None else [str(probe)])])
     refuse_targets_of_pixels(request.data)
     parts = open_data(request.data, image_column=request.image_column)
     if request.limit is not None:
@@ -227,6 +229,11 @@ def predict(
         if counts.unreadable and not counts.predicted:
             raise DataError(f"none of the {counts.unreadable} images of {request.data} can be read")
     return counts
+
+
+def _refuse_what_is_read(out: Path, inputs: Sequence[str]) -> None:
+    if any(out.resolve() == (file_url_path(name) or Path(name)).resolve() for name in inputs):
+        raise UsageError(f"{out} is read, and the predictions would replace it", "Name another file for them.")
 
 
 def _header(names: Sequence[str], labels: str, top_k: int) -> list[str]:

@@ -156,6 +156,18 @@ def test_what_is_no_probe_of_these_weights_is_refused(given, tmp_path):
     assert not out.exists()
 
 
+def test_predictions_never_replace_what_is_read(given, tmp_path):
+    _, photos, weights = given
+    _, probe = evaluated(given, "linear", ("res4",), c=[1.0])
+    table = tmp_path / "photos.csv"
+    table.write_text("image\n" + "\n".join(map(str, (photos / "val").rglob("*.png"))), encoding="utf-8")
+    before = {path: path.read_bytes() for path in (weights, probe, table)}
+    for out in before:
+        with pytest.raises(UsageError, match="is read, and the predictions would replace it"):
+            sslbench.predict(weights, table.as_uri(), out, probe=probe, run=RUN)
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_a_probe_file_that_lies_about_its_head_is_refused_before_memory_is_taken(given, tmp_path):
     _, probe = evaluated(given, "linear-online", ("res4",), **ONLINE, head="attentive")
     content = torch.load(probe, weights_only=True)
