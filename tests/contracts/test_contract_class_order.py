@@ -160,7 +160,7 @@ def renamed_folders(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("name", OF_CLASSES)
+@pytest.mark.parametrize("name", [name for name in OF_CLASSES if not find(name).kind.of_groups])
 def test_names_of_class_folders_move_no_metric(name, renamed_folders):
     """Splits, hold-outs, folds, starts and first weights are drawn from files, not from an order of folders."""
     on_images = not isinstance(find(name).kind, OnFeatures)
