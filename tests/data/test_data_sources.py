@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import pickle
 import struct
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 
 from sslbench.data.open import open_data
-from sslbench.data.source import Source
 from sslbench.data.splits import label_problems
 from sslbench.errors import DataError, UsageError
 from sslbench.targets.classes import Classes
@@ -167,20 +165,6 @@ def test_a_folder_name_that_is_no_utf8_works(tmp_path, picture):
     assert source.target.classes == ("caf\\xe9", "tea")
     assert len(source.fingerprint()) == 32
     assert source.images.read(0)
-
-
-def test_a_folder_that_may_not_be_listed_is_named(tmp_path, class_folders, monkeypatch):
-    class_folders(tmp_path, cat=1, dog=1)
-    scandir = os.scandir
-
-    def refusing(path):
-        if str(path).endswith("dog"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refusing)
-    with pytest.raises(DataError, match=r"cannot read .*dog: Permission denied"):
-        open_data(str(tmp_path))
 
 
 @pytest.mark.parametrize("content", [None, "notes.txt", "cat/"])
@@ -555,32 +539,6 @@ def test_a_mistyped_set_is_answered_with_the_nearest():
         open_data("torchvision:CIFAR11")
     with pytest.raises(UsageError, match="digits"):
         open_data("sklearn:digit")
-
-
-# ---- what holds for all
-
-
-def every_kind(tmp_path, class_folders, manifest):
-    class_folders(tmp_path / "photos", cat=2, dog=2)
-    (tmp_path / "photos.csv").write_text("path,label\nphotos/cat/0.png,cat\nphotos/dog/1.png,dog\n")
-    manifest(tmp_path / "m.json", {"a.png": [1], "b.png": [2]})
-    return [str(tmp_path / "photos"), str(tmp_path / "photos.csv"), str(tmp_path / "m.json"), "sklearn:digits"]
-
-
-def test_every_source_can_be_sent_to_another_process_and_has_ascending_ids(tmp_path, class_folders, manifest):
-    for spec in every_kind(tmp_path, class_folders, manifest):
-        for source in open_data(spec).values():
-            assert isinstance(source, Source)
-            assert list(source.ids) == sorted(set(source.ids))
-            copy = pickle.loads(pickle.dumps(source))  # noqa: S301 - written one call earlier
-            assert copy.fingerprint() == source.fingerprint()
-
-
-def test_a_column_can_be_named_for_tables_only(tmp_path, class_folders, manifest):
-    specs = every_kind(tmp_path, class_folders, manifest)
-    for spec in [s for s in specs if not s.endswith(".csv")]:
-        with pytest.raises(UsageError, match="has no column 'label'"):
-            open_data(spec, label_column="label")
 
 
 # ---- open_data

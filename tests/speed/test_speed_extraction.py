@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 import torchvision
+from helpers.timing import write_photographs
 from PIL import Image
 
 from sslbench.backbones.build import build
@@ -38,14 +39,7 @@ IMAGES = {"resnet18": 768, "resnet50": 96}
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     """Photograph-like JPEGs (smooth, with some texture), 256 pixels on the shorter side, quality 90."""
-    folder = tmp_path_factory.mktemp("photos")
-    rng = np.random.default_rng(0)
-    for i in range(max(IMAGES.values())):
-        smooth = Image.fromarray(rng.integers(0, 255, (16, 20, 3), dtype=np.uint8)).resize((320, 256), 3)
-        texture = rng.normal(0, 8, (256, 320, 3))
-        pixels = (np.asarray(smooth) + texture).clip(0, 255).astype(np.uint8)
-        Image.fromarray(pixels).save(folder / f"{i:04d}.jpg", quality=90)
-    return folder
+    return write_photographs(tmp_path_factory.mktemp("photos"), max(IMAGES.values()), 320, 256)[0].parent
 
 
 def source_of(folder, n):

@@ -6,12 +6,9 @@ arrays, so faiss is timed with the making of its index, and for information with
 a few hundredths of a second more to compare what float32 cannot tell apart in float64, with one rule for ties.
 """
 
-import threading
-import time
-
 import numpy as np
-import psutil
 import pytest
+from helpers.timing import timed
 
 from sslbench.solvers.neighbours import Engine, nearest
 
@@ -19,25 +16,6 @@ pytestmark = pytest.mark.speed
 
 TRAIN, TEST, WIDTH = 50_000, 1_000, 2_048
 ROUNDS = 12
-
-
-def timed(function):
-    """Its result, seconds of all cores, and how much memory it added at its peak, in MiB."""
-    process, done, peak = psutil.Process(), threading.Event(), [0]
-    before = process.memory_info().rss
-
-    def watch():
-        while not done.wait(0.005):
-            peak[0] = max(peak[0], process.memory_info().rss - before)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    cpu = time.process_time()
-    result = function()
-    cpu = time.process_time() - cpu
-    done.set()
-    watcher.join()
-    return result, cpu, peak[0] / 2**20
 
 
 def test_50k_by_2048_against_1000_queries():
@@ -72,7 +50,7 @@ def test_50k_by_2048_against_1000_queries():
     for _ in range(ROUNDS):
         # How fast one is depends on which was before it: the order is another one in every round.
         for name in generator.permutation(list(ways)).tolist():
-            results[name], cpu, memory = timed(ways[name])
+            results[name], _, cpu, memory = timed(ways[name], 0.005)
             best[name] = (min(best[name][0], cpu), max(best[name][1], memory))
     bare = best["bare product"][0]
     print(f"\n{TRAIN:,} x {WIDTH:,} against {TEST:,} queries, best of {ROUNDS} rounds")

@@ -7,11 +7,10 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from helpers import simclr_updates
-from PIL import Image
+from helpers.timing import write_photographs
 
 from sslbench.config import build as build_settings
 from sslbench.pretraining import PretrainRequest, PretrainSettings, pretrain
@@ -54,14 +53,9 @@ def test_the_loop_against_a_bare_step():
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     """1,024 photograph-like JPEGs, 256 pixels on the shorter side."""
-    folder = tmp_path_factory.mktemp("photos") / "images" / "all"
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    for i in range(1024):
-        smooth = Image.fromarray(rng.integers(0, 255, (16, 20, 3), dtype=np.uint8)).resize((320, 256), 3)
-        pixels = np.asarray(smooth) + rng.normal(0, 8, (256, 320, 3))
-        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{i:04d}.jpg", quality=90)
-    return folder.parent
+    folder = tmp_path_factory.mktemp("photos") / "images"
+    write_photographs(folder / "all", 1024, 320, 256)
+    return folder
 
 
 class Rates:

@@ -6,13 +6,12 @@ all cores together are printed too. Where the whole loop would take too long, so
 classes, costs and folds, with the settings of VISSL) and the rest is taken to cost as much as those of the same cost.
 """
 
-import threading
 import time
 import warnings
 
 import numpy as np
-import psutil
 import pytest
+from helpers.timing import timed
 from scipy.fft import idctn
 from sklearn.datasets import load_digits
 from sklearn.model_selection import StratifiedKFold
@@ -51,25 +50,6 @@ def pixels(own):
     images = idctn(fields / (1 + frequency) ** 1.5, axes=(1, 2), norm="ortho")
     x = (images - images.min() + 0.02 * rng.normal(size=images.shape)).reshape(len(own), -1)
     return x / (np.linalg.norm(x, axis=1, keepdims=True) + 1e-5)
-
-
-def timed(function):
-    """Its result, wall seconds, seconds of all cores, and how much memory it added at its peak, in MiB."""
-    process, done, peak = psutil.Process(), threading.Event(), [0]
-    before = process.memory_info().rss
-
-    def watch():
-        while not done.wait(0.02):
-            peak[0] = max(peak[0], process.memory_info().rss - before)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    wall, cpu = time.perf_counter(), time.process_time()
-    result = function()
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    done.set()
-    watcher.join()
-    return result, wall, cpu, peak[0] / 2**20
 
 
 def loop_fit(x, target, cost, *, dual):
@@ -118,7 +98,7 @@ def test_voc07(monkeypatch):
         assert models.converged.all()
         return models
 
-    _, seconds, cpu, memory = timed(everything)
+    _, seconds, cpu, memory = timed(everything, 0.02)
     pairs = [(1 + i % (classes - 1), cost) for i, cost in enumerate(settings.costs)]
     lines = []
     for dual in (True, False):
@@ -159,7 +139,7 @@ def test_single_label(n, width, classes):
             choice = choose_one(solver, targets, settings)
             return choice, solver.fit(targets, choice.costs)
 
-        results[name] = timed(everything)
+        results[name] = timed(everything, 0.02)
     (choice, models), seconds, cpu, memory = results["newton"]
     (reference, _), slow, slow_cpu, _ = results["liblinear"]
     print(

@@ -4,9 +4,9 @@ import io
 import random
 import time
 
-import numpy as np
 import pytest
 import torch
+from helpers.timing import write_photographs
 from PIL import Image, ImageFilter
 from torchvision import transforms
 
@@ -25,14 +25,7 @@ IMAGES, REPEATS = 64, 3
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     """Photograph-like JPEGs (smooth, with some texture), 256 pixels on the shorter side, quality 90."""
-    folder = tmp_path_factory.mktemp("photos")
-    rng = np.random.default_rng(0)
-    files = [folder / f"{i:04d}.jpg" for i in range(IMAGES)]
-    for file in files:
-        smooth = Image.fromarray(rng.integers(0, 255, (16, 20, 3), dtype=np.uint8)).resize((341, 256), 3)
-        texture = rng.normal(0, 8, (256, 341, 3))
-        Image.fromarray((np.asarray(smooth) + texture).clip(0, 255).astype(np.uint8)).save(file, quality=90)
-    return files
+    return write_photographs(tmp_path_factory.mktemp("photos"), IMAGES, 341, 256)
 
 
 class PillowBlur:

@@ -10,9 +10,8 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
-from PIL import Image
+from helpers.timing import write_photographs
 
 pytestmark = pytest.mark.speed
 
@@ -29,12 +28,8 @@ CASES = {
 def jpegs(tmp_path_factory):
     """Photograph-like JPEGs (smooth, with some texture) of 500 x 375 pixels, quality 90, in two classes."""
     folder = tmp_path_factory.mktemp("jpegs")
-    rng = np.random.default_rng(0)
-    for i in range(IMAGES):
-        smooth = Image.fromarray(rng.integers(0, 255, (16, 20, 3), dtype=np.uint8)).resize((500, 375), 3)
-        pixels = (np.asarray(smooth) + rng.normal(0, 8, (375, 500, 3))).clip(0, 255).astype(np.uint8)
-        (folder / "ab"[i % 2]).mkdir(exist_ok=True)
-        Image.fromarray(pixels).save(folder / "ab"[i % 2] / f"{i:04d}.jpg", quality=90)
+    for name, number in (("a", IMAGES - IMAGES // 2), ("b", IMAGES // 2)):
+        write_photographs(folder / name, number, 500, 375)
     return folder
 
 
