@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -61,6 +61,16 @@ def _hidden_pair(pair: re.Match[str]) -> str:
     if plain or (pair["before"] == "#" and name == "sha256"):
         return pair[0]
     return f"{pair['before']}{name}={HIDDEN}{pair['after']}"
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value of a request or recipe in YAML's types, without secrets of addresses."""
+    if isinstance(value, Mapping):
+        return {str(key): plain_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_value(item) for item in value]
+    # A name of code that a file named is a kind of text, which YAML refuses to write.
+    return without_secrets(str.__str__(value)) if isinstance(value, str) else value
 
 
 def hide_secrets(record: logging.LogRecord) -> bool:

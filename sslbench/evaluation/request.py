@@ -13,7 +13,7 @@ from sslbench.library.benchmarks import Benchmark, load_benchmark
 from sslbench.library.presets import Preset, load_preset
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import WHOLE_IMAGES, Kind, Part, WholeImages
-from sslbench.text import HIDDEN, without_secrets
+from sslbench.text import HIDDEN, plain_value
 from sslbench.weights.format_name import find_format
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def written(request: Request | FeaturesRequest, run: RunSettings, title: str = "
         preset = None if task.preset is None else task.preset.place or task.preset.name
         tasks.append(changed_fields(_WrittenTask(task.protocol, given, benchmark, preset)))
     values = {"title": title, **changed_fields(request), "tasks": tasks, "run": changed_fields(run)}
-    return {"version": VERSION, **{key: plain(value) for key, value in values.items() if value}}
+    return {"version": VERSION, **{key: plain_value(value) for key, value in values.items() if value}}
 
 
 def changed_fields(values: Any) -> dict[str, Any]:
@@ -219,16 +219,6 @@ def changed_fields(values: Any) -> dict[str, Any]:
         if (value := getattr(values, field.name)) != default:
             found[field.name] = value
     return found
-
-
-def plain(value: Any) -> Any:
-    """Return a value of a request in YAML's types, without secrets of addresses."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    # A name of code that a file named is a kind of text, which YAML refuses to write.
-    return without_secrets(str.__str__(value)) if isinstance(value, str) else value
 
 
 def read_request(content: Mapping[str, Any], where: str) -> tuple[Request | FeaturesRequest, RunSettings, str]:

@@ -14,7 +14,7 @@ from sslbench.errors import UsageError
 from sslbench.names import module_file, refuse_missing_module
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.runtime.resources import AskedPrecision, StartMethod, refuse_unknown_device
-from sslbench.text import without_secrets
+from sslbench.text import plain_value
 from sslbench.train import schedules
 from sslbench.train.optimizers.optimizer import OptimizerSettings, PartSettings
 
@@ -286,16 +286,7 @@ def plain(settings: PretrainSettings) -> dict[str, Any]:
         "shard_window": WINDOW,
     }
     values = dataclasses.asdict(settings)
-    return {key: _plain(value) for key, value in values.items() if key not in defaults or value != defaults[key]}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    # A name of code from a file is a kind of text.
-    return without_secrets(str.__str__(value)) if isinstance(value, str) else value
+    return {key: plain_value(value) for key, value in values.items() if key not in defaults or value != defaults[key]}
 
 
 def differences(

@@ -12,11 +12,12 @@ from sslbench.cli.flags import names_of
 from sslbench.config import build
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
-from sslbench.evaluation.request import VERSION, changed_fields, plain
+from sslbench.evaluation.request import VERSION, changed_fields
 from sslbench.library.recipes import compose_pretraining, inputs_of_run
 from sslbench.names import refuse_missing_module
 from sslbench.pretraining.settings import PretrainRequest, PretrainSettings
 from sslbench.runtime.folders import refuse_unwritable
+from sslbench.text import plain_value
 
 
 def run_written(content: Mapping[str, Any], where: str, *, dry_run: bool) -> None:
@@ -64,7 +65,7 @@ def pretrain(method: str, values: Mapping[str, Any], given: PretrainFlags, launc
         else:
             train.run(request, given)
     if launcher is not None:
-        jobs = [[plain({key: value for key, value in written.items() if key != "dry_run"})]]
+        jobs = [[plain_value({key: value for key, value in written.items() if key != "dry_run"})]]
         if given.dry_run:
             slurm.show(jobs)
             return None
