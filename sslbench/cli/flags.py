@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,11 +60,6 @@ def same(cls: type[Any], name: str) -> Any:
     return dataclasses.field(default=declared.default, metadata=declared.metadata)
 
 
-def option(cls: type[Any], name: str) -> Callable[[F], F]:
-    """Return the option of one field of a dataclass."""
-    return _option(*next(declared for declared in _declared(cls) if declared[0].name == name))
-
-
 def add_options(*kinds: type[Any]) -> Callable[[F], F]:
     """Add the options of dataclasses to a command, each as an argument of its own."""
 
@@ -74,6 +70,16 @@ def add_options(*kinds: type[Any]) -> Callable[[F], F]:
         return function
 
     return decorate
+
+
+def argument_options(function: F) -> F:
+    """Add an option for each argument of a command whose default is a `flag`."""
+    hints = typing.get_type_hints(function)
+    for name, argument in reversed(inspect.signature(function).parameters.items()):
+        if isinstance(field := argument.default, dataclasses.Field):
+            field.name = name
+            function = _option(field, hints[name], ())(function)
+    return function
 
 
 def take_flags(**kinds: type[Any]) -> Callable[[F], F]:
@@ -133,6 +139,8 @@ def _option(field: "dataclasses.Field[Any]", kind: Any, names: Sequence[str]) ->
     if "option" in field.metadata:
         text, names, more = field.metadata["option"]
         more = {"default": field.default, **({"multiple": True} if several else {}), **more}
+        if more.get("required"):
+            del more["default"]
         if words:
             more["type"] = click.Choice(typing.get_args(kind))
     else:
@@ -145,7 +153,7 @@ def _option(field: "dataclasses.Field[Any]", kind: Any, names: Sequence[str]) ->
     within = more.pop("within", "")
     if kind is bool:
         more["is_flag"] = True
-    elif kind is Path:
+    elif Path in (kind, *typing.get_args(kind)):
         more["type"] = LocalPath()
     elif kind in (int, float):
         more.setdefault("type", _number(kind, within) if within else kind)

@@ -13,7 +13,7 @@ from sslbench import config, paths
 from sslbench.backbones.layer_spec import SIZED_BY_THE_IMAGE, parse_layer, split_layers
 from sslbench.backbones.named import is_pixels
 from sslbench.cli.echo import LEVEL, echo, note
-from sslbench.cli.flags import flag, flags_of, option
+from sslbench.cli.flags import flag, flags_of
 from sslbench.cli.words import AS_TYPED
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
@@ -213,10 +213,6 @@ def message_options(function: F) -> F:
         help="Print details too, with time and module.",
     )
     return quiet(verbose(function))
-
-
-image_column, label_column = option(DataFlags, "image_column"), option(DataFlags, "label_column")
-trust_pickle = option(NetworkFlags, "trust_pickle")
 
 
 def refuse(ctx: click.Context, *, used: Collection[str], what: str, reasons: Mapping[str, str] | None = None) -> None:

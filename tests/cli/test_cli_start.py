@@ -14,6 +14,7 @@ from sslbench.errors import UsageError
 from sslbench.evaluation import RunSettings
 from sslbench.features.job import ExtractionJob
 from sslbench.library.recipes import compose
+from sslbench.names import list_names
 
 HEAVY = ("numpy", "torch", "hydra", "pandas", "sklearn", "kwcoco", "timm", "rich")
 
@@ -198,10 +199,7 @@ def test_a_mistake_is_one_message_and_exit_code_2(capsys, tmp_path, monkeypatch)
 
 def test_list_and_show_print_what_there_is(capsys):
     _, out, _ = run(capsys, "list", "protocols")
-    names = "clustering correspondence depth detection discovery edges finetune geolocation geometry knn linear".split()
-    names += "linear-online low-level low-shot lsr normals orientation".split()
-    names += "relative-pose retrieval robustness saliency segmentation segmentation-knn similarity svm".split()
-    assert out.split() == [*names, "tracking"]
+    assert out.split() == list_names("protocol")
     _, out, _ = run(capsys, "show", "knn/digits")
     assert "sklearn:digits" in out
     _, out, _ = run(capsys, "show", "knn")

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -11,7 +11,7 @@ from sslbench import evaluation
 from sslbench.backbones.named import random_backbone
 from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import note
-from sslbench.cli.flags import LocalPath, take_flags
+from sslbench.cli.flags import argument_options, flag, same, take_flags
 from sslbench.cli.help import GroupedCommand
 from sslbench.cli.tables import print_table
 from sslbench.errors import UsageError
@@ -24,26 +24,8 @@ if TYPE_CHECKING:
 @click.command("cka", cls=GroupedCommand)
 @click.argument("a")
 @click.argument("b")
-@click.option(
-    "--backbone", help="Architecture of A, and of B unless --backbone-b is given. Default: read from the file."
-)
-@click.option("--backbone-b", help="Architecture of B.")
-@click.option("--format", help="Format of A (sslbench list formats). Default: recognised.")
-@click.option("--format-b", help="Format of B. Default: recognised.")
-@click.option("--layers", help="Layers of A and B, e.g. res2,res3:avg(4,4),res5. Default: all named layers.")
-@click.option("--layers-b", help="Layers of B. Default: --layers.")
-@click.option(
-    "--measure",
-    type=click.Choice(["cka", "mutual-knn", "svcca", "procrustes"]),
-    default="cka",
-    show_default=True,
-    help="Linear CKA, common nearest neighbours, mean canonical correlation, or cosine after the best rotation.",
-)
-@click.option("--debiased", is_flag=True, help="Use the unbiased estimator of CKA, for fewer images than features.")
-@click.option("--csv", "csv_path", type=LocalPath(), help="CSV file to write the matrix to.")
-@click.option("--png", "png_path", type=LocalPath(), help="PNG file to draw the matrix in.")
+@argument_options
 @take_flags(data=options.DataFlags, preprocessing=options.PreprocessingFlags, run=options.RunFlags)
-@options.trust_pickle
 @options.message_options
 @click.pass_context
 def command(
@@ -51,20 +33,26 @@ def command(
     /,
     a: str,
     b: str,
-    backbone: str | None,
-    backbone_b: str | None,
-    format: str | None,  # the name of the flag
-    format_b: str | None,
-    layers: str | None,
-    layers_b: str | None,
-    measure: str,
-    debiased: bool,
-    csv_path: Path | None,
-    png_path: Path | None,
-    trust_pickle: bool,
     data: options.DataFlags,
     preprocessing: options.PreprocessingFlags,
     run: options.RunFlags,
+    backbone: str | None = flag(
+        "Architecture of A, and of B unless --backbone-b is given. Default: read from the file."
+    ),
+    backbone_b: str | None = flag("Architecture of B."),
+    format: str | None = flag("Format of A (sslbench list formats). Default: recognised."),
+    format_b: str | None = flag("Format of B. Default: recognised."),
+    layers: str | None = flag("Layers of A and B, e.g. res2,res3:avg(4,4),res5. Default: all named layers."),
+    layers_b: str | None = flag("Layers of B. Default: --layers."),
+    measure: Literal["cka", "mutual-knn", "svcca", "procrustes"] = flag(
+        "Linear CKA, common nearest neighbours, mean canonical correlation, or cosine after the best rotation.",
+        default="cka",
+        show_default=True,
+    ),
+    debiased: bool = flag("Use the unbiased estimator of CKA, for fewer images than features.", default=False),
+    csv_path: Path | None = flag("CSV file to write the matrix to.", "--csv"),
+    png_path: Path | None = flag("PNG file to draw the matrix in.", "--png"),
+    trust_pickle: bool = same(options.NetworkFlags, "trust_pickle"),
 ) -> None:
     """Compare the layers of two networks by linear CKA (Kornblith et al. 2019), or another measure, on the same images.
 
@@ -142,9 +130,9 @@ def _refuse_wrong_networks(
         raise UsageError(
             "--data and --test-data exclude each other", "Both networks encode the same images; give one set."
         )
-    for flag, each in zip(("--format", "--format-b"), networks, strict=True):
+    for name, each in zip(("--format", "--format-b"), networks, strict=True):
         if each.format and each.weights == "random":
-            raise UsageError(f"{flag} applies to a weights file, which '{each.weights}' is not")
+            raise UsageError(f"{name} applies to a weights file, which '{each.weights}' is not")
     for each in networks:
         early.refuse_mistyped([each.weights], (data.data, data.test_data), backbone=each.backbone, device=run.device)
         if each.weights == "random":

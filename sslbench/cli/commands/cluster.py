@@ -7,7 +7,7 @@ import click
 from sslbench import evaluation
 from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo
-from sslbench.cli.flags import take_flags
+from sslbench.cli.flags import argument_options, flag, take_flags
 from sslbench.cli.help import GroupedCommand
 from sslbench.errors import UsageError
 from sslbench.runtime.folders import refuse_output_file
@@ -17,9 +17,7 @@ from sslbench.runtime.folders import refuse_output_file
 @take_flags(
     weights=options.WeightsFlags, data=options.DataFlags, preprocessing=options.PreprocessingFlags, run=options.RunFlags
 )
-@click.option("--k", type=click.IntRange(2), default=16000, show_default=True, help="Number of clusters.")
-@click.option("--iterations", type=click.IntRange(1), default=50, show_default=True, help="Iterations of k-means.")
-@click.option("--out", default="assignments.csv", show_default=True, help="Table to write: path, label[, split].")
+@argument_options
 @options.message_options
 @click.pass_context
 def command(
@@ -29,9 +27,9 @@ def command(
     data: options.DataFlags,
     preprocessing: options.PreprocessingFlags,
     run: options.RunFlags,
-    k: int,
-    iterations: int,
-    out: str,
+    k: int = flag("Number of clusters.", default=16000, within="[2, inf)", show_default=True),
+    iterations: int = flag("Iterations of k-means.", default=50, within="[1, inf)", show_default=True),
+    out: str = flag("Table to write: path, label[, split].", default="assignments.csv", show_default=True),
 ) -> None:
     """Cluster a data set's features by k-means, and write the clusters as labels to train on (ClusterFit).
 

@@ -10,7 +10,7 @@ import click
 
 from sslbench.cli import terminal
 from sslbench.cli.echo import echo
-from sslbench.cli.flags import LocalPath
+from sslbench.cli.flags import LocalPath, argument_options, flag
 from sslbench.cli.tables import INTERVAL, print_table
 from sslbench.errors import ResultError, UsageError
 from sslbench.leaderboard.columns import precision_text
@@ -26,10 +26,15 @@ if TYPE_CHECKING:
 @click.command("compare", context_settings={"allow_extra_args": True})
 @click.argument("a", type=LocalPath())
 @click.argument("b", type=LocalPath())
-@click.option("--metric", help="Metric to compare. Default: the leading metric.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@argument_options
 @click.pass_context
-def command(ctx: click.Context, a: Path, b: Path, metric: str | None, as_json: bool) -> None:
+def command(
+    ctx: click.Context,
+    a: Path,
+    b: Path,
+    metric: str | None = flag("Metric to compare. Default: the leading metric."),
+    as_json: bool = flag("Print everything as JSON.", "--json", default=False),
+) -> None:
     """Test whether two results differ: A and B are records, or folders of records.
 
     The test samples are resampled for both at once (paired bootstrap). "tied" means that the 95 % interval of the

@@ -7,7 +7,7 @@ import click
 
 from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo
-from sslbench.cli.flags import LocalPath
+from sslbench.cli.flags import LocalPath, argument_options, flag, same
 from sslbench.errors import UsageError
 from sslbench.weights.format_name import check_conversion, check_format
 
@@ -18,29 +18,18 @@ if TYPE_CHECKING:
 @click.command("convert")
 @click.argument("in_", metavar="IN", type=LocalPath())
 @click.argument("out", metavar="OUT", type=LocalPath())
-@click.option("--to", required=True, help="Format of OUT (sslbench list formats).")
-@click.option("--format", help="Format of IN. Default: recognised.")
-@click.option("--backbone", help="Architecture: timm:NAME, module:callable. Default: read from IN.")
-@click.option("--stem", help="Rule that adapts the first convolution to --in-chans: average, repeat, sum, bands=3,2,1.")
-@click.option(
-    "--in-chans", type=click.IntRange(1), help="Number of input channels of OUT, with --stem. Default for sum: 1."
-)
-@click.option(
-    "--keep-heads", is_flag=True, help="Keep classifiers and projection heads that the target format can name."
-)
-@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
-@options.trust_pickle
+@argument_options
 def command(
     in_: Path,
     out: Path,
-    to: str,
-    format: str | None,  # the name of the flag
-    backbone: str | None,
-    stem: str | None,
-    in_chans: int | None,
-    keep_heads: bool,
-    force: bool,
-    trust_pickle: bool,
+    to: str = flag("Format of OUT (sslbench list formats).", required=True),
+    format: str | None = flag("Format of IN. Default: recognised."),
+    backbone: str | None = flag("Architecture: timm:NAME, module:callable. Default: read from IN."),
+    stem: str | None = flag("Rule that adapts the first convolution to --in-chans: average, repeat, sum, bands=3,2,1."),
+    in_chans: int | None = flag("Number of input channels of OUT, with --stem. Default for sum: 1.", within="[1, inf)"),
+    keep_heads: bool = flag("Keep classifiers and projection heads that the target format can name.", default=False),
+    force: bool = flag("Replace OUT if it exists.", default=False),
+    trust_pickle: bool = same(options.NetworkFlags, "trust_pickle"),
 ) -> None:
     """Write the weights in IN to OUT under the key names of another format; values stay bit for bit the same.
 

@@ -10,7 +10,7 @@ import click
 from sslbench import paths
 from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo
-from sslbench.cli.flags import LocalPath
+from sslbench.cli.flags import LocalPath, argument_options, flag, same
 from sslbench.cli.tables import print_rows
 from sslbench.data import catalog
 from sslbench.data import prepare as prepared
@@ -41,35 +41,25 @@ def command(ctx: click.Context) -> None:
 @command.command("to-kwcoco")
 @click.argument("source")
 @click.argument("out", type=LocalPath())
-@click.option(
-    "--boxes", is_flag=True, help="Write one annotation with its box and mask per object, in place of labels of images."
-)
-@click.option("--extract", type=LocalPath(), help="Folder for images that are inside containers.")
-@click.option("--absolute", is_flag=True, help="Write absolute paths. Default: relative to the manifest.")
-@click.option("--overwrite", is_flag=True, help="Replace an existing manifest.")
-@options.image_column
-@options.label_column
-@click.option(
-    "--keep",
-    "attribute_columns",
-    multiple=True,
-    help="Column of a table or manifest to copy into the manifest; repeat.",
-)
-@click.option("--value-col", "value_columns", multiple=True, help="Column of numbers to predict; repeat.")
+@argument_options
 @click.pass_context
 def to_kwcoco(
     ctx: click.Context,
     /,
     source: str,
     out: Path,
-    boxes: bool,
-    extract: Path | None,
-    absolute: bool,
-    overwrite: bool,
-    image_column: str | None,
-    label_column: str | None,
-    attribute_columns: tuple[str, ...],
-    value_columns: tuple[str, ...],
+    boxes: bool = flag(
+        "Write one annotation with its box and mask per object, in place of labels of images.", default=False
+    ),
+    extract: Path | None = flag("Folder for images that are inside containers."),
+    absolute: bool = flag("Write absolute paths. Default: relative to the manifest.", default=False),
+    overwrite: bool = flag("Replace an existing manifest.", default=False),
+    image_column: str | None = same(options.DataFlags, "image_column"),
+    label_column: str | None = same(options.DataFlags, "label_column"),
+    attribute_columns: tuple[str, ...] = flag(
+        "Column of a table or manifest to copy into the manifest; repeat.", "--keep"
+    ),
+    value_columns: tuple[str, ...] = flag("Column of numbers to predict; repeat.", "--value-col"),
 ) -> None:
     """Write a kwcoco manifest of SOURCE to OUT (.kwcoco.json or .kwcoco.zip), with a split column.
 
@@ -110,10 +100,13 @@ def to_kwcoco(
 
 @command.command("prepare")
 @click.argument("name", required=False)
-@click.option("--archive", "archives", multiple=True, type=LocalPath(), help="Archive, or folder of archives; repeat.")
-@click.option("--out", type=LocalPath(), help="Data folder. Default: $SSLBENCH_DATA, else ./data.")
-@click.option("--no-verify", is_flag=True, help="Skip checksums and counts, for part of a data set.")
-def prepare(name: str | None, archives: tuple[Path, ...], out: Path | None, no_verify: bool) -> None:
+@argument_options
+def prepare(
+    name: str | None,
+    archives: tuple[Path, ...] = flag("Archive, or folder of archives; repeat.", "--archive"),
+    out: Path | None = flag("Data folder. Default: $SSLBENCH_DATA, else ./data."),
+    no_verify: bool = flag("Skip checksums and counts, for part of a data set.", default=False),
+) -> None:
     """Lay out the data set NAME from its official archives, where benchmarks look for it.
 
     Nothing is downloaded. Without NAME the data sets and their archives are listed. The same command continues an
@@ -132,9 +125,12 @@ def prepare(name: str | None, archives: tuple[Path, ...], out: Path | None, no_v
 
 @command.command("download")
 @click.argument("name")
-@click.option("--out", type=LocalPath(), help="Data folder. Default: $SSLBENCH_DATA, else ./data.")
-@click.option("--yes", is_flag=True, help="Do not ask about size and licence.")
-def download(name: str, out: Path | None, yes: bool) -> None:
+@argument_options
+def download(
+    name: str,
+    out: Path | None = flag("Data folder. Default: $SSLBENCH_DATA, else ./data."),
+    yes: bool = flag("Do not ask about size and licence.", default=False),
+) -> None:
     """Download the data set NAME, verify it and lay it out where benchmarks look for it.
 
     NAME is one of `sslbench data list`, torchvision:NAME, hf:OWNER/NAME or tfds:NAME. Size and licence are shown first.
@@ -155,20 +151,20 @@ def download(name: str, out: Path | None, yes: bool) -> None:
     echo(f"{wanted.name}: --data {location}")
 
 
-_PROJECT = click.option(
-    "--project", is_flag=True, help="Use ./sslbench-data.yaml, shared by everybody who works in this folder."
-)
+_PROJECT: Any = flag("Use ./sslbench-data.yaml, shared by everybody who works in this folder.", default=False)
 
 
 @command.command("add")
 @click.argument("name")
 @click.argument("location", metavar="STRING")
-@options.image_column
-@options.label_column
-@click.option("--overwrite", is_flag=True, help="Replace an existing name.")
-@_PROJECT
+@argument_options
 def add(
-    name: str, location: str, image_column: str | None, label_column: str | None, overwrite: bool, project: bool
+    name: str,
+    location: str,
+    image_column: str | None = same(options.DataFlags, "image_column"),
+    label_column: str | None = same(options.DataFlags, "label_column"),
+    overwrite: bool = flag("Replace an existing name.", default=False),
+    project: bool = _PROJECT,
 ) -> None:
     """Make NAME an alias of STRING for `--data NAME`.
 
@@ -199,8 +195,11 @@ def add(
 
 @command.command("remove")
 @click.argument("name")
-@_PROJECT
-def remove(name: str, project: bool) -> None:
+@argument_options
+def remove(
+    name: str,
+    project: bool = _PROJECT,
+) -> None:
     """Remove NAME from the catalog; the data stay where they are."""
     file = _catalog_file(project)
     catalog.remove(name, file)

@@ -10,6 +10,7 @@ from sslbench import evaluation
 from sslbench.cli import options, terminal
 from sslbench.cli.commands.leaderboard import write_board
 from sslbench.cli.echo import echo, note
+from sslbench.cli.flags import argument_options, flag
 from sslbench.config import build
 from sslbench.evaluation import make_task
 from sslbench.library.recipes import compose_pretraining
@@ -64,16 +65,17 @@ enough: for most digits there is another one of similar grey. The demo is about 
 
 
 @click.command("demo")
-@click.option("-o", "--out", default="sslbench-demo", show_default=True, help="Folder for all output.")
-@click.option(
-    "--seed",
-    type=click.IntRange(0, 2**32 - 1),
-    default=0,
-    show_default=True,
-    help="Seed of the drawing, the split, the training and the labels.",
-)
+@argument_options
 @options.message_options
-def command(out: str, seed: int) -> None:
+def command(
+    out: str = flag("Folder for all output.", "-o", "--out", default="sslbench-demo", show_default=True),
+    seed: int = flag(
+        "Seed of the drawing, the split, the training and the labels.",
+        default=0,
+        within="[0, 4294967295]",
+        show_default=True,
+    ),
+) -> None:
     """Pretrain a small ResNet on drawn digits with SimCLR and evaluate it with few labels; offline, two minutes.
 
     Training uses no labels and no test images. low-shot and linear score the features; the untrained network and raw

@@ -9,7 +9,7 @@ import click
 
 from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo
-from sslbench.cli.flags import LocalPath
+from sslbench.cli.flags import LocalPath, argument_options, flag, same
 from sslbench.errors import UsageError, WeightsError
 from sslbench.results import plain
 
@@ -22,13 +22,15 @@ _SHOWN = 10
 @click.command("diff")
 @click.argument("a", type=LocalPath())
 @click.argument("b", type=LocalPath())
-@click.option("--format-a", help="Format of A (sslbench list formats). Default: recognised.")
-@click.option("--format-b", help="Format of B. Default: recognised.")
-@click.option("--raw", is_flag=True, help="Compare the key names in the files, without recognising formats.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-@options.trust_pickle
+@argument_options
 def command(
-    a: Path, b: Path, format_a: str | None, format_b: str | None, raw: bool, as_json: bool, trust_pickle: bool
+    a: Path,
+    b: Path,
+    format_a: str | None = flag("Format of A (sslbench list formats). Default: recognised."),
+    format_b: str | None = flag("Format of B. Default: recognised."),
+    raw: bool = flag("Compare the key names in the files, without recognising formats.", default=False),
+    as_json: bool = flag("Print everything as JSON.", "--json", default=False),
+    trust_pickle: bool = same(options.NetworkFlags, "trust_pickle"),
 ) -> int:
     """Compare the tensors of two weights files, which may have different formats.
 

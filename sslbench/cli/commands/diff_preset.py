@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from sslbench.cli.echo import echo
+from sslbench.cli.flags import argument_options, flag
 from sslbench.cli.tables import print_rows, show_value
 from sslbench.protocols._parts.presets import differences
 from sslbench.results import plain
@@ -14,8 +15,12 @@ from sslbench.results import plain
 @click.command("diff-preset")
 @click.argument("a")
 @click.argument("b")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def command(a: str, b: str, as_json: bool) -> int:
+@argument_options
+def command(
+    a: str,
+    b: str,
+    as_json: bool = flag("Print everything as JSON.", "--json", default=False),
+) -> int:
     """List the settings in which two presets differ, or a result record and a preset.
 
     A and B are presets (sslbench list presets) or records (.json). PROTOCOL or PROTOCOL/default means the protocol's

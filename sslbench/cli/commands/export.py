@@ -7,7 +7,7 @@ import click
 from sslbench import evaluation
 from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo
-from sslbench.cli.flags import LocalPath, take_flags
+from sslbench.cli.flags import argument_options, flag, take_flags
 from sslbench.cli.help import GroupedCommand
 from sslbench.data.regular import refuse_missing_file
 from sslbench.errors import UsageError
@@ -15,23 +15,19 @@ from sslbench.weights.format_name import check_export
 
 
 @click.command("export", cls=GroupedCommand)
-@click.option("--out", type=LocalPath(), required=True, help="File to write: net.onnx, or net.pt2 of torch.export.")
-@click.option(
-    "--probe",
-    type=LocalPath(),
-    help="NAME-ID.probe.torch beside a record: the classifier that a protocol trained on features of --weights.",
-)
-@click.option("--force", is_flag=True, help="Replace --out if it exists.")
+@argument_options
 @take_flags(weights=options.WeightsFlags, preprocessing=options.PreprocessingFlags)
 @click.pass_context
 def command(
     ctx: click.Context,
     /,
-    out: Path,
-    probe: Path | None,
-    force: bool,
     weights: options.WeightsFlags,
     preprocessing: options.PreprocessingFlags,
+    out: Path = flag("File to write: net.onnx, or net.pt2 of torch.export.", required=True),
+    probe: Path | None = flag(
+        "NAME-ID.probe.torch beside a record: the classifier that a protocol trained on features of --weights."
+    ),
+    force: bool = flag("Replace --out if it exists.", default=False),
 ) -> None:
     """Write a network for other programs: ONNX or torch.export, for any number of images at a time.
 

@@ -13,7 +13,7 @@ from sslbench.cli import early, options, slurm, terminal
 from sslbench.cli.commands.eval.check import expand
 from sslbench.cli.commands.eval.flags import EvalOptions
 from sslbench.cli.echo import echo
-from sslbench.cli.flags import flag, option, take_flags
+from sslbench.cli.flags import argument_options, flag, same, take_flags
 from sslbench.cli.help import GroupedCommand
 from sslbench.cli.words import split_words
 from sslbench.distributed import this_process
@@ -35,11 +35,7 @@ class SeveralWeights(options.NetworkFlags):
 @take_flags(
     weights=SeveralWeights, data=options.DataFlags, preprocessing=options.PreprocessingFlags, run=options.RunFlags
 )
-@click.option(
-    "-o", "--output", help="Also write one layer with names, labels and image sizes to a .parquet, .npz or .h5 file."
-)
-@click.option("--groups", multiple=True, metavar="COLUMN", help="Column of the data to copy into index.csv; repeat.")
-@option(EvalOptions, "launcher")
+@argument_options
 @options.message_options
 @click.pass_context
 def command(
@@ -50,9 +46,11 @@ def command(
     data: options.DataFlags,
     preprocessing: options.PreprocessingFlags,
     run: options.RunFlags,
-    output: str | None,
-    groups: tuple[str, ...],
-    launcher: str | None,
+    output: str | None = flag(
+        "Also write one layer with names, labels and image sizes to a .parquet, .npz or .h5 file.", "-o", "--output"
+    ),
+    groups: tuple[str, ...] = flag("Column of the data to copy into index.csv; repeat.", metavar="COLUMN"),
+    launcher: str | None = same(EvalOptions, "launcher"),
 ) -> int | None:
     """Write a backbone's features of a data set to disk: one .npy per layer, index.csv and meta.json beside it.
 

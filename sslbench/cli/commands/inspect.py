@@ -13,6 +13,7 @@ from sslbench.backbones import named
 from sslbench.backbones.named import is_named
 from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo
+from sslbench.cli.flags import argument_options, flag, same
 from sslbench.data.wording import some
 from sslbench.errors import DataError, SslbenchError
 from sslbench.features import external_files
@@ -36,13 +37,16 @@ _OLD_TORCH = ("sys_info", "pickle", "storages", "tensors")
 
 @click.command("inspect")
 @click.argument("what")
-@click.option("--backbone", help="Architecture to check the weights against. Default: read from the file.")
-@click.option("--format", "format_", help="Format of the weights (sslbench list formats). Default: recognised.")
-@click.option("--json", "as_json", is_flag=True, help="Print the description of a weights file as JSON.")
-@options.trust_pickle
+@argument_options
 @click.pass_context
 def command(
-    ctx: click.Context, /, what: str, backbone: str | None, format_: str | None, as_json: bool, trust_pickle: bool
+    ctx: click.Context,
+    /,
+    what: str,
+    backbone: str | None = flag("Architecture to check the weights against. Default: read from the file."),
+    format_: str | None = flag("Format of the weights (sslbench list formats). Default: recognised.", "--format"),
+    as_json: bool = flag("Print the description of a weights file as JSON.", "--json", default=False),
+    trust_pickle: bool = same(options.NetworkFlags, "trust_pickle"),
 ) -> int:
     """Describe WHAT: a weights file, a detector, a pretraining run, a data set, a result record, or stored features.
 

@@ -10,7 +10,7 @@ import click
 
 from sslbench.cli import options, remote_folder, tables, terminal
 from sslbench.cli.echo import echo, is_verbose
-from sslbench.cli.flags import LocalPath
+from sslbench.cli.flags import argument_options, flag
 from sslbench.cli.help import GroupedCommand
 from sslbench.errors import ResultError, UsageError
 from sslbench.names import did_you_mean
@@ -21,54 +21,32 @@ if TYPE_CHECKING:
 
 @click.command("leaderboard", cls=GroupedCommand)
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--csv", "csv_path", type=LocalPath(), help="CSV file to write; numbers only.")
-@click.option(
-    "--form",
-    type=click.Choice(["wide", "long"]),
-    default="wide",
-    show_default=True,
-    help="Layout of the CSV: a column per benchmark, or a row per number.",
-)
-@click.option("--html", "html_path", type=LocalPath(), help="HTML page to write: sortable, with plots and records.")
-@click.option("--markdown", "markdown_path", type=LocalPath(), help="Markdown file to write.")
-@click.option("--latex", "latex_path", type=LocalPath(), help="LaTeX file (booktabs) to write.")
-@click.option(
-    "--model-card",
-    type=LocalPath(),
-    help="Hugging Face model card whose model-index is written; its text stays.",
-)
-@click.option("--timm-csv", type=LocalPath(), help="CSV file with the columns of timm's results.")
-@click.option("--mteb", type=LocalPath(), help="Folder for result files in MTEB's form.")
-@click.option("--published", is_flag=True, help="Add rows of published numbers on the same benchmarks.")
-@click.option("--average", is_flag=True, help="Add the mean over the columns in which every row has a value.")
-@click.option("--curves", type=LocalPath(), help="PNG file with accuracy against images per class (low-shot, lsr).")
-@click.option("--layers", "layers_path", type=LocalPath(), help="PNG file with the score against the layer.")
-@click.option(
-    "--columns",
-    help="Extra columns, comma-separated: train (score on train), costs (parameters, GFLOPs, images/s, s, memory), "
-    "run (date, by, device).",
-)
-@click.option("--metric", help="Metric to show. Default: the leading metric of each benchmark.")
+@argument_options
 @options.message_options
 @click.pass_context
 def command(
     ctx: click.Context,
     /,
     folders: tuple[Path, ...],
-    csv_path: Path | None,
-    form: Literal["wide", "long"],
-    html_path: Path | None,
-    markdown_path: Path | None,
-    latex_path: Path | None,
-    model_card: Path | None,
-    timm_csv: Path | None,
-    mteb: Path | None,
-    published: bool,
-    average: bool,
-    curves: Path | None,
-    layers_path: Path | None,
-    columns: str | None,
-    metric: str | None,
+    csv_path: Path | None = flag("CSV file to write; numbers only.", "--csv"),
+    form: Literal["wide", "long"] = flag(
+        "Layout of the CSV: a column per benchmark, or a row per number.", default="wide", show_default=True
+    ),
+    html_path: Path | None = flag("HTML page to write: sortable, with plots and records.", "--html"),
+    markdown_path: Path | None = flag("Markdown file to write.", "--markdown"),
+    latex_path: Path | None = flag("LaTeX file (booktabs) to write.", "--latex"),
+    model_card: Path | None = flag("Hugging Face model card whose model-index is written; its text stays."),
+    timm_csv: Path | None = flag("CSV file with the columns of timm's results."),
+    mteb: Path | None = flag("Folder for result files in MTEB's form."),
+    published: bool = flag("Add rows of published numbers on the same benchmarks.", default=False),
+    average: bool = flag("Add the mean over the columns in which every row has a value.", default=False),
+    curves: Path | None = flag("PNG file with accuracy against images per class (low-shot, lsr)."),
+    layers_path: Path | None = flag("PNG file with the score against the layer.", "--layers"),
+    columns: str | None = flag(
+        "Extra columns, comma-separated: train (score on train), costs (parameters, GFLOPs, images/s, s, memory), "
+        "run (date, by, device)."
+    ),
+    metric: str | None = flag("Metric to show. Default: the leading metric of each benchmark."),
 ) -> None:
     """Show all result records below FOLDERS (default: results) as one table: a row per weights, a column per benchmark.
 

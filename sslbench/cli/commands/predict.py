@@ -6,7 +6,7 @@ import click
 
 from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo, note
-from sslbench.cli.flags import LocalPath, take_flags
+from sslbench.cli.flags import argument_options, flag, take_flags
 from sslbench.cli.help import GroupedCommand, hide
 from sslbench.data.regular import refuse_missing_file
 from sslbench.errors import UsageError
@@ -24,24 +24,7 @@ _UNUSED = {
 
 
 @click.command("predict", cls=GroupedCommand)
-@click.option("--csv", "csv_path", type=LocalPath(), required=True, help="CSV file to write.")
-@click.option(
-    "--classes",
-    "classes_path",
-    type=LocalPath(),
-    help="Text file with one class name per line, for weights that do not name them. Default: numbers.",
-)
-@click.option(
-    "--probe",
-    type=LocalPath(),
-    help="NAME-ID.probe.torch beside a record: the classifier that a protocol trained on features of --weights.",
-)
-@click.option("--top-k", type=click.IntRange(1), default=1, show_default=True, help="Most probable classes per image.")
-@click.option(
-    "--threshold",
-    type=click.FloatRange(0, 1),
-    help="Smallest probability of the predicted classes, for several labels per image. Default: 0.5.",
-)
+@argument_options
 @take_flags(
     weights=options.WeightsFlags, data=options.DataFlags, preprocessing=options.PreprocessingFlags, run=options.RunFlags
 )
@@ -50,15 +33,21 @@ _UNUSED = {
 def command(
     ctx: click.Context,
     /,
-    csv_path: Path,
-    classes_path: Path | None,
-    probe: Path | None,
-    top_k: int,
-    threshold: float | None,
     weights: options.WeightsFlags,
     data: options.DataFlags,
     preprocessing: options.PreprocessingFlags,
     run: options.RunFlags,
+    csv_path: Path = flag("CSV file to write.", "--csv", required=True),
+    classes_path: Path | None = flag(
+        "Text file with one class name per line, for weights that do not name them. Default: numbers.", "--classes"
+    ),
+    probe: Path | None = flag(
+        "NAME-ID.probe.torch beside a record: the classifier that a protocol trained on features of --weights."
+    ),
+    top_k: int = flag("Most probable classes per image.", default=1, within="[1, inf)", show_default=True),
+    threshold: float | None = flag(
+        "Smallest probability of the predicted classes, for several labels per image. Default: 0.5.", within="[0, 1]"
+    ),
 ) -> None:
     """Write the classes and probabilities of images to a CSV file, one row per image.
 

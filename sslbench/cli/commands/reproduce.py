@@ -17,7 +17,7 @@ from sslbench.cli import early, options, tables, terminal
 from sslbench.cli.commands.eval.check import ProtocolRun
 from sslbench.cli.commands.run import code_of, read_trusted, request_of
 from sslbench.cli.echo import echo
-from sslbench.cli.flags import LocalPath
+from sslbench.cli.flags import LocalPath, argument_options, flag
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, ResultError, UsageError
 from sslbench.evaluation.request import FeaturesRequest, Request, make_task, mark_changes
@@ -39,32 +39,21 @@ _LOGGING = {"tensorboard": False, "histograms": False, "wandb": ""}
 
 @click.command("reproduce")
 @click.argument("record", required=False, type=LocalPath())
-@click.option("--published", metavar="NAME", help="Published number to measure (sslbench list published).")
-@click.option("--weights", help="Weights file. Default: that of the record.")
-@click.option("--backbone", help="Architecture of --weights, with --published. Default: read from the weights.")
-@click.option("--data", help="Data, where they lie elsewhere than in the record or the benchmark's folder.")
-@click.option("--test-data", help="Test split, where it lies elsewhere.")
-@click.option("--device", help="Device: auto, cpu, cuda, cuda:1, mps. Default: that of the record.")
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(0),
-    help="Largest difference: percentage points of rates, percent of other metrics. Default: 0.1.",
-)
-@click.option("--trust-code", is_flag=True, help="Run Python code that the record names: modules, pickles.")
-@click.option("--out", type=LocalPath(), help="Folder to keep the new record in. Default: not kept.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@argument_options
 def command(
     record: Path | None,
-    published: str | None,
-    weights: str | None,
-    backbone: str | None,
-    data: str | None,
-    test_data: str | None,
-    device: str | None,
-    tolerance: float | None,
-    trust_code: bool,
-    out: Path | None,
-    as_json: bool,
+    published: str | None = flag("Published number to measure (sslbench list published).", metavar="NAME"),
+    weights: str | None = flag("Weights file. Default: that of the record."),
+    backbone: str | None = flag("Architecture of --weights, with --published. Default: read from the weights."),
+    data: str | None = flag("Data, where they lie elsewhere than in the record or the benchmark's folder."),
+    test_data: str | None = flag("Test split, where it lies elsewhere."),
+    device: str | None = flag("Device: auto, cpu, cuda, cuda:1, mps. Default: that of the record."),
+    tolerance: float | None = flag(
+        "Largest difference: percentage points of rates, percent of other metrics. Default: 0.1.", within="[0, inf)"
+    ),
+    trust_code: bool = flag("Run Python code that the record names: modules, pickles.", default=False),
+    out: Path | None = flag("Folder to keep the new record in. Default: not kept."),
+    as_json: bool = flag("Print everything as JSON.", "--json", default=False),
 ) -> int:
     """Run the request of a result RECORD again, or the protocol of a published number, and compare.
 

@@ -12,7 +12,7 @@ from sslbench.cli import options, remote_folder, terminal
 from sslbench.cli.commands import extract
 from sslbench.cli.commands.eval import KEPT
 from sslbench.cli.commands.pretrain import work as pretrain
-from sslbench.cli.flags import LocalPath
+from sslbench.cli.flags import LocalPath, argument_options, flag
 from sslbench.config import read_yaml
 from sslbench.errors import ResultError, UsageError, told_on_interrupt
 from sslbench.evaluation.request import VERSION, FeaturesRequest, Request, read_request
@@ -23,22 +23,18 @@ from sslbench.results.records import read
 
 @click.command("run")
 @click.argument("files", nargs=-1, required=True, type=LocalPath())
-@click.option("--out", "-o", default="results", show_default=True, help="Folder for the records of evaluations.")
-@click.option("--store", help="Folder of the feature store. Default: in the user's cache folder.")
-@click.option("--skip-existing", is_flag=True, help="Do not compute again what has a record in --out.")
-@click.option("--trust-code", is_flag=True, help="Run Python code that the files name: modules, pickles.")
+@argument_options
 @options.message_options
-@click.option("--dry-run", is_flag=True, help="Print the settings with their origins and stop.")
 @click.pass_context
 def command(
     ctx: click.Context,
     /,
     files: tuple[Path, ...],
-    out: str,
-    store: str | None,
-    skip_existing: bool,
-    trust_code: bool,
-    dry_run: bool,
+    out: str = flag("Folder for the records of evaluations.", "--out", "-o", default="results", show_default=True),
+    store: str | None = flag("Folder of the feature store. Default: in the user's cache folder."),
+    skip_existing: bool = flag("Do not compute again what has a record in --out.", default=False),
+    trust_code: bool = flag("Run Python code that the files name: modules, pickles.", default=False),
+    dry_run: bool = flag("Print the settings with their origins and stop.", default=False),
 ) -> int | None:
     """Run the requests in FILES: YAML (docs/evaluate.md), records of evaluations, config.yaml of pretraining runs.
 

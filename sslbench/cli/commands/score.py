@@ -7,7 +7,7 @@ import click
 
 from sslbench import evaluation
 from sslbench.cli import early, options, terminal
-from sslbench.cli.flags import LocalPath
+from sslbench.cli.flags import LocalPath, argument_options, flag
 from sslbench.data.regular import refuse_missing_file
 from sslbench.errors import UsageError
 from sslbench.runtime.folders import refuse_unwritable
@@ -15,38 +15,30 @@ from sslbench.runtime.folders import refuse_unwritable
 
 @click.command("score")
 @click.argument("files", nargs=-1, required=True, type=LocalPath())
-@click.option("-d", "--data", help="COCO or kwcoco manifest, or Pascal VOC tree: its test split, else val, else all.")
-@click.option("--test-data", help="Test images elsewhere; --data then gives the training boxes of the floor.")
-@click.option(
-    "--metric",
-    type=click.Choice(["coco", "voc07", "voc12"]),
-    default="coco",
-    show_default=True,
-    help="Average precision: COCO's, or Pascal VOC's of 2007 (11 points) or 2012 (area).",
-)
-@click.option(
-    "--oks-sigma",
-    type=click.FloatRange(0, min_open=True),
-    help="Sigma of every keypoint in the similarity of poses, where neither the category nor COCO's names give them.",
-)
-@click.option("--name", default="", help="Name of the detector in tables. Default: that of the file.")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the bootstrap.")
-@click.option("--no-floors", is_flag=True, help="Leave out the constant box.")
-@click.option("-o", "--out", default="results", show_default=True, help="Folder of the records.")
+@argument_options
 @options.message_options
 @click.pass_context
 def command(
     ctx: click.Context,
     /,
     files: tuple[Path, ...],
-    data: str | None,
-    test_data: str | None,
-    metric: Literal["coco", "voc07", "voc12"],
-    oks_sigma: float | None,
-    name: str,
-    seed: int,
-    no_floors: bool,
-    out: str,
+    data: str | None = flag(
+        "COCO or kwcoco manifest, or Pascal VOC tree: its test split, else val, else all.", "-d", "--data"
+    ),
+    test_data: str | None = flag("Test images elsewhere; --data then gives the training boxes of the floor."),
+    metric: Literal["coco", "voc07", "voc12"] = flag(
+        "Average precision: COCO's, or Pascal VOC's of 2007 (11 points) or 2012 (area).",
+        default="coco",
+        show_default=True,
+    ),
+    oks_sigma: float | None = flag(
+        "Sigma of every keypoint in the similarity of poses, where neither the category nor COCO's names give them.",
+        within="(0, inf)",
+    ),
+    name: str = flag("Name of the detector in tables. Default: that of the file.", default=""),
+    seed: int = flag("Seed of the bootstrap.", default=0, within="[0, 4294967295]", show_default=True),
+    no_floors: bool = flag("Leave out the constant box.", default=False),
+    out: str = flag("Folder of the records.", "-o", "--out", default="results", show_default=True),
 ) -> None:
     """Score detections made elsewhere: files in COCO's result format, of mmdet, DETR, YOLO or any other program.
 

@@ -10,7 +10,7 @@ import yaml
 from sslbench import evaluation, protocols
 from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo
-from sslbench.cli.flags import LocalPath, take_flags
+from sslbench.cli.flags import argument_options, flag, take_flags
 from sslbench.cli.help import GroupedCommand
 from sslbench.cli.tables import show_value
 from sslbench.config import describe
@@ -33,15 +33,7 @@ _SCATTER = {"features_path", "labels_path", "projection"}
 
 @click.command("show", cls=GroupedCommand)
 @click.argument("words", nargs=-1, metavar="[NAME | features | [PROTOCOL] RECORD.json]")
-@click.option("--out", "-o", default="show", show_default=True, type=LocalPath(), help="Folder of the page.")
-@click.option(
-    "--point", "points", multiple=True, metavar="IMAGE:X,Y", help="Point whose nearest patches are drawn; repeat."
-)
-@click.option("--views", help="Pictures of patches: pca,attention,nearest. Default: all that the network has.")
-@click.option("--foreground", is_flag=True, help="Colour the foreground only, found by the first principal component.")
-@click.option("--projection", type=click.Choice(["pca", "tsne", "umap"]), help="Projection of features. Default: tsne.")
-@click.option("--features", "features_path", type=LocalPath(), help="Features made elsewhere, .npy of one row each.")
-@click.option("--labels", "labels_path", type=LocalPath(), help="CSV of their labels, in the same order.")
+@argument_options
 @take_flags(
     weights=options.WeightsFlags, data=options.DataFlags, preprocessing=options.PreprocessingFlags, run=options.RunFlags
 )
@@ -50,17 +42,17 @@ def command(
     ctx: click.Context,
     /,
     words: tuple[str, ...],
-    out: Path,
-    points: tuple[str, ...],
-    views: str | None,
-    foreground: bool,
-    projection: Projection | None,
-    features_path: Path | None,
-    labels_path: Path | None,
     weights: options.WeightsFlags,
     data: options.DataFlags,
     preprocessing: options.PreprocessingFlags,
     run: options.RunFlags,
+    out: Path = flag("Folder of the page.", "--out", "-o", default="show", show_default=True),
+    points: tuple[str, ...] = flag("Point whose nearest patches are drawn; repeat.", "--point", metavar="IMAGE:X,Y"),
+    views: str | None = flag("Pictures of patches: pca,attention,nearest. Default: all that the network has."),
+    foreground: bool = flag("Colour the foreground only, found by the first principal component.", default=False),
+    projection: Projection | None = flag("Projection of features. Default: tsne."),
+    features_path: Path | None = flag("Features made elsewhere, .npy of one row each.", "--features"),
+    labels_path: Path | None = flag("CSV of their labels, in the same order.", "--labels"),
 ) -> None:
     """Draw features or predictions, or print the definition of NAME.
 
