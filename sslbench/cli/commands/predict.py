@@ -57,7 +57,7 @@ def command(
 
     \b
     sslbench predict --weights finetuned.torch --data photos/ --csv out.csv
-    sslbench predict --weights moco.pth --probe results/linear/moco-ID.probe.torch --data photos/ --csv out.csv
+    sslbench predict -w moco.pth --probe results/linear/moco-ID.probe.torch -d photos/ --csv out.csv
     sslbench predict -w resnet50.pth --classes imagenet.txt --top-k 5 -d photos/ --csv out.csv
     """  # noqa: D301
     terminal.show_messages()
