@@ -62,12 +62,16 @@ class CheckFlags:
         "Look for nearly equal images by 16 x 16 pixels (decodes all) or by stored features. "
         f"Default: pixels, up to {DECODED:,} images."
     )
-    store: str | None = flag("Folder of the feature store, for --near-copies features.")
+    store: str | None = flag("Folder of the feature store, for --near-copies features and --label-errors.")
     near_threshold: float | None = flag(
         "Smallest cosine similarity of nearly equal images, on whitened pixels or features. Default: 0.85.",
         within="[0, 1]",
     )
     pairs: Path | None = flag("CSV file to write suspected leaks to: images of test and their matches in train.")
+    label_errors: Path | None = flag(
+        "CSV file to write images to whose label is probably wrong, by stored features; the first ones are drawn in a "
+        "PNG file beside it."
+    )
     csv: Path | None = flag("CSV file to write the images per class to.")
     sheet: Path | None = flag("PNG file with example images of every class.")
     html: Path | None = flag("HTML page with findings, counts and example images.")

@@ -21,7 +21,8 @@ from sslbench.data.decode.handlers import Reading, resolve
 from sslbench.data.open import kind_alone, open_as
 from sslbench.data.splits import TrainTest
 from sslbench.errors import DataError, UsageError
-from sslbench.features.store import find_stored
+from sslbench.evaluation.label_errors import label_errors
+from sslbench.features.store import StoredPair, find_stored
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.runtime.resources import default_workers
 from sslbench.targets.label_maps import LabelMaps
@@ -58,12 +59,14 @@ def check(ctx: click.Context, given: CheckFlags) -> int:
             raise
         echo(failed(given.data, str(error)))
         return 1
+    if given.label_errors is not None:
+        checked = checked.with_near([_write_label_errors(given.label_errors, given, checked)], ())
     write_files(checked, csv=given.csv, sheet=given.sheet, html=given.html, pairs=given.pairs)
     if given.as_json:
         echo(as_json(checked))
     else:
         show(checked, pairs=given.pairs)
-        for file in filter(None, (given.csv, given.sheet, given.html, given.pairs)):
+        for file in filter(None, (given.csv, given.sheet, given.html, given.pairs, given.label_errors)):
             echo(f"written: {file}")
     return exit_code(checked.findings)
 
@@ -129,7 +132,7 @@ def _check(ctx: click.Context, given: CheckFlags) -> CheckedParts:
     search = given.search(images)
     used = {str(parameter.name) for parameter in ctx.command.params}
     # What near copies are found by depends on the number of images, known only now.
-    if search != "features":
+    if search != "features" and given.label_errors is None:
         options.refuse(ctx, used=used - {"store"}, what=f"--near-copies {search}")
     if search == "none":
         options.refuse(ctx, used=used - {"near_threshold"}, what="--near-copies none")
@@ -168,16 +171,44 @@ def _near(
     if search == "pixels":
         train, test = (small_pictures(part, workers=workers, reading=reading) for part in (data.train, data.test))
         return near_copies(data.train, data.test, (train, test), threshold=threshold, by="16 x 16 pixels")
+    stored = _stored(given, data, "compare pixels: --near-copies pixels")
+    vectors = (stored.train, stored.test)
+    return near_copies(data.train, data.test, vectors, threshold=threshold, by=stored.made_by)
+
+
+def _stored(given: CheckFlags, data: TrainTest, otherwise: str) -> StoredPair:
+    """Return the newest stored features of all images of the data."""
     root = options.store_folder(given.store)
     stored = find_stored(root, data)
     if stored is None:
         raise UsageError(
             f"{root} has no features of all images of {data.train.name} and {data.test.name}",
-            "Make them with sslbench extract or eval on the same data, or compare pixels: --near-copies pixels.",
+            f"Make them with sslbench extract or eval on the same data, or {otherwise}.",
         )
-    vectors = (stored.train, stored.test)
-    return near_copies(data.train, data.test, vectors, threshold=threshold, by=stored.made_by)
+    return stored
 
+
+def _write_label_errors(file: Path, given: CheckFlags, checked: CheckedParts) -> Finding:
+    """Write the images whose label is probably wrong, and a sheet of the first; return what was found."""
+    data = checked.opened.data
+    stored = _stored(given, data, "leave --label-errors out")
+    errors = label_errors(data.train, data.test, stored, seed=given.seed)
+    paths = {name: part.images.path for name, part in checked.parts.items()}
+    lines = [[*error[:1], error.id, paths[error.part](error.row), *error[3:]] for error in errors]
+    names = ("part", "id", "path", "label", "suggested", "p(label)", "p(suggested)")
+    _write_text(csv_text([names, *lines]), file)
+    shown: dict[str, list[sheets.Thumbnail]] = {}
+    for error in errors[:_SUSPECTED]:
+        [row] = sheets.thumbnails(checked.parts[error.part], {"": [error.row]}, reading=checked.reading).values()
+        shown.setdefault(f"{error.label}, or {error.suggested}", []).extend(row)
+    if shown:
+        sheets.class_sheet(shown, {}, file.with_suffix(".png"))
+    of = f"of {len(data.train) + len(data.test):,} labels are probably wrong, by {stored.made_by}"
+    first = "; ".join(f"{error.id}: {error.label}, or {error.suggested}" for error in errors[:_NAMED])
+    return Finding("note", f"{len(errors):,} {of}{': ' * bool(errors)}{first}")
+
+
+_SUSPECTED, _NAMED = 60, 3  # suspected labels that are drawn, and named
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 _ALL, _END = 12, 5  # up to 12 classes are listed; beyond that, the 5 largest and the 5 smallest
