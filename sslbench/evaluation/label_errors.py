@@ -10,12 +10,14 @@ divided. Memory: that of the linear probe; probabilities are computed twice, in 
 strength.
 """
 
+import warnings
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import softmax
+from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.data.groups import source_groups
@@ -24,14 +26,14 @@ from sslbench.data.splits import match_classes
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.features.store import StoredPair
-from sslbench.protocols._parts.selection import folds_of
-from sslbench.protocols.linear import Settings, train_probe
+from sslbench.names import find_module
 from sslbench.targets.classes import Classes
 
+linear = find_module("protocol", "linear")
 _FOLDS, _ROWS = 5, 8192
 _STRENGTHS = (1e-4, 1e-3, 1e-2, 0.1, 1.0)  # c of the linear probe
 
-_Head = tuple[str, IntArray | None, dict[str, npt.NDArray[np.float32]]]
+_Probe = tuple[str, IntArray | None, Any]
 
 
 class LabelError(NamedTuple):
@@ -68,10 +70,10 @@ def label_errors(train: Source, test: Source, stored: StoredPair, *, seed: int =
     for name, part in parts.items():
         if not isinstance(part.target, Classes):
             raise UsageError(f"label errors are found among classes, one per image; {name} has {part.target.title}")
-    heads = list(_heads(parts["train"], seed))
+    probes = list(_probes(parts["train"], seed))
     classes = parts["train"].target.classes
     own = {name: np.zeros(len(part)) for name, part in parts.items()}
-    for name, rows, found in _probabilities(parts, heads):
+    for name, rows, found in _probabilities(parts, probes):
         own[name][rows] = found[np.arange(len(rows)), parts[name].target.values[rows]]
     values, mine = np.concatenate([part.target.values for part in parts.values()]), np.concatenate([*own.values()])
     counts = np.bincount(values, minlength=len(classes))
@@ -79,7 +81,7 @@ def label_errors(train: Source, test: Source, stored: StoredPair, *, seed: int =
     learned = np.bincount(parts["train"].target.values, minlength=len(classes)) > 1
     thresholds = np.where(learned, np.bincount(values, mine, len(classes)) / np.maximum(counts, 1), np.inf)
     errors = []
-    for name, rows, found in _probabilities(parts, heads):
+    for name, rows, found in _probabilities(parts, probes):
         labels = parts[name].target.values[rows]
         confident = np.where(found >= thresholds, found, -1.0)
         suggested = confident.argmax(axis=1)
@@ -90,23 +92,33 @@ def label_errors(train: Source, test: Source, stored: StoredPair, *, seed: int =
     return sorted(errors, key=lambda error: (error.of_label - error.of_suggested, error.part, error.row))
 
 
-def _heads(train: Features, seed: int) -> Iterator[_Head]:
-    """Yield the part, the rows to predict, all for None, and the head of each probe.
+def _probes(train: Features, seed: int) -> Iterator[_Probe]:
+    """Yield the part, the rows to predict, all for None, and each probe.
 
     Probabilities count here, not the most probable class: c has the smallest cross-entropy on the first fold.
     """
     # Folds are drawn: files that lie side by side often have the same errors.
-    folds = folds_of(train.target.values, _FOLDS, train.groups, np.random.default_rng(seed).permutation(len(train)))
+    labels = train.target.values
+    if np.bincount(labels).max() < _FOLDS:
+        raise UsageError(f"label errors need a class of at least {_FOLDS} training images")
+    folds = np.empty(len(train), np.int8)
+    with warnings.catch_warnings():
+        # Classes with fewer images than folds are absent from some; the probe handles that.
+        warnings.simplefilter("ignore", UserWarning)
+        kind = StratifiedKFold if train.groups is None else StratifiedGroupKFold
+        splits = kind(_FOLDS, shuffle=True, random_state=seed).split(labels, labels, train.groups)
+        for fold, (_, predicted) in enumerate(splits):
+            folds[predicted] = fold
 
-    def probe(rows: npt.NDArray[np.bool_], c: float) -> dict[str, npt.NDArray[np.float32]]:
+    def probe(rows: npt.NDArray[np.bool_], c: float) -> Any:
         used = train if rows.all() else train.select(np.flatnonzero(rows))
-        return train_probe(used, Settings(c=(c,)), seed=seed).on_features(train.target)
+        return linear.train_probe(used, linear.Settings(c=(c,)), seed=seed)
 
     def loss(c: float) -> float:
-        heads: list[_Head] = [("train", np.flatnonzero(folds == 0), probe(folds != 0, c))]
+        probes: list[_Probe] = [("train", np.flatnonzero(folds == 0), probe(folds != 0, c))]
         own = [
             found[np.arange(len(rows)), train.target.values[rows]]
-            for _, rows, found in _probabilities({"train": train}, heads)
+            for _, rows, found in _probabilities({"train": train}, probes)
         ]
         return -float(np.log(np.maximum(np.concatenate(own), 1e-12)).mean())
 
@@ -116,11 +128,10 @@ def _heads(train: Features, seed: int) -> Iterator[_Head]:
         yield "train", np.flatnonzero(folds == fold), probe(folds != fold, c)
 
 
-def _probabilities(parts: dict[str, Features], heads: list[_Head]) -> Iterator[tuple[str, IntArray, FloatArray]]:
+def _probabilities(parts: dict[str, Features], probes: list[_Probe]) -> Iterator[tuple[str, IntArray, FloatArray]]:
     """Yield the part, rows and probabilities (rows, classes) of all images, in blocks."""
-    for name, chosen, head in heads:
+    for name, chosen, probe in probes:
         rows = np.arange(len(parts[name])) if chosen is None else chosen
         for start in range(0, len(rows), _ROWS):
             block = rows[start : start + _ROWS]
-            scores = parts[name].x[block].astype(np.float64) @ head["head.weight"].T + head["head.bias"]
-            yield name, block, softmax(scores, axis=1)
+            yield name, block, softmax(probe.scores(parts[name].x[block], parts[name].target), axis=1)

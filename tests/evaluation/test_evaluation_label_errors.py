@@ -32,18 +32,19 @@ def made(n, seed, wrong=0):
     return x, [f"class {label}" for label in labels], [f"class {label}" for label in truth]
 
 
-def test_planted_errors_of_both_parts_are_all_found_first_with_their_true_class(monkeypatch):
+def test_planted_errors_of_both_parts_are_found_with_their_true_class_and_nothing_else(monkeypatch):
     monkeypatch.setattr("sslbench.evaluation.label_errors.source_groups", lambda source: source.groups)
     monkeypatch.setattr("sslbench.evaluation.label_errors.match_classes", lambda train, test: (train, test))
     (x, labels, truth), (x_test, labels_test, truth_test) = made(150, 0, 9), made(60, 1, 4)
     found = label_errors(Part(labels), Part(labels_test), StoredPair(x, x_test, "made"))
-    assert {(e.part, e.row) for e in found[:13]} == {("train", i) for i in range(9)} | {("test", i) for i in range(4)}
-    for error in found[:13]:
+    planted = {("train", i) for i in range(9)} | {("test", i) for i in range(4)}
+    assert {(e.part, e.row) for e in found} <= planted and len(found) >= 11
+    for error in found:
         own, true = (labels, truth) if error.part == "train" else (labels_test, truth_test)
         assert (error.label, error.suggested) == (own[error.row], true[error.row])
         assert error.of_label < error.of_suggested
     margins = [error.of_label - error.of_suggested for error in found]
-    assert margins == sorted(margins) and len(found) < 20
+    assert margins == sorted(margins)
 
 
 def test_images_of_a_group_do_not_confirm_a_wrong_label_of_each_other(monkeypatch):
