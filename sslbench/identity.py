@@ -104,10 +104,10 @@ class FeatureKey:
     preprocessing: dict[str, Any]
     precision: str
     dtype: str
-    encoding: int = dataclasses.field(init=False)
+    encoding: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "encoding", encoding_of(self.preprocessing))
+        object.__setattr__(self, "encoding", self.encoding or encoding_of(self.preprocessing))
 
     def digest(self) -> str:
         """Return the 16 hex digits that end the name of the entry."""

@@ -42,7 +42,7 @@ GROUPS = {
     "Pictures": ("points", "views", "foreground", "projection"),
     "Output": (
         *("out", "name", "output", "store", "csv_path", "png_path", "html_path", "markdown_path", "latex_path"),
-        *("model_card", "timm_csv", "mteb"),
+        *("model_card", "timm_csv", "mteb", "label_errors"),
         *(
             "curves",
             "layers_path",

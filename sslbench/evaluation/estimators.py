@@ -87,7 +87,7 @@ class KNNProbe(_Probe):
         """
         train = self._labelled(x, y)
         ks = (self.k,) if isinstance(self.k, int) else tuple(self.k)
-        self._settings = knn.Settings(ks, self.temperature, self.metric, self.vote)
+        self._settings = knn.Settings(k=ks, temperature=self.temperature, metric=self.metric, vote=self.vote)
         knn.check(self._settings, train.target)
         self._train = train
         self.k_ = knn.choose_k(train, self._settings, seed=self.seed)[0]

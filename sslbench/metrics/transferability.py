@@ -117,7 +117,7 @@ def logme(features: LabelledFeatures) -> Interval:
     has D / 2, which differs where R < D.
 
     >>> x = np.array([[1.0, 0.0], [2.0, 1.0], [-1.0, 0.0], [-2.0, 1.0]])
-    >>> good, poor = (logme(LabelledFeatures.of(x, np.array(y)))[0] for y in ([0, 0, 1, 1], [0, 1, 0, 1]))
+    >>> good, poor = (logme(LabelledFeatures.of(x, np.array(y)))[0] for y in ([0, 0, 1, 1], [0, 1, 1, 0]))
     >>> good > poor
     True
     """
@@ -224,9 +224,9 @@ def transrate(features: LabelledFeatures) -> Interval:
 
     Huang et al., ICML 2022, equation 5 and the listing of appendix A; features are centred and not scaled.
 
-    >>> x = np.array([[1.0, 0.0], [1.0, 0.1], [-1.0, 0.0], [-1.0, 0.1]])
-    >>> good, poor = (transrate(LabelledFeatures.of(x, np.array(y)))[0] for y in ([0, 0, 1, 1], [0, 1, 1, 0]))
-    >>> good > poor
+    >>> x = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+    >>> apart, mixed = (transrate(LabelledFeatures.of(x, np.array(y)))[0] for y in ([0, 0, 1, 1], [0, 1, 0, 1]))
+    >>> apart > mixed
     True
     """
     shrunk = features.values / _DISTORTION

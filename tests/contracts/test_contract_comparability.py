@@ -139,7 +139,9 @@ def test_every_setting_of_every_protocol_is_in_the_record_or_its_content_is():
         assert by_content == BY_CONTENT.get(protocol, set()), protocol
         # One that came later is in the record where it is not at its default.
         later = {f.name for f in dataclasses.fields(cls) if f.metadata.get("added_later")} - NOT_MEASURED
-        changed = dataclasses.replace(cls(), **dict.fromkeys(later, "timm:lamb"))  # all are names of optimizers
+        changed = cls()
+        for name in later:
+            object.__setattr__(changed, name, "another")
         assert later <= set(result_settings(changed)), protocol
         assert left_out - by_content - later <= NOT_MEASURED, protocol
 

@@ -22,12 +22,12 @@ def command(kind: str | None) -> None:
         return
     kinds = KINDS
     if kind is not None:
-        singular = kind.removesuffix("s")
+        singular = kind if kind in KINDS else kind.removesuffix("s")
         if singular not in KINDS:
             raise UsageError(f"there is no list of '{kind}'", did_you_mean(singular, KINDS))
         kinds = (singular,)
     for each in kinds:
         if kind is None:
-            echo(f"{each}s:")
+            echo(f"{each.removesuffix('s')}s:")
         for name in list_names(each):
             echo(name if kind is not None else f"  {name}")
