@@ -75,7 +75,7 @@ def add_options(*kinds: type[Any]) -> Callable[[F], F]:
 def argument_options(function: F) -> F:
     """Add an option for each argument of a command whose default is a `flag`."""
     hints = typing.get_type_hints(function)
-    for name, argument in reversed(inspect.signature(function).parameters.items()):
+    for name, argument in reversed(list(inspect.signature(function).parameters.items())):
         if isinstance(field := argument.default, dataclasses.Field):
             field.name = name
             function = _option(field, hints[name], ())(function)

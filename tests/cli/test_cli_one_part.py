@@ -36,7 +36,8 @@ def test_geometry_of_a_folder_without_classes(world, sslbench):
     result = found["w.pth"]
     assert result.data.labels == "none" and result.data.test.n_used == 36
     assert result.data.train.fingerprint == result.data.test.fingerprint
-    assert set(result.metrics) == {"rankme", "effective_rank", "alpha_req", "uniformity", "feature_std"}
+    spread = {"rankme", "effective_rank", "alpha_req", "uniformity", "feature_std"}
+    assert set(result.metrics) == spread | {"two_nn", "mle_dimension"}
     assert 1 <= result.metrics["rankme"].low <= result.metrics["rankme"].value <= 12, "a rank, not a percentage"
     assert set(result.floors) == {"pixels", "untrained"} and result.floors["pixels"]["rankme"] > 1
     assert read_scores(scores_path(result)).scores.shape == (36, 0)

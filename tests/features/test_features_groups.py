@@ -167,7 +167,7 @@ def test_rows_of_a_table_of_labels_belong_together_where_a_column_says_so(tmp_pa
     assert (result.data.train.groups, result.data.test.groups) == (len(own[0]), len(own[1]))
     for option, words in (
         ("?group=place", "no column 'place'"),
-        ("?groups=site", r"The only option is \?group=COLUMN"),
+        ("?groups=site", r"The options are \?group=COLUMN"),
     ):
         with pytest.raises(UsageError, match=words):
             read_train_test(tmp_path / "x.npy", tmp_path / f"x.csv{option}", None, None, **given)

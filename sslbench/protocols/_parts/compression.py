@@ -5,6 +5,7 @@ import functools
 import math
 import tempfile
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -102,7 +103,7 @@ def _decoded(database: Matrix, queries: Matrix, bits: float, order: IntArray, pr
             f"{protocol}: product quantisation learns {_CODES} centres, and the database has {len(database)} samples",
             "Leave bits below 1 out, or give more samples.",
         )
-    index = faiss.index_factory(width, "SQ8" if bits == 8 else f"PQ{round(codes)}x8")
+    index: Any = faiss.index_factory(width, "SQ8" if bits == 8 else f"PQ{round(codes)}x8")
     if bits < 1:
         index.pq.cp.min_points_per_centroid = 1  # else faiss prints a warning for each part of the features
         index.do_polysemous_training = False  # a second per part, to number the centres for searches among codes
