@@ -59,7 +59,7 @@ def refuse_other_order(train: Any, test: Any) -> None:
     """Refuse what stands at the place of another argument: a module, labels, or a protocol.
 
     Raises:
-        UsageError: it does.
+        UsageError: one stands there.
     """
     call = "Call evaluate(model, train, test, protocols=[...]): the model comes first."
     for name, given in (("train", train), ("test", test)):
