@@ -18,7 +18,7 @@ def send(record: dict[str, Any], file: Path) -> None:
     # Trackio prints where it logs to; the output of a command is its table. A record that is written again has the
     # name of its run, in which the last values count.
     with contextlib.redirect_stdout(sys.stderr):
-        run = trackio.init(
+        run: Any = trackio.init(
             os.environ.get("TRACKIO_PROJECT", "sslbench"),
             name=file.stem,
             group=record["protocol"]["name"],
