@@ -69,6 +69,8 @@ PLACES = {
     # a protocol: the user's word; benchmarks and presets go through names.without_code
     "evaluation/record.py": {"find_module"},
     "protocols/__init__.py": {"find_module"},
+    # the linear probe
+    "evaluation/label_errors.py": {"find_module"},
 }
 UNPICKLERS = {
     ("weights/reading/files.py", "pickle.load"),

@@ -165,7 +165,10 @@ def test_protocols_of_classes_refuse_numbers_before_any_image_is_decoded(table, 
     for protocol in ("knn", "svm", "low-shot", "lsr"):
         code, _, err = sslbench("eval", "linear", protocol, *ON_TABLE, "--value-col", "brightness")
         assert code == 1 and f"{protocol} predicts classes, but these samples are labelled with numbers" in err
-        assert "Protocols for numbers: finetune, geolocation, linear" in err and "images" not in err.split("error:")[1]
+        assert (
+            "Protocols for numbers: bags, finetune, geolocation, linear" in err
+            and "images" not in err.split("error:")[1]
+        )
     assert not (table / "results").exists()
 
 

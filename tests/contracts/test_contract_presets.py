@@ -280,9 +280,11 @@ def settings_of(protocol, overrides, benchmark=None, preset=None):
 
 
 def starts_short(protocol, **named):
+    needs = {f.name: f.metadata.get("needs", "") for f in dataclasses.fields(find(protocol).settings)}
     for name in lengths_of(protocol):
+        other, _, wanted = needs[name].partition("=")
         for length in (1, 2, 3):
-            settings, _ = settings_of(protocol, {name: length}, **named)
+            settings, _ = settings_of(protocol, {name: length} | ({other: wanted} if wanted else {}), **named)
             if name == "updates":
                 for passes in (0.001, 1, 50):
                     factor = settings.rate_schedule(passes)

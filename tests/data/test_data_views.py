@@ -290,6 +290,10 @@ def test_planar_pictures_give_the_same_views():
 def test_the_recipes_are_all_there_and_valid():
     found = {file.stem: recipe(file.stem).sizes for file in CONFIGS}
     assert found == {
+        "emp_ssl": (32,) * 20,
+        "fastsiam": (128,) * 4,
+        "nnbyol": (32, 32),
+        "smog": (128, 128),
         **dict.fromkeys(["barlow_twins", "byol", "moco_v1", "moco_v2", "moco_v3", "moco_v3_resnet"], (224, 224)),
         **dict.fromkeys(["ressl", "simclr", "simsiam", "vicreg"], (224, 224)),
         "colorization_alexnet": (180,),
