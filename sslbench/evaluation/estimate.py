@@ -144,17 +144,18 @@ def measure_rate(backbone: Backbone, source: Source, layers: Sequence[Layer], ru
         # The measurement must not move the random numbers of the run.
         with preserved_random_states(settings.device):
             encode = prepare(backbone, layers, device=settings.device, precision=settings.precision)
+            decode = functools.partial(
+                loader.batches, source, preprocessing=backbone.preprocessing, workers=0, mixed_sizes=True
+            )
+            # The first image loads the libraries that decode and resize: seconds that come once.
+            list(decode(rows[:1], batch_size=1))
             began = time.perf_counter()
             # Growing chunks, so that a slow network is measured on the first four images only.
             for chunk in (rows[:4], rows[4:16], rows[16:]):
                 if not len(chunk) or (widths and time.perf_counter() - began > _SECONDS):
                     break
                 started = time.perf_counter()
-                batches = list(
-                    loader.batches(
-                        source, chunk, backbone.preprocessing, batch_size=len(chunk), workers=0, mixed_sizes=True
-                    )
-                )
+                batches = list(decode(chunk, batch_size=len(chunk)))
                 # The smallest counts: pages and kernels are cold in the first batch.
                 decoding = min(decoding, (time.perf_counter() - started) / len(chunk))
                 seconds = 0.0

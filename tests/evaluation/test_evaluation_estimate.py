@@ -263,6 +263,19 @@ def extraction_of(prepared, store, monkeypatch, world=1):
     return estimate.estimate(prepared, store, store).stages[0]
 
 
+def test_libraries_that_the_first_image_loads_are_no_part_of_the_rate(quarter, monkeypatch):
+    clock, batches = [0.0], estimate.loader.batches
+
+    def slow_at_first(*given, **more):
+        clock[0] += 5.0 if not clock[0] else 0.01
+        yield from batches(*given, **more)
+
+    monkeypatch.setattr(estimate.loader, "batches", slow_at_first)
+    monkeypatch.setattr(estimate.time, "perf_counter", lambda: clock[0])
+    rate = estimate.measure_rate(quarter.backbone, quarter.data.test, quarter.layers, quarter.run)
+    assert rate is not None and rate.seconds < 0.01
+
+
 def test_of_an_unfinished_extraction_only_the_rest_is_estimated(quarter, tmp_path, monkeypatch):
     whole = extraction_of(quarter, tmp_path / "empty", monkeypatch)
     rest = extraction_of(quarter, tmp_path, monkeypatch)
