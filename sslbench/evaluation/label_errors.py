@@ -60,7 +60,8 @@ def label_errors(train: Source, test: Source, stored: StoredPair, *, seed: int =
     """Return the images of both parts whose label is probably wrong, the most suspected first.
 
     Raises:
-        UsageError: the labels are no classes, one per image.
+        UsageError: the labels are no classes, one per image, or no class has five images for training.
+        DataError: features are not finite, or all training images are of one class.
     """
     train, test = match_classes(train, test)
     parts = {
@@ -70,6 +71,7 @@ def label_errors(train: Source, test: Source, stored: StoredPair, *, seed: int =
     for name, part in parts.items():
         if not isinstance(part.target, Classes):
             raise UsageError(f"label errors are found among classes, one per image; {name} has {part.target.title}")
+    linear.check_features(parts["train"], parts["test"])
     probes = list(_probes(parts["train"], seed))
     classes = parts["train"].target.classes
     own = {name: np.zeros(len(part)) for name, part in parts.items()}

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from sslbench.data.labels import single_labels
+from sslbench.errors import DataError
 from sslbench.evaluation.label_errors import label_errors
 from sslbench.features.store import StoredPair
 
@@ -59,6 +60,17 @@ def test_images_of_a_group_do_not_confirm_a_wrong_label_of_each_other(monkeypatc
     stored = StoredPair(copies, np.pad(x_test, ((0, 0), (0, 1))), "made")
     rows = {e.row for e in label_errors(Part(all_labels, groups), Part(labels_test), stored) if e.part == "train"}
     assert rows >= set(range(5))
+
+
+def test_features_that_are_no_numbers_are_refused_in_both_parts(monkeypatch):
+    monkeypatch.setattr("sslbench.evaluation.label_errors.source_groups", lambda source: source.groups)
+    monkeypatch.setattr("sslbench.evaluation.label_errors.match_classes", lambda train, test: (train, test))
+    (x, labels, _), (x_test, labels_test, _) = made(30, 0), made(15, 1)
+    for part in (x, x_test):
+        part[3, 1], kept = np.nan, part[3, 1]
+        with pytest.raises(DataError, match="finite"):
+            label_errors(Part(labels), Part(labels_test), StoredPair(x, x_test, "made"))
+        part[3, 1] = kept
 
 
 def test_check_data_writes_and_draws_them_and_needs_features_of_classes(tmp_path, monkeypatch, sslbench):
