@@ -437,8 +437,11 @@ def _pending(
     unfinished = [file for file in opened.values() if file is not None]
     # A layer without a file needs every image, and an image is encoded for all layers at once.
     pending = np.full(len(source), len(unfinished) < len(missing))
-    for file in unfinished:
-        pending |= file.states() == partial.PENDING
+    try:
+        for file in unfinished:
+            pending |= file.states() == partial.PENDING
+    except FileNotFoundError:  # another run has published the same features since they were looked up
+        return _pending(backbone, source, layers, run, store)
     return int(pending.sum()), [layer for layer, file in opened.items() if file is None], widths
 
 

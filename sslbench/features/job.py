@@ -99,15 +99,26 @@ class ExtractionJob:
         if not self.partials or len(self.partials) < len(self.layers):
             return False
         rows = self._rows(self.process.rank)
+        try:
+            pending = self._pending(rows)
+        except (FileNotFoundError, StoreError):
+            if self.process.rank == 0 or all(self._unfinished()):
+                raise
+            # The first process publishes while this one opens the files: no rows were left but its own.
+            self._wait(complete, lambda: 0, lambda: [0])
+            return False
+        self.pending, self.rows = by_shard(self.source.images, pending), len(rows)
+        self._frozen = self.encoder.state_sha256()
+        return True
+
+    def _pending(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return those of the rows that are not done in every layer; damaged ones are not."""
         for partial in self.partials:
             if damaged := partial.verify(rows):
                 log.warning(
                     f"{partial.complete.name}: {damaged:,} rows of the previous run are damaged and are computed again"
                 )
-        pending = rows[np.any([partial.states()[rows] == PENDING for partial in self.partials], axis=0)]
-        self.pending, self.rows = by_shard(self.source.images, pending), len(rows)
-        self._frozen = self.encoder.state_sha256()
-        return True
+        return rows[np.any([partial.states()[rows] == PENDING for partial in self.partials], axis=0)]
 
     def _rows(self, rank: int) -> npt.NDArray[np.int64]:
         return rows_of(self.source.images, rank, self.process.world)

@@ -284,6 +284,20 @@ def test_of_an_unfinished_extraction_only_the_rest_is_estimated(quarter, tmp_pat
     assert rest.stored == 0  # its file has its full size already
 
 
+def test_of_features_that_another_run_publishes_meanwhile_nothing_is_left(quarter, tmp_path, monkeypatch):
+    from sslbench.features import extract
+
+    opened, run = estimate.partial.opened, quarter.run.extract_settings()
+
+    def published(*given):
+        file = opened(*given)
+        extract.extract(quarter.backbone, quarter.data.whole, quarter.layers, run, root=tmp_path, split="all")
+        return file
+
+    monkeypatch.setattr(estimate.partial, "opened", published)
+    assert extraction_of(quarter, tmp_path, monkeypatch).name == "knn"
+
+
 def test_images_are_divided_among_processes(quarter, tmp_path, monkeypatch):
     one, four = (extraction_of(quarter, tmp_path / "empty", monkeypatch, world) for world in (1, 4))
     assert four.seconds == 450 == -(-one.seconds // 4) and four.stored == one.stored

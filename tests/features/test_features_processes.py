@@ -106,6 +106,28 @@ def test_the_store_of_any_number_of_processes_is_that_of_one(backbone, tmp_path)
         assert [row["id"] for row in csv.DictReader(file)] == [f"{i:03d}" for i in range(n)]
 
 
+def test_the_first_process_may_publish_while_another_one_opens_the_files(backbone, tmp_path, monkeypatch):
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(backbone, 9, tmp_path, progress=interrupt)
+    verify = job.PartialLayer.verify
+
+    def after_publishing(partial, rows):
+        monkeypatch.setattr(job.PartialLayer, "verify", verify)
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        run(backbone, 9, tmp_path)
+        return verify(partial, rows)
+
+    monkeypatch.setattr(job.PartialLayer, "verify", after_publishing)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run(backbone, 9, tmp_path).decoded == 0
+    assert list(tmp_path.glob("*/*.npy"))
+
+
 def _counting_rank(backbone, n, root, rank, world, answers):
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
     told = []
