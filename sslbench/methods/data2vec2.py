@@ -11,8 +11,10 @@ timm's order of dimensions. The weight of the class token's loss is that of a me
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
@@ -88,25 +90,34 @@ def averaged_targets(outputs: Tensor) -> Tensor:
 
 
 def draw_visible(
-    images: int, grid: tuple[int, int], config: Config, generator: torch.Generator | None = None
+    masks: int, grid: tuple[int, int], config: Config, generators: Sequence[torch.Generator | None] = (None,)
 ) -> Tensor:
-    """Return the indices of visible patches (images, n) in ascending order: random blocks, trimmed to an equal number.
+    """Return the indices of visible patches (generators, masks, n) in ascending order: random blocks, equally many.
 
     Blocks are cut at the edges; patches are then dropped or added at random (inverse block masking, section 3.3).
-    Random numbers come from torch's default generator, or from another one.
+    The masks of an image come from its generator; None: torch's default one.
     """
     rows, columns = grid
     patches = rows * columns
     count = max(int(patches * (1 - config.masked)), 1)
     blocks = max(int(patches * (1 - config.masked + config.extra) / config.block**2), 1)
-    centres = torch.randint(patches, (images, blocks), generator=generator)
+    draws = [
+        (torch.randint(patches, (masks, blocks), generator=each), torch.rand(masks, patches, generator=each))
+        for each in generators
+    ]
+    centres, order = (torch.cat(part) for part in zip(*draws, strict=True))
     reach = torch.arange(config.block) - config.block // 2
-    tops = (centres // columns)[..., None] + reach  # (images, blocks, side)
+    tops = (centres // columns)[..., None] + reach  # (generators * masks, blocks, side)
     lefts = (centres % columns)[..., None] + reach
     covered = tops.clamp(0, rows - 1)[..., :, None] * columns + lefts.clamp(0, columns - 1)[..., None, :]
-    inside = torch.zeros(images, patches).scatter_(1, covered.flatten(1), 1.0)
-    chosen = (inside + torch.rand(images, patches, generator=generator)).topk(count, dim=1).indices
-    return chosen.sort(dim=1).values
+    inside = torch.zeros_like(order).scatter_(1, covered.flatten(1), 1.0)
+    scores = inside + order
+    # NumPy finds the least of the chosen scores ten times as fast as torch's topk finds all; topk decides between ties.
+    least = np.partition(scores.numpy(), patches - count, axis=1)[:, patches - count]
+    chosen = scores >= torch.from_numpy(least)[:, None]
+    for row in (chosen.sum(1) != count).nonzero()[:, 0].tolist():
+        chosen[row] = torch.zeros(patches).index_fill_(0, scores[row].topk(count).indices, 1).bool()
+    return chosen.nonzero()[:, 1].view(len(generators), masks, count)
 
 
 class ConvolutionalDecoder(nn.Module):
@@ -172,8 +183,8 @@ class Method(method.Method[Config]):
         with torch.no_grad():
             targets = averaged_targets(self._outputs(images))
         views, generators = len(batch.views), image_generators(self.seed, batch, step)
-        drawn = [draw_visible(views * config.masks, self.grid, config, each) for each in generators]
-        visible = view_by_view([part.view(views, config.masks, -1) for part in drawn]).flatten(0, 1)
+        drawn = draw_visible(views * config.masks, self.grid, config, generators)
+        visible = drawn.unflatten(1, (views, config.masks)).transpose(0, 1).flatten(0, 2)
         hidden_rows = masked_rows(
             torch.ones(len(visible), targets.shape[1]).bool().scatter(1, visible, False), images.device
         )

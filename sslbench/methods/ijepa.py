@@ -21,7 +21,7 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32
-from sslbench.methods._parts.masks import image_generators, random_numbers, take, update_generator
+from sslbench.methods._parts.masks import block, image_generators, random_numbers, take, unpack, update_generator
 from sslbench.methods._parts.momentum import copy_of, update_copies
 from sslbench.methods._parts.vision_transformers import (
     embed,
@@ -93,34 +93,34 @@ def draw_blocks(
     # contexts of several sizes the first patches are kept, as many as the smallest has.
     target = block_size(grid, config.target_scale, config.target_aspect, sizes.random())
     context = block_size(grid, config.context_scale, (1.0, 1.0), sizes.random())
-    contexts, targets = [], []
+    patches, contexts, targets = grid[0] * grid[1], list[int](), list[int]()
     for numbers in places:
         blocks = [_block(grid, target, numbers) for _ in range(config.targets)]
-        targets.append(torch.stack([block.flatten().nonzero()[:, 0] for block in blocks]))
+        targets += blocks
         contexts.append(_context(grid, context, blocks, config.min_patches, numbers))
-    shortest = min(len(indices) for indices in contexts)
-    return torch.stack([indices[:shortest] for indices in contexts]), torch.stack(targets)
+    visible = unpack(contexts, patches)
+    shortest = int(visible.sum(1).min())
+    of_contexts = (visible & (visible.cumsum(1) <= shortest)).nonzero()[:, 1].view(len(places), shortest)
+    of_targets = unpack(targets, patches).nonzero()[:, 1].view(len(places), config.targets, target[0] * target[1])
+    return of_contexts, of_targets
 
 
-def _block(grid: Grid, size: Grid, numbers: random.Random) -> Tensor:
-    """Return a mask (rows, columns) of a block at a random place; as in the authors' code, never at the far edges."""
+def _block(grid: Grid, size: Grid, numbers: random.Random) -> int:
+    """Return the mask of a block at a random place; as in the authors' code, never at the far edges."""
     top, left = numbers.randrange(grid[0] - size[0]), numbers.randrange(grid[1] - size[1])
-    mask = torch.zeros(grid, dtype=torch.bool)
-    mask[top : top + size[0], left : left + size[1]] = True
-    return mask
+    return block(grid[1], size, top, left)
 
 
-def _context(grid: Grid, size: Grid, targets: list[Tensor], smallest: int, numbers: random.Random) -> Tensor:
-    """Return the indices of a block without the targets; after every 20 blocks that leave too few, one target less."""
+def _context(grid: Grid, size: Grid, targets: list[int], smallest: int, numbers: random.Random) -> int:
+    """Return the mask of a block without the targets; after every 20 blocks that leave too few, one target less."""
     for left_out in range(len(targets), -1, -1):
         for _ in range(20):
             mask = _block(grid, size, numbers)
             for target in targets[:left_out]:
                 mask &= ~target
-            indices = mask.flatten().nonzero()[:, 0]
-            if len(indices) > smallest:
-                return indices
-    return indices
+            if mask.bit_count() > smallest:
+                return mask
+    return mask
 
 
 class Predictor(nn.Module):

@@ -48,7 +48,7 @@ def test_targets_are_means_of_layers_normalised_over_patches_and_then_over_chann
 
 def test_visible_patches_lie_in_blocks_and_are_equally_many():
     torch.manual_seed(0)
-    visible = data2vec2.draw_visible(500, (14, 14), data2vec2.Config())
+    (visible,) = data2vec2.draw_visible(500, (14, 14), data2vec2.Config())
     assert visible.shape == (500, 39)
     assert (visible.diff(dim=1) > 0).all()
     seen = torch.zeros(500, 196).scatter_(1, visible, 1.0).view(500, 1, 14, 14)
@@ -57,12 +57,19 @@ def test_visible_patches_lie_in_blocks_and_are_equally_many():
     assert len({tuple(row) for row in visible.tolist()}) == 500
 
 
+def test_visible_patches_with_equal_numbers_are_equally_many_and_in_order(monkeypatch):
+    draw = torch.rand
+    monkeypatch.setattr(torch, "rand", lambda *shape, **options: (draw(*shape, **options) * 4).floor() / 4)
+    generators = [torch.Generator().manual_seed(seed) for seed in range(20)]
+    visible = data2vec2.draw_visible(2, (14, 14), data2vec2.Config(), generators)
+    assert visible.shape == (20, 2, 39) and (visible.diff(dim=2) > 0).all()
+
+
 def test_the_loss_is_that_of_mask_by_mask_predictions(monkeypatch):
     method, setup, batch = make(dataclasses.replace(CONFIG, noise=0.0))
     torch.manual_seed(1)
-    visible = data2vec2.draw_visible(16, (4, 4), CONFIG)
-    drawn = iter(visible.view(8, 2, -1))  # the masks of each image
-    monkeypatch.setattr(data2vec2, "draw_visible", lambda *_: next(drawn))
+    (visible,) = data2vec2.draw_visible(16, (4, 4), CONFIG)
+    monkeypatch.setattr(data2vec2, "draw_visible", lambda *_: visible.view(8, 2, -1))  # the masks of each image
     vit, terms, classes = method.backbone, [], []
     with torch.no_grad():
         ours = method(batch, step_of(0, setup))

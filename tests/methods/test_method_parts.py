@@ -202,14 +202,30 @@ def test_masks_of_blocks_nearly_reach_their_count():
     assert found.max() <= 80
 
 
-def test_a_mask_of_one_rectangle_is_a_rectangle():
-    torch.manual_seed(0)
-    for mask in masks.block_masks((14, 14), [30.0] * 50, smallest=29, largest=30).view(-1, 14, 14):
-        first = mask.nonzero()[0]
-        assert mask[tuple(first)]
-    single = masks._add_block(mask.zero_(), 40, 30, 40, masks.random_numbers())
-    rows, columns = mask.any(1), mask.any(0)
-    assert mask.sum() == rows.sum() * columns.sum() == single
+def test_masks_of_blocks_are_those_drawn_patch_by_patch():
+    """The oracle marks single patches of a grid; the masks themselves are numbers with a bit for each patch."""
+
+    def drawn(rows, columns, count, numbers):
+        grid, failures = np.zeros((rows, columns), bool), 0
+        while failures < 10 and grid.sum() < count:
+            area = numbers.uniform(4, min(count - grid.sum(), 30))
+            aspect = np.exp(numbers.uniform(np.log(0.3), -np.log(0.3)))
+            height, width = round(np.sqrt(area * aspect)), round(np.sqrt(area / aspect))
+            failures += 1
+            if height < rows and width < columns:
+                top, left = numbers.randint(0, rows - height), numbers.randint(0, columns - width)
+                inside = np.zeros_like(grid)
+                inside[top : top + height, left : left + width] = True
+                if 0 < (inside & ~grid).sum() <= count - grid.sum():
+                    grid, failures = grid | inside, 0
+        return grid.ravel()
+
+    for seed in range(100):
+        numbers = masks.random_numbers(torch.Generator().manual_seed(seed))
+        wanted = np.stack([drawn(5, 9, count, numbers) for count in (0, 7.5, 40)])
+        generator = torch.Generator().manual_seed(seed)
+        found = masks.block_masks((5, 9), [0, 7.5, 40], smallest=4, largest=30, generator=generator)
+        np.testing.assert_array_equal(found.numpy(), wanted)
 
 
 def test_the_masks_follow_from_the_state_of_torchs_generator():

@@ -15,6 +15,8 @@ from torch import Tensor
 from sslbench.errors import UsageError
 from sslbench.train.method import Batch, Step
 
+_LOG_ASPECT = math.log(0.3)
+
 
 def random_numbers(generator: torch.Generator | None = None) -> random.Random:
     """Return a generator of random numbers, seeded by the next number of one of torch's, by default the default one."""
@@ -43,30 +45,58 @@ def block_masks(
     # Rectangles have a random area and a random aspect ratio from 0.3 to 1 / 0.3. They are added until the number of
     # masked patches is reached, or until ten of them in a row do not fit.
     numbers = random_numbers(generator)
-    masks = torch.zeros(len(counts), *grid, dtype=torch.bool)
-    for mask, count in zip(masks, counts, strict=True):
-        masked = 0
-        while masked < count and (new := _add_block(mask, count - masked, smallest, largest, numbers)):
-            masked += new
-    return masks.flatten(1)
+    masks = []
+    for count in counts:
+        mask = 0
+        while (masked := mask.bit_count()) < count:
+            added = _with_block(mask, grid, count - masked, smallest, largest, numbers)
+            if added == mask:
+                break
+            mask = added
+        masks.append(mask)
+    return unpack(masks, grid[0] * grid[1])
 
 
-def _add_block(mask: Tensor, room: float, smallest: float, largest: float, numbers: random.Random) -> int:
-    """Mask a random rectangle with at most `room` new patches in place; return their number, 0 after ten failures."""
-    rows, columns = mask.shape
+def _with_block(
+    mask: int, grid: tuple[int, int], room: float, smallest: float, largest: float, numbers: random.Random
+) -> int:
+    """Return a mask with a random rectangle of at most `room` new patches; after ten failures as it is."""
     for _ in range(10):
         area = numbers.uniform(smallest, min(room, largest))
-        aspect = math.exp(numbers.uniform(math.log(0.3), -math.log(0.3)))
+        aspect = math.exp(numbers.uniform(_LOG_ASPECT, -_LOG_ASPECT))
         height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-        if height >= rows or width >= columns:
+        if height >= grid[0] or width >= grid[1]:
             continue
-        top, left = numbers.randint(0, rows - height), numbers.randint(0, columns - width)
-        block = mask[top : top + height, left : left + width]
-        new = height * width - int(block.sum())
-        if 0 < new <= room:
-            block.fill_(True)
-            return new
-    return 0
+        top, left = numbers.randrange(grid[0] - height + 1), numbers.randrange(grid[1] - width + 1)
+        added = mask | block(grid[1], (height, width), top, left)
+        if 0 < (added ^ mask).bit_count() <= room:
+            return added
+    return mask
+
+
+def block(columns: int, size: tuple[int, int], top: int, left: int) -> int:
+    """Return the mask of a rectangle: bit r * columns + c is the patch in row r and column c.
+
+    A mask in a number costs a few operations where one in a tensor costs a call of torch for each.
+
+    >>> bin(block(4, (2, 2), 0, 1))
+    '0b1100110'
+    """
+    height, width = size
+    every_row = ((1 << columns * height) - 1) // ((1 << columns) - 1)  # the first bit of each row
+    return ((1 << width) - 1) * every_row << top * columns + left
+
+
+def unpack(masks: Sequence[int], patches: int) -> Tensor:
+    """Return masks of patches as (len(masks), patches) booleans.
+
+    >>> unpack([0b110], 4).int().tolist()
+    [[0, 1, 1, 0]]
+    """
+    length = -(-patches // 8)
+    packed = np.frombuffer(b"".join(mask.to_bytes(length, "little") for mask in masks), dtype=np.uint8)
+    bits = np.unpackbits(packed.reshape(len(masks), length), axis=1, count=patches, bitorder="little")
+    return torch.from_numpy(bits.view(np.bool_))
 
 
 def random_masks(patches: int, counts: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
