@@ -144,7 +144,7 @@ _RECORDED_OPTIONS: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(_EPS, (int, float)),
     **dict.fromkeys(("mlp_ratio", "drop_rate", "drop_path_rate", "proj_drop_rate", "attn_drop_rate"), (int, float)),
     **dict.fromkeys(
-        ("no_embed_class", "class_token", "fc_norm", "final_norm", "pre_norm", "qkv_bias", "qk_norm"), bool
+        ("no_embed_class", "class_token", "fc_norm", "final_norm", "pre_norm", "qkv_bias", "proj_bias", "qk_norm"), bool
     ),
     **dict.fromkeys(("use_abs_pos_emb", "use_rel_pos_bias", "use_shared_rel_pos_bias", "dynamic_img_size"), bool),
     **dict.fromkeys(("conv_mlp", "use_grn"), bool),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32
-from sslbench.methods._parts.masks import image_generators, patchify, take, view_by_view
+from sslbench.methods._parts.masks import image_generators, normalise_patches, patchify, take, view_by_view
 from sslbench.methods._parts.vision_transformers import (
     embed,
     fix_positions,
@@ -68,12 +68,9 @@ def reconstruction_loss(predicted: Tensor, patches: Tensor, *, normalize: bool =
     """Return the mean squared error over masked patches and pixels (section 3).
 
     `predicted`: (B, masked, pixels); `patches`: (B, masked, pixels), the masked patches of the view; `normalize`:
-    normalise each patch to mean 0 and variance 1 (unbiased, plus 1e-6), as in table 1d.
+    normalise each patch to mean 0 and variance 1, as in table 1d.
     """
-    if normalize:
-        variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
-        patches = (patches - mean) / (variance + 1e-6).sqrt()
-    return (predicted - patches).square().mean()
+    return (predicted - (normalise_patches(patches) if normalize else patches)).square().mean()
 
 
 class PixelDecoder(nn.Module):

@@ -26,6 +26,7 @@ PATCHES = {"views": [*SINGLE["views"], PIECES]}
 
 # Small settings, views and backbone of a method, where they are not its recipe's in small.
 CHOSEN = {
+    "aim": ({"head_dim": 32, "head_depth": 1}, SINGLE, VIT),
     "barlow_twins": ({"projector": [64, 64]}, PAIR, RESNET),
     "byol": ({"projector": [64, 32], "predictor": [64]}, PAIR, RESNET),
     "deepclusterv2": ({"clusters": [8, 8, 8], "projector": [64, 32]}, CROPS, RESNET),
@@ -68,6 +69,7 @@ CHOSEN = {
     "ijepa": ({"predictor_dim": 32, "predictor_depth": 1, "predictor_heads": 2, "min_patches": 2}, SINGLE, VIT),
     "lejepa": ({"projector": [64, 32], "directions": 64}, CROPS, VIT),
     "mae": ({"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}, SINGLE, VIT),
+    "maskfeat": ({"smallest_block": 2}, SINGLE, VIT),
     "moco": ({"queue": 64, "projector": [64, 32]}, PAIR, RESNET),
     "moco_v3": ({"projector": [64, 32], "predictor": [64]}, PAIR, RESNET),
     "msn": ({"prototypes": 32, "projector": [64, 32]}, CROPS, VIT),

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from helpers.training_samples import made
 
-from sslbench.methods import emp_ssl, lejepa, mmcr, smog, vicregl, wmse
+from sslbench.methods import aim, emp_ssl, lejepa, mmcr, smog, vicregl, wmse
 
 losses = pytest.importorskip("lightly.loss", reason="lightly is not installed: pip install lightly")
 
@@ -116,3 +117,27 @@ def test_groups_of_smog():
         return torch.nn.functional.cross_entropy(logits, labels)
 
     same_value_and_gradient(z, ours, lightly)
+
+
+def test_aim():
+    """The network and its head by lightly, with the same weights; lightly has no loss of it."""
+    from lightly.models.modules import AIMPredictionHead, MaskedCausalVisionTransformer
+
+    plain = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 48, "num_heads": 3, "class_token": False}
+    name = f"timm:vit_tiny_patch16_224,{','.join(f'{key}={value}' for key, value in plain.items())}"
+    settings = aim.Config(head_dim=32, head_depth=2)
+    method, _, batch = made(aim, settings, sizes=(32,), backbone=f"{name},global_pool=avg,fc_norm=False")
+    network = MaskedCausalVisionTransformer(**plain, global_pool="avg", fc_norm=False, num_classes=0, qk_norm=False)
+    network.load_state_dict(method.backbone.state_dict())
+    head = AIMPredictionHead(48, 192, 32, 2)
+    head.load_state_dict(dict(zip(head.state_dict(), method.decoder.state_dict().values(), strict=True)))
+    for norm in (module for module in head.modules() if isinstance(module, torch.nn.LayerNorm)):
+        norm.eps = 1e-6
+
+    prefixes = torch.arange(1, 9)
+    theirs = head(network.forward_features(batch.views[0], mask=torch.arange(16) >= prefixes[:, None]))
+    ours = method.decoder(method._tokens(batch.views[0], prefixes))
+    torch.testing.assert_close(ours, theirs)
+    for outputs in (ours, theirs):
+        outputs.square().sum().backward()
+    torch.testing.assert_close(method.backbone.blocks[0].attn.qkv.weight.grad, network.blocks[0].attn.qkv.weight.grad)

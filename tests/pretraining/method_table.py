@@ -68,6 +68,8 @@ METHODS = {
     "dino": ({"prototypes": 1024, "hidden": [256, 256], "bottleneck": 64, "momentum": 0.98}, CROPS, RESNET),
     "mae": ({"decoder_dim": 96, "decoder_depth": 2, "decoder_heads": 3}, SINGLE, VIT),
     "simmim": ({"unit": 1}, SINGLE, MEAN),  # its class token is not trained; the authors average too
+    "maskfeat": ({"cell": 4, "smallest_block": 4}, SINGLE, MEAN),  # as simmim
+    "aim": ({"head_dim": 96, "head_depth": 2}, SINGLE, MEAN),
     "ijepa": ({"predictor_dim": 96, "predictor_depth": 2, "predictor_heads": 3, "momentum": 0.98}, SINGLE, MEAN),
     "data2vec2": (
         {"masks": 4, "target_layers": 3, "decoder_dim": 96, "decoder_layers": 2, "momentum": 0.98},

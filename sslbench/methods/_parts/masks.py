@@ -33,6 +33,15 @@ def check_shares(mask_ratio: tuple[float, float], *, method: str) -> None:
         )
 
 
+def need_masked_count(share: float, patches: int, *, method: str) -> None:
+    """Refuse a share of masked patches that leaves none to mask, or none to see."""
+    if not 0 < int(share * patches) < patches:
+        raise UsageError(
+            f"{method}: method.masked={share} masks none or all of the {patches} patches",
+            "Choose another method.masked, or smaller patches (--backbone NAME,patch_size=...).",
+        )
+
+
 def block_masks(
     grid: tuple[int, int],
     counts: Sequence[float],
@@ -99,6 +108,21 @@ def unpack(masks: Sequence[int], patches: int) -> Tensor:
     return torch.from_numpy(bits.view(np.bool_))
 
 
+def filled_block_masks(
+    images: int, grid: tuple[int, int], masked: int, *, smallest: float, generator: torch.Generator | None = None
+) -> Tensor:
+    """Return masks of rectangles, and of single patches where no more rectangles fit: `masked` patches in each.
+
+    Source: BEiT v2's masking_generator.py, where `smallest` is the least area of a rectangle.
+
+    >>> filled_block_masks(3, (4, 4), 6, smallest=2).sum(1).tolist()
+    [6, 6, 6]
+    """
+    blocks = block_masks(grid, [masked] * images, smallest=smallest, largest=masked, generator=generator)
+    order = torch.rand(blocks.shape, generator=generator) + blocks
+    return torch.zeros_like(blocks).scatter_(1, order.topk(masked, dim=1).indices, True)
+
+
 def random_masks(patches: int, counts: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
     """Return masks of single patches: (len(counts), patches) booleans, with `counts[i]` true in row i.
 
@@ -119,6 +143,16 @@ def patchify(images: Tensor, size: tuple[int, int]) -> Tensor:
     h, w = size
     grid = images.reshape(b, c, height // h, h, width // w, w)
     return grid.permute(0, 2, 4, 3, 5, 1).reshape(b, -1, h * w * c)
+
+
+def normalise_patches(patches: Tensor) -> Tensor:
+    """Return patches (..., pixels) of mean 0 and variance 1 each (unbiased, plus 1e-6), as in MAE's code.
+
+    >>> normalise_patches(torch.tensor([[1.0, 3.0]])).round(decimals=4).tolist()
+    [[-0.7071, 0.7071]]
+    """
+    variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
+    return (patches - mean) / (variance + 1e-6).sqrt()
 
 
 def unit_masks(

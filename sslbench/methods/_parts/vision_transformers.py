@@ -76,14 +76,23 @@ def keep_patches(vit: VisionTransformer, tokens: Tensor, patches: Tensor) -> Ten
     return torch.cat([tokens[:, :prefix], take(tokens[:, prefix:], patches)], dim=1)
 
 
-def run_blocks(vit: VisionTransformer, tokens: Tensor, *, drop_path: float = 0.0) -> Tensor:
+def run_blocks(
+    vit: VisionTransformer, tokens: Tensor, *, drop_path: float = 0.0, attention: Tensor | None = None
+) -> Tensor:
     """Return the normalised tokens (B, n, D) after the last block.
 
-    `tokens`: (B, n, D), from `embed`; patches may be left out.
+    `tokens`: (B, n, D), from `embed`; patches may be left out; `attention`: (B, 1, n, n) booleans, true where the token
+    of a row attends to that of a column; None: all attend to all.
     """
     tokens = vit.norm_pre(tokens)
-    if drop_path and vit.training:
-        blocks: Any = vit.blocks  # a Sequential, whose items are any modules to mypy
+    blocks: Any = vit.blocks  # a Sequential, whose items are any modules to mypy
+    if attention is not None:
+        for block in blocks:
+            if vit.grad_checkpointing:
+                tokens = checkpoint(block, tokens, attention, use_reentrant=False)
+            else:
+                tokens = block(tokens, attn_mask=attention)
+    elif drop_path and vit.training:
         for block in blocks:
             if vit.grad_checkpointing:
                 tokens = checkpoint(block.drop_samples, tokens, drop_path, use_reentrant=False)
