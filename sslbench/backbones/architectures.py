@@ -6,7 +6,9 @@ number are written with their blocks: `resnet_bottleneck_2-2-2-2`. `_cifar` at t
 images (`resnet18w0.25_cifar`). Options follow commas: `,in_chans=13` for images of 13 channels, `,last_stride=1`
 (`,third_stride=1`) for a last (third) stage that keeps its input's size, `,output_stride=8` (or 16) for last stages
 that keep it and are dilated, `,stride_in_1x1=true` for strides in the first convolution of a bottleneck block in place
-of the second, `,zero_init_residual=true` for random weights whose residual branches begin at zero.
+of the second, `,zero_init_residual=true` for random weights whose residual branches begin at zero, `,norm=layer` (or
+`group32`) for LayerNorm (GroupNorm of 32 groups) in place of BatchNorm, `,sk_ratio=0.0625` for SimCLRv2's selective
+kernels.
 """
 
 import dataclasses
@@ -49,6 +51,8 @@ _OPTIONS = {
     "output_stride": "8|16|32",
     "stride_in_1x1": "true|True|false|False",
     "zero_init_residual": "true|True|false|False",
+    "norm": r"batch|layer|group[1-9]\d*",
+    "sk_ratio": r"0?\.\d+|1",
 }
 ALEXNETS = (
     *("alexnet_bvlc", "alexnet_jigsaw", "alexnet_colorization", "alexnet_deepcluster", "alexnet_deepcluster_rgb"),
@@ -79,6 +83,11 @@ class ResNetSpec:
             2016), and not in its 3x3 convolution, as in torchvision's.
         zero_init_residual: the last BatchNorm of every block begins with a weight of 0, so that the block begins as its
             shortcut (Goyal et al. 2017, arXiv 1706.02677, section 5.1); of random weights alone.
+        norm_groups: groups of channels with one mean and deviation per image (Wu and He 2018, GroupNorm): 1 is VISSL's
+            LayerNorm, over all channels and positions. 0: BatchNorm.
+        sk_ratio: width of the layer that weighs two selective kernels, of their channels (Chen et al. 2020,
+            SimCLRv2, arXiv 2006.10029, section 2: 0.0625); its networks also have three convolutions in the stem and
+            average pooling in shortcuts. 0: none of these.
     """
 
     block: Literal["basic", "bottleneck"]
@@ -93,6 +102,8 @@ class ResNetSpec:
     output_stride: int = 32
     stride_in_1x1: bool = False
     zero_init_residual: bool = False
+    norm_groups: int = 0
+    sk_ratio: float = 0
 
     @property
     def name(self) -> str:
@@ -107,6 +118,8 @@ class ResNetSpec:
         end += f",output_stride={self.output_stride}" if self.output_stride != 32 else ""
         end += ",stride_in_1x1=true" if self.stride_in_1x1 else ""
         end += _ZERO_INIT if self.zero_init_residual else ""
+        end += f",norm={'layer' if self.norm_groups == 1 else f'group{self.norm_groups}'}" if self.norm_groups else ""
+        end += f",sk_ratio={_decimal(self.sk_ratio)}" if self.sk_ratio else ""
         if self.groups > 1:
             return f"resnext{depth}_{self.groups}x{_decimal(self.width_per_group)}d{end}"
         if self.width_per_group != 64:
@@ -171,8 +184,14 @@ def parse(name: str) -> ResNetSpec | None:
         output_stride=int(options.get("output_stride", "32")),
         stride_in_1x1=options.get("stride_in_1x1") == "true",
         zero_init_residual=options.get("zero_init_residual") == "true",
+        norm_groups=int(options.get("norm", "batch").replace("batch", "group0").replace("layer", "group1")[5:]),
+        sk_ratio=float(options.get("sk_ratio", "0")),
     )
     if (spec.stride_in_1x1 and block == "basic") or (spec.output_stride != 32 and spec.stem == "cifar"):
+        return None
+    if spec.sk_ratio and (block == "basic" or spec.groups > 1 or spec.stem == "cifar" or spec.stride_in_1x1):
+        return None
+    if spec.norm_groups and any(spec.inner(stage) % spec.norm_groups for stage in range(4)):
         return None
     plain_basic = block == "bottleneck" or (spec.groups == 1 and spec.width_per_group == 64)
     return (

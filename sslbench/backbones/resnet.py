@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sslbench.backbones.architectures import ResNetSpec, Stem, parse
 from sslbench.backbones.build import laid_out
 
+_LEAST_SELECTING = 32  # channels of the layer that weighs selective kernels, at least
 _STEM_KERNELS: Mapping[tuple[int, ...], Stem] = {(7, 7): "imagenet", (3, 3): "cifar"}
 
 
@@ -27,8 +28,23 @@ class ResNet(nn.Module):
         self.spec = spec
         small = spec.stem == "cifar"
         kernel, stride, padding = (3, 1, 1) if small else (7, 2, 3)
-        self.conv1 = nn.Conv2d(spec.channels, spec.width, kernel, stride=stride, padding=padding, bias=False)
-        self.bn1 = nn.BatchNorm2d(spec.width)
+        self.conv1: nn.Module = nn.Conv2d(spec.channels, spec.width, kernel, stride, padding, bias=False)
+        if spec.sk_ratio:
+            half = spec.width // 2
+            first, second = _convolution(spec.channels, half, 3, 2), _convolution(half, half, 3)
+            last = _convolution(half, spec.width, 3)
+            self.conv1 = nn.Sequential(
+                *(
+                    first,
+                    _norm(spec, half),
+                    nn.ReLU(inplace=True),
+                    second,
+                    _norm(spec, half),
+                    nn.ReLU(inplace=True),
+                    last,
+                )
+            )
+        self.bn1 = _norm(spec, spec.width)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.Identity() if small else nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
         self.layer1, channels = _stage(spec, 0, spec.width)
@@ -52,18 +68,22 @@ class ResNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Residual block: convolutions, each with BatchNorm, beside a shortcut (He et al. 2016, figure 5).
+    """Residual block: convolutions, each with a norm, beside a shortcut (He et al. 2016, figure 5).
 
     Attributes:
         depth: number of convolutions: two of 3x3, or 1x1, 3x3 and 1x1 (bottleneck).
+        select: of selective kernels, after the second convolution; None in other networks.
     """
 
-    def __init__(self, convolutions: Sequence[nn.Conv2d], shortcut: nn.Module | None) -> None:
+    def __init__(
+        self, spec: ResNetSpec, convolutions: Sequence[nn.Conv2d], shortcut: nn.Module | None, select: nn.Module | None
+    ) -> None:
         super().__init__()
         self.depth = len(convolutions)
         for number, convolution in enumerate(convolutions, 1):
             self.add_module(f"conv{number}", convolution)
-            self.add_module(f"bn{number}", nn.BatchNorm2d(convolution.out_channels))
+            self.add_module(f"bn{number}", _norm(spec, convolution.out_channels))
+        self.select = select
         self.relu = nn.ReLU(inplace=True)
         self.downsample = shortcut
 
@@ -74,9 +94,48 @@ class Block(nn.Module):
             out = getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(out))
             if number < self.depth:
                 out = self.relu(out)
+            if number == 2 and self.select is not None:
+                out = self.select(out)
         out += x if self.downsample is None else self.downsample(x)
         activated: Tensor = self.relu(out)
         return activated
+
+
+class SelectiveKernels(nn.Module):
+    """Weighted sum of two maps by channel, whose weights are computed from the map's mean.
+
+    Chen et al. 2020, SimCLRv2, arXiv 2006.10029, section 2, after Li et al. 2019, arXiv 1903.06586: as in their code,
+    both kernels are 3x3 and one convolution.
+    """
+
+    def __init__(self, spec: ResNetSpec, channels: int) -> None:
+        super().__init__()
+        middle = max(int(channels * spec.sk_ratio), _LEAST_SELECTING)
+        self.conv1 = _convolution(channels, middle, 1)
+        self.bn1 = _norm(spec, middle)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = _convolution(middle, 2 * channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 2 C, H, W) -> (B, C, H, W)."""
+        maps = torch.stack(x.chunk(2, dim=1))
+        mean = maps.sum(dim=0).mean(dim=(2, 3), keepdim=True)
+        scores = self.conv2(self.relu(self.bn1(self.conv1(mean))))
+        return (maps * torch.stack(scores.chunk(2, dim=1)).softmax(dim=0)).sum(dim=0)
+
+
+def _norm(spec: ResNetSpec, channels: int) -> nn.Module:
+    """Return the norm after a convolution."""
+    return nn.GroupNorm(spec.norm_groups, channels) if spec.norm_groups else nn.BatchNorm2d(channels)
+
+
+def _shortcut(spec: ResNetSpec, inputs: int, outputs: int, stride: int) -> nn.Sequential:
+    """Return the projection beside the first block of a stage; with selective kernels, after average pooling."""
+    if not spec.sk_ratio:
+        return nn.Sequential(_convolution(inputs, outputs, 1, stride), _norm(spec, outputs))
+    # One row of zeros below and on the right keeps the size at stride 1, as TensorFlow's padding does.
+    pool = nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.AvgPool2d(2, stride))
+    return nn.Sequential(pool, _convolution(inputs, outputs, 1), _norm(spec, outputs))
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1, reach: int = 1, groups: int = 1) -> nn.Conv2d:
@@ -91,9 +150,9 @@ def _stage(spec: ResNetSpec, stage: int, channels: int) -> tuple[nn.Sequential, 
     outputs = planes if spec.block == "basic" else 4 * planes
     blocks = []
     for index in range(spec.layers[stage]):
-        step, shortcut = stride if index == 0 else 1, None
+        step, shortcut, select = stride if index == 0 else 1, None, None
         if step != 1 or channels != outputs:
-            shortcut = nn.Sequential(_convolution(channels, outputs, 1, step), nn.BatchNorm2d(outputs))
+            shortcut = _shortcut(spec, channels, outputs, step)
         # The first convolution still reads the cells of the stage before, as in torchvision and timm.
         reach = dilation_before if index == 0 else dilation
         if spec.block == "basic":
@@ -101,12 +160,13 @@ def _stage(spec: ResNetSpec, stage: int, channels: int) -> tuple[nn.Sequential, 
         else:
             width = int(planes * (spec.width_per_group / 64)) * spec.groups
             before, inside = (step, 1) if spec.stride_in_1x1 else (1, step)
+            select = SelectiveKernels(spec, width) if spec.sk_ratio else None
             layers = [
                 _convolution(channels, width, 1, before),
-                _convolution(width, width, 3, inside, reach, spec.groups),
+                _convolution(width, width * (2 if select else 1), 3, inside, reach, spec.groups),
                 _convolution(width, outputs, 1),
             ]
-        blocks.append(Block(layers, shortcut))
+        blocks.append(Block(spec, layers, shortcut, select))
         channels = outputs
     return nn.Sequential(*blocks), channels
 
@@ -116,16 +176,18 @@ def recognise_resnet(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
 
     Every number is taken by majority, so that a file with a few missing or damaged tensors is still recognised: loading
     then names what is wrong with it, which helps more than not knowing it. Names that no ResNet has
-    (squeeze-excitation, a deep stem) make it another architecture. Of the stem only the kernel's size shows: 3x3 is
-    taken for CIFAR's, of stride 1 and without pooling.
+    (squeeze-excitation) make it another architecture. Of the stem only the kernel's size shows: 3x3 is taken for
+    CIFAR's, of stride 1 and without pooling, unless there are selective kernels.
 
     shapes: canonical name -> shape, without heads.
     """
-    stem = shapes.get("conv1.weight", (0, 3, 7, 7))
     spec = _spec_of(shapes)
-    if spec is None or stem[2:] not in _STEM_KERNELS:
+    if spec is None:
         return None
-    spec = dataclasses.replace(spec, stem=_STEM_KERNELS[stem[2:]], channels=stem[1])
+    stem = shapes.get("conv1.0.weight" if spec.sk_ratio else "conv1.weight", (0, 3, 7, 7))
+    if stem[2:] not in _STEM_KERNELS:
+        return None
+    spec = dataclasses.replace(spec, stem="imagenet" if spec.sk_ratio else _STEM_KERNELS[stem[2:]], channels=stem[1])
     if parse(spec.name) != spec:
         return None
     with laid_out():
@@ -151,9 +213,15 @@ def _spec_of(shapes: Mapping[str, tuple[int, ...]]) -> ResNetSpec | None:
     groups = _most_common(
         shape[0] / shape[1] for _, _, t, shape in found if t == "conv2.weight" and len(shape) == 4 and shape[1]
     )
+    # The least width hides the ratio in narrow stages.
+    selecting = _most_common(
+        shape[0] / shape[1] for stage, _, t, shape in found if (stage, t) == (3, "select.conv1.weight") and all(shape)
+    )
+    groups = groups / 2 if groups and selecting else groups
     if not width or not inner or not groups or width != int(width) or groups != int(groups):
         return None
-    return ResNetSpec(block, layers, int(width), int(groups), inner / groups / width * 64)
+    per_group = inner / groups / width * 64
+    return ResNetSpec(block, layers, int(width), int(groups), per_group, sk_ratio=selecting or 0)
 
 
 def _most_common(values: Iterable[float]) -> float | None:

@@ -139,6 +139,8 @@ def list_pretrained(architecture: str) -> list[str]:
 _RECORDED_OPTIONS: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("embed_dim", "depth", "patch_size", "reg_tokens", "in_chans"), int),
     **dict.fromkeys(("num_reg_tokens", "ref_feat_shape", "swiglu_align_to"), int),
+    **dict.fromkeys(("w0", "group_size", "stem_width"), int),
+    **dict.fromkeys(("wa", "wm", "bottle_ratio", "se_ratio", "bn_eps"), (int, float)),
     **dict.fromkeys(("depths", "dims", "pretrained_window_sizes"), tuple),
     **dict.fromkeys(("num_heads", "img_size", "window_size"), (int, tuple)),
     **dict.fromkeys(_EPS, (int, float)),

@@ -17,9 +17,9 @@ from sslbench.backbones.architectures import ALEXNETS, DEPTHS, RESNETS, parse, w
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import forward_layers, resolve_layers
 from sslbench.backbones.load import load_backbone
-from sslbench.backbones.resnet import ResNet, recognise_resnet
+from sslbench.backbones.resnet import ResNet, SelectiveKernels, recognise_resnet
 from sslbench.data.decode.transforms import lightness, normalise
-from sslbench.errors import WeightsError
+from sslbench.errors import BackboneError, WeightsError
 
 TORCHVISION = [name for name in RESNETS if hasattr(torchvision.models, name)]
 UNUSUAL = [
@@ -36,6 +36,8 @@ UNUSUAL = [
     "resnet18w0.25_cifar,in_chans=1",
     "resnext50_32x4d_cifar",
     *(f"resnet{depth}_cifar" for depth in DEPTHS),
+    "resnet152w3,sk_ratio=0.0625",
+    "resnet50w0.5,sk_ratio=0.125",
 ]
 # Few blocks of each kind: our name, and torchvision's arguments.
 SHORT = {
@@ -111,6 +113,63 @@ def test_dilated_basic_blocks_are_those_of_timm(stride):
     found, wanted = maps_of(ours), maps_of(theirs)
     for name in wanted:
         torch.testing.assert_close(found[name], wanted[name])
+
+
+@pytest.mark.parametrize("name", ["resnet_basic_1-2-1-2", "resnet_bottleneck_1-2-1-2"])
+@pytest.mark.parametrize(("norm", "groups"), [("layer", 1), ("group32", 32)])
+def test_layer_and_group_norms_are_those_of_torchvision(name, norm, groups):
+    block, blocks, options = SHORT[name]
+    theirs = torchvision.models.ResNet(block, blocks, norm_layer=functools.partial(nn.GroupNorm, groups), **options)
+    ours = ResNet(parse(f"{name},norm={norm}"))
+    state = {key: value for key, value in theirs.state_dict().items() if not key.startswith("fc.")}
+    for tensor in state.values():
+        if tensor.ndim == 1:
+            tensor.uniform_(0.5, 2)
+    ours.load_state_dict(state)
+    theirs.fc = nn.Identity()
+    images = torch.randn(2, 3, 64, 64)
+    with torch.inference_mode():
+        torch.testing.assert_close(ours(images), theirs(images))
+
+
+def test_a_file_without_running_statistics_asks_for_the_norm(tmp_path):
+    name = "resnet_basic_1-1-1-1w0.125,norm=layer"
+    torch.save(ResNet(parse(name)).state_dict(), tmp_path / "w.pth")
+    with pytest.raises(BackboneError, match="LayerNorm or GroupNorm, which the tensors do not tell apart"):
+        load_backbone(str(tmp_path / "w.pth"))
+    assert load_backbone(str(tmp_path / "w.pth"), backbone=name).name == name
+
+
+def test_selective_kernels_weigh_the_two_maps_of_each_channel():
+    """The formula channel by channel: softmax over two scores, which one small layer computes from the summed mean."""
+    torch.manual_seed(0)
+    select = SelectiveKernels(parse("resnet50,sk_ratio=0.5"), 6).eval()
+    assert select.conv1.out_channels == 32, "the least width"
+    x = torch.randn(2, 12, 3, 5)
+    with torch.inference_mode():
+        found = select(x)
+        for image, maps in enumerate(x):
+            mean = (maps[:6] + maps[6:]).flatten(1).mean(1)
+            hidden = torch.relu(select.conv1.weight[:, :, 0, 0] @ mean / (1 + select.bn1.eps) ** 0.5)
+            scores = select.conv2.weight[:, :, 0, 0] @ hidden
+            for channel in range(6):
+                weight = torch.sigmoid(scores[channel] - scores[channel + 6])
+                wanted = weight * maps[channel] + (1 - weight) * maps[channel + 6]
+                torch.testing.assert_close(found[image, channel], wanted)
+
+
+def test_networks_of_selective_kernels_have_a_deep_stem_and_pooled_shortcuts():
+    network = ResNet(parse("resnet_bottleneck_1-1-1-1w0.25,sk_ratio=0.0625,in_chans=4")).eval()
+    assert [tuple(network.conv1[i].weight.shape[:2]) for i in (0, 3, 6)] == [(8, 4), (8, 8), (16, 8)]
+    for name, stride in (("layer1", 1), ("layer2", 2)):
+        pool, convolution, _ = network.get_submodule(name)[0].downsample
+        assert convolution.stride == (1, 1)
+        x = torch.rand(1, 2, 6, 4)
+        wide = torch.zeros(1, 2, 7, 5)
+        wide[:, :, :6, :4] = x
+        windows = wide.unfold(2, 2, stride).unfold(3, 2, stride)
+        torch.testing.assert_close(pool(x), windows.sum((-1, -2)) / 4)
+    assert maps_of(ResNet(parse("resnet_bottleneck_1-1-1-1w0.25,sk_ratio=0.0625")))["layer4"].shape[2:] == (3, 2)
 
 
 def maps_of(module):
@@ -190,7 +249,8 @@ MEANINGLESS = (
     "resnet50d resnet50w xresnet50 resnet_basic_2-2-2 resnet50_cifar10 resnet50_cifarw2 resnet50,in_chans=0 "
     "resnet50,in_chans= resnet50,in_chans=3,in_chans=3 resnet50,drop=1 resnet50,zero_init_residual=2 "
     "resnet50,zero_init_residual resnet50,output_stride=4 resnet50_cifar,output_stride=8 "
-    "resnet50,third_stride=3"
+    "resnet50,third_stride=3 resnet50,norm=instance resnet50,norm=group0 resnet50,norm=group48 resnet18,sk_ratio=0.5 "
+    "resnext50_32x4d,sk_ratio=0.5 resnet50_cifar,sk_ratio=0.5 resnet50,sk_ratio=2"
 )
 
 

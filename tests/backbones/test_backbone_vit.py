@@ -281,6 +281,8 @@ def test_a_convnext_is_recognised_from_its_shapes(name, options):
         ("swin_base_patch4_window7_224", {"depths": (1, 2), "embed_dim": 16, "num_heads": (2, 4)}),
         ("regnety_002", {}),
         ("regnetx_004_tv", {"in_chans": 1}),
+        ("regnety_2560", {}),
+        ("regnety_1280", {"w0": 1744, "wa": 620.83, "wm": 2.52, "group_size": 1010}),
     ],
 )
 def test_a_swin_or_regnet_is_recognised_from_its_shapes(name, options):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sslbench import names
 from sslbench.backbones.alexnet import recognise_alexnet
-from sslbench.backbones.build import build
+from sslbench.backbones.build import build, family_of, laid_out
 from sslbench.errors import UsageError, WeightsError
 from sslbench.weights.convert import convert
 from sslbench.weights.formats import rules
@@ -20,6 +20,7 @@ from sslbench.weights.formats.places import tensors_at
 from sslbench.weights.formats.recognise import recognise
 from sslbench.weights.formats.tables import load_table, parse_table
 from sslbench.weights.reading.files import WeightsFile, read
+from sslbench.weights.reading.model_config import NO_CONFIG
 from sslbench.weights.save import save
 
 KEYS = sorted((Path(__file__).parent / "keys").glob("*.txt"))
@@ -124,6 +125,39 @@ def has_torchvision_names_and_shapes(name):
 
 def test_resnet50_formats_give_torchvision_names_and_shapes():
     assert offenders(RESNET50, has_torchvision_names_and_shapes) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "backbone"),
+    [
+        ("vissl_regnet", "timm:regnety_002"),
+        ("vissl_regnet.x", "timm:regnetx_002"),
+        ("simclr_v2", "resnet50,sk_ratio=0.0625"),
+        ("simclr_v2.vissl", "resnet50,sk_ratio=0.0625"),
+        ("simclr_v2_plain", "resnet50"),
+    ],
+)
+def test_trunks_of_vissl_and_simclr_v2_give_the_names_and_shapes_of_a_backbone(path, backbone):
+    path = KEYS[0].with_name(f"{path}.txt")
+    canonical = shapes(recognised(path, entries(path)[1]).canonical)
+    assert family_of(backbone).recognise(canonical, "", "", NO_CONFIG) == backbone
+    with laid_out():
+        assert canonical == shapes(build(backbone).module.state_dict())
+
+
+def test_a_regnet_of_vissl_has_no_colours_until_they_are_named():
+    path = KEYS[0].with_name("vissl_regnet.txt")
+    found = recognised(path, entries(path)[1])
+    assert list(found.choices) == ["rgb", "bgr"]
+    stems = [
+        recognised(
+            path,
+            entries(path)[1] | {"_feature_blocks.conv1.stem.0.weight": torch.arange(864.0).view(32, 3, 3, 3)},
+            format=f"vissl_regnet:{name}",
+        ).canonical["stem.conv.weight"]
+        for name in found.choices
+    ]
+    assert torch.equal(stems[0], stems[1].flip(1)) and not torch.equal(*stems)
 
 
 def has_names_and_shapes_of_an_alexnet(path):

@@ -40,7 +40,10 @@ VISSL_LAST_STRIDE_1 = {"res5": "avg(12,2)"}
 
 _CIFAR = Preprocessing(32, (32, 32), origin="CIFAR stem: images of 32 x 32, ImageNet's mean and std")
 _MOST_BLOCKS = 1000
-_OPTIONS = "in_chans=4, last_stride=1, third_stride=1, output_stride=8, stride_in_1x1=true and zero_init_residual=true"
+_OPTIONS = (
+    "in_chans=4, last_stride=1, third_stride=1, output_stride=8, stride_in_1x1=true, zero_init_residual=true, "
+    "norm=layer (or group32, whose groups divide all channels) and, in bottleneck blocks, sk_ratio=0.0625"
+)
 
 
 def _build(name: str) -> Backbone:
@@ -48,7 +51,7 @@ def _build(name: str) -> Backbone:
     if spec is None:
         base = name.partition(",")[0]
         raise no_such_option(name, f"{_OPTIONS}: {base},in_chans=4")
-    usual_maps = spec.stem == "imagenet" and spec.third_stride == 2 and spec.output_stride == 32
+    usual_maps = spec.stem == "imagenet" and spec.third_stride == 2 and spec.output_stride == 32 and not spec.sk_ratio
     pools = VISSL_POOLS.get(spec.width / 64, {}) if spec.block == "bottleneck" and usual_maps else {}
     if pools and spec.last_stride == 1:
         pools = pools | VISSL_LAST_STRIDE_1
@@ -75,6 +78,12 @@ def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str,
     spec = parse(name or "")
     if name is None or spec is None:
         return None
+    if not any(key.endswith(".running_mean") for key in shapes):
+        raise BackboneError(
+            f"{weights} has no running statistics: the norms of {name} are LayerNorm or GroupNorm, which the tensors "
+            "do not tell apart",
+            f"Name the network: --backbone {name},norm=layer or {name},norm=group32.",
+        )
     in_1x1 = config.fields.get("downsample_in_bottleneck") is True and spec.block == "bottleneck"
     name = dataclasses.replace(spec, stride_in_1x1=in_1x1).name
     sizes = tuple(spec.width * 2**stage * (4 if spec.block == "bottleneck" else 1) for stage in range(4))

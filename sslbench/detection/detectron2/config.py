@@ -73,7 +73,7 @@ def _backbone(backbone: Backbone, recipe: DetectionRecipe) -> dict[str, Any]:
     spec = network.spec
     # Detectron2 knows ResNets by their depth alone.
     depth = next((int(d) for d, value in DEPTHS.items() if value == (spec.block, spec.layers)), 0)
-    if depth not in _DEPTHS or spec.stem != "imagenet":
+    if depth not in _DEPTHS or spec.stem != "imagenet" or spec.norm_groups or spec.sk_ratio:
         raise UsageError(f"Detectron2 has no {backbone.name}", f"It has depths {', '.join(map(str, _DEPTHS))}.")
     bottleneck = spec.block == "bottleneck"
     if not bottleneck and spec.width != 64:
