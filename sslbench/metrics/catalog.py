@@ -18,6 +18,7 @@ from sslbench.metrics import (
     regression,
     retrieval,
     robustness,
+    selective,
     spectrum,
     survival,
     transferability,
@@ -28,7 +29,7 @@ from sslbench.names import installed
 
 FAMILIES = (
     classification, ranking, regression, clustering, spectrum, survival, transferability, retrieval, robustness,
-    objects, dense,
+    objects, dense, selective,
 )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ Input = Literal[
     "videos",
     "novelty",
     "confidence",
+    "sets",
     "label_maps",
     "boundaries",
     "segments",

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from sslbench.metrics.intervals import Interval, Statistic, Units, ends, mean_errors
 from sslbench.metrics.measure import Measure, SampleMeans
 from sslbench.metrics.metric import ANY, CORRELATION, LOSS, RATE, Metric
+from sslbench.metrics.selective import selective_statistic
 from sslbench.metrics.summary import with_intervals
 
 FloatArray = npt.NDArray[np.float64]
@@ -239,29 +240,9 @@ def response_rate_accuracy(
 
 
 def response_rate_statistic(confidence: FloatArray, correct: BoolArray) -> Statistic:
-    """Return the function from weights (R, N) of the samples to AURRA (R, 1)."""
-    order = np.argsort(confidence, kind="stable")[::-1]
-    right, ordered = correct[order].astype(np.float64), confidence[order]
-
-    def statistic(weights: FloatArray) -> FloatArray:
-        ranked = weights[:, order]
-        seen = np.cumsum(ranked, axis=1)
-        share = _means_of_equals(ordered, right[None], ranked)
-        accuracy = np.cumsum(ranked * share, axis=1) / np.maximum(seen, 1e-300)
-        return np.asarray((ranked * accuracy).sum(axis=1) / seen[:, -1])[:, None]
-
-    return statistic
-
-
-def _means_of_equals(ordered: FloatArray, values: FloatArray, weights: FloatArray) -> FloatArray:
-    """Return the mean (R, N) of the values over the samples with an equal score, for R weightings.
-
-    `ordered`: (N,), scores in order; `values`: (1, N), in that order; `weights`: (R, N), in that order.
-    """
-    first = np.flatnonzero(np.r_[True, np.diff(ordered) != 0])
-    sums, number = (np.add.reduceat(part, first, axis=1) for part in (weights * values, weights))
-    means = np.divide(sums, number, out=np.zeros_like(sums), where=number > 0)
-    return np.asarray(np.repeat(means, np.diff(np.r_[first, len(ordered)]), axis=1))
+    """Return the function from weights (R, N) of the samples to AURRA (R, 1): 1 less AURC."""
+    statistic = selective_statistic(confidence, correct)
+    return lambda weights: 1 - statistic(weights)[:, :1]
 
 
 def effective_robustness(accuracy: float, standard: float, line: tuple[float, float]) -> float:

@@ -208,6 +208,7 @@ CASES = {
     "run record.json": "is not a result record",
     "run job.yaml": "cannot read job.yaml",
     "compare record.json record.json": "is not a result record",
+    "selective record.json": "is not a result record",
     "list protocls": "Did you mean 'protocol'",
     "show knn/digit": "Did you mean 'knn/digits'",
     "show record.json": "is not a result record",

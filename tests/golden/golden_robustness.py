@@ -18,7 +18,7 @@ from sslbench.arrays import BoolArray, IntArray
 from sslbench.data.corruptions import EXTRA, FROST_FOLDER, MAIN, corrupt
 from sslbench.features.array import Features
 from sslbench.library.presets import load_preset
-from sslbench.metrics import robustness
+from sslbench.metrics import robustness, selective
 from sslbench.paths import builtin_dir
 from sslbench.protocols.robustness.further_sets import classes_of, competing_classes
 from sslbench.protocols.robustness.scores import _several_right_metrics
@@ -117,7 +117,7 @@ def confidence_bins(confidence: npt.NDArray[np.float64], correct: BoolArray, siz
     starts = np.arange(0, max(len(order) // size, 1)) * size
     counts = np.diff(np.r_[starts, len(order)])
     ordered = confidence[order]
-    right = robustness._means_of_equals(ordered, correct[order].astype(np.float64)[None], np.ones((1, len(order))))[0]
+    right = selective.means_of_equals(ordered, correct[order].astype(np.float64)[None], np.ones((1, len(order))))[0]
     means = [np.add.reduceat(each, starts) / counts for each in (ordered, right)]
     return ConfidenceBins(counts / len(order), np.abs(means[0] - means[1]))
 

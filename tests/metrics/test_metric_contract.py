@@ -16,7 +16,7 @@ from helpers.davis import semi_supervised
 from scipy import stats
 
 import sslbench.metrics
-from sslbench.metrics import catalog, ranking, retrieval, robustness, spectrum
+from sslbench.metrics import catalog, ranking, retrieval, robustness, selective, spectrum
 from sslbench.metrics.catalog import every_metric, find
 from sslbench.metrics.clustering import agreement_with_intervals, silhouette
 from sslbench.metrics.dense import (
@@ -236,11 +236,22 @@ def values_of_confidence(quality, seed):
     """Confidence that tells right from wrong the better, the higher quality is; perfect ones are all right."""
     generator = np.random.default_rng(seed)
     correct = generator.random(100) < quality
-    return {
-        "aurra": robustness.response_rate_statistic(correct * quality + generator.random(100), correct)(
-            np.ones((1, 100))
-        )[0, 0]
+    confidence, alike = correct * quality + generator.random(100), np.ones((1, 100))
+    aurra = robustness.response_rate_statistic(confidence, correct)(alike)[0]
+    return named(selective.SELECTIVE, selective.selective_statistic(confidence, correct)(alike)[0]) | {
+        "aurra": aurra[0]
     }
+
+
+def values_of_sets(quality, seed):
+    """Sets by probabilities that are the surer of the right class, the higher quality is."""
+    generator = np.random.default_rng(seed)
+    classes = generator.integers(0, CLASSES, N)
+    logits = 20 * quality * np.eye(CLASSES)[classes] + generator.normal(size=(N, CLASSES))
+    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    rule = selective.ConformalSets("lac", 0.1)
+    has, size = rule.sets(rule.threshold(p[::2], classes[::2]), p[1::2], classes[1::2])
+    return named(selective.SETS, np.array([has.mean(), size.mean(), (size == 0).mean()]))
 
 
 def values_of_novelty(quality, seed):
@@ -463,6 +474,7 @@ BEYOND = (
     "effective_robustness",
     "j_decay",
     "f_decay",
+    "set_size",
 )
 """Metrics whose bound perfect predictions of these inputs do not reach."""
 INPUTS = {
