@@ -62,7 +62,7 @@ def test_no_two_presets_of_a_protocol_are_the_same():
 GEOMETRY = {"resize", "crop", "interpolation"}
 SHORTER = {
     **{"steps": 1, "warmup_steps": 0, "updates": 2, "warmup_epochs": 0, "batch_size": 4, "draws": 2, "k": [2]},
-    **{"size": 112, "crop": [112, 112], "window": [112, 112], "stride": [80, 80], "train_region": None},
+    **{"width": 16, "size": 112, "crop": [112, 112], "window": [112, 112], "stride": [80, 80], "train_region": None},
     **{"scored": "all", "max_images": 4, "min_images": 2, "corrupt": ["brightness"], "severities": [1]},
     **{"components": 0, "longest_side": 64, "short": 64, "side": 64},
 }

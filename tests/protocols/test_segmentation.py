@@ -76,9 +76,9 @@ def test_colours_are_learnt_and_every_floor_stands_beside(backbone, tmp_path):
     assert outcome.selected["lr"] in QUICK.lr and set(outcome.selected["tried"]) == {f"lr={lr:g}" for lr in QUICK.lr}
 
 
-@pytest.mark.parametrize("head", ["conv", "dpt"])
+@pytest.mark.parametrize("head", ["conv", "dpt", "fpn", "upernet"])
 def test_other_heads_learn_too(backbone, tmp_path, head):
-    settings = dataclasses.replace(QUICK, head=head, lr=(1e-3,), steps=16, size=16, crop=(16, 16))
+    settings = dataclasses.replace(QUICK, head=head, width=32, lr=(1e-3,), steps=16, size=16, crop=(16, 16))
     (outcome,) = run(backbone, tmp_path, settings).values()
     assert outcome.metrics["mIoU"][0] > 0.6 and not outcome.selected
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from sslbench.solvers import dense
-from sslbench.solvers.dense import heads, losses
+from sslbench.solvers.dense import heads, losses, pyramids
 
 
 @settings(max_examples=60, deadline=None)
@@ -59,6 +60,66 @@ def test_heads():
     assert head(torch.rand(2, 64, 4, 5)).shape == (2, 50, 4, 5)
     assert not any("norm" in name for name, _ in heads.LinearHead(8, 2, normalised=False).named_parameters())
     assert heads.layer_indices(12, "last") == [11] and heads.layer_indices(40, "last4") == [36, 37, 38, 39]
+
+
+def applied(weights, prefix, x):
+    """A convolution, batch normalisation of the batch and ReLU, from a state dict."""
+    weight, side = weights[f"{prefix}.0.weight"], weights[f"{prefix}.0.weight"].shape[-1]
+    x = functional.conv2d(x, weight, padding=side // 2)
+    centred = x - x.mean((0, 2, 3), keepdim=True)
+    x = centred / (x.var((0, 2, 3), keepdim=True, unbiased=False) + 1e-5).sqrt()
+    return (x * weights[f"{prefix}.1.weight"][:, None, None] + weights[f"{prefix}.1.bias"][:, None, None]).relu()
+
+
+def enlarged(x, like):
+    return functional.interpolate(x, size=like.shape[-2:], mode="bilinear", align_corners=False)
+
+
+LEVELS = [torch.rand(2, c, h, w) for c, h, w in ((3, 16, 24), (4, 8, 12), (5, 4, 6))]
+
+
+def test_upernet_is_that_of_its_paper():
+    head = pyramids.UPerNetHead([3, 4, 5], 2, plain=False, width=6, normalised=False)
+    w, coarsest = head.state_dict(), LEVELS[-1]
+    pooled = [functional.adaptive_avg_pool2d(coarsest, side) for side in (1, 2, 3, 6)]
+    context = [enlarged(applied(w, f"pooled.{i}.1", x), coarsest) for i, x in enumerate(pooled)]
+    top = applied(w, "context", torch.cat([coarsest, *context], 1))
+    middle = applied(w, "laterals.1", LEVELS[1])
+    middle = middle + enlarged(top, middle)
+    finest = applied(w, "laterals.0", LEVELS[0])
+    finest = finest + enlarged(middle, finest)
+    levels = [applied(w, "smoothings.0", finest), applied(w, "smoothings.1", middle), top]
+    fused = applied(w, "fusion", torch.cat([enlarged(x, finest) for x in levels], 1))
+    expected = functional.conv2d(fused, w["classifier.classifier.weight"], w["classifier.classifier.bias"])
+    torch.testing.assert_close(head(*LEVELS), expected)
+
+
+def test_semantic_fpn_is_that_of_its_paper():
+    head = pyramids.FPNHead([3, 4, 5], 2, plain=False, width=6, normalised=False)
+    w = head.state_dict()
+    lateral = [functional.conv2d(x, w[f"laterals.{i}.weight"], w[f"laterals.{i}.bias"]) for i, x in enumerate(LEVELS)]
+    for i in (1, 0):
+        lateral[i] = lateral[i] + lateral[i + 1].repeat_interleave(2, -1).repeat_interleave(2, -2)
+    levels = [
+        functional.conv2d(x, w[f"smoothings.{i}.weight"], w[f"smoothings.{i}.bias"], padding=1)
+        for i, x in enumerate(lateral)
+    ]
+    finest = applied(w, "enlargings.0.0", levels[0])
+    middle = enlarged(applied(w, "enlargings.1.0", levels[1]), finest)
+    top = enlarged(applied(w, "enlargings.2.0", levels[2]), levels[1])
+    top = enlarged(applied(w, "enlargings.2.1", top), finest)
+    summed = finest + middle + top
+    expected = functional.conv2d(summed, w["classifier.classifier.weight"], w["classifier.classifier.bias"])
+    torch.testing.assert_close(head(*LEVELS), expected)
+
+
+def test_a_pyramid_of_equal_maps_has_four_scales():
+    maps = [torch.rand(1, 3, 7, 6) for _ in range(4)]
+    scaled = pyramids.Pyramid([3] * 4, plain=True)(*maps)
+    assert [tuple(x.shape[-2:]) for x in scaled] == [(28, 24), (14, 12), (7, 6), (3, 3)]
+    assert torch.equal(scaled[2], maps[2]) and scaled[3].max() == maps[3][..., :6, :].max()
+    one = pyramids.Pyramid([3], plain=True)(torch.rand(1, 3, 1, 1))
+    assert [tuple(x.shape[-2:]) for x in one] == [(4, 4), (2, 2), (1, 1), (1, 1)], "one map at all four"
 
 
 @pytest.mark.parametrize("spacing", ["uniform", "logarithmic"])

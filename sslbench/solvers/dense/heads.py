@@ -134,7 +134,7 @@ class ConvHead(nn.Module):
         """Initialise the head from torch's default generator."""
         super().__init__()
         self.norm = nn.BatchNorm2d(channels) if normalised else nn.Identity()
-        self.convolutions = nn.Sequential(_convolution(channels, width), _convolution(width, width))
+        self.convolutions = nn.Sequential(convolution(channels, width), convolution(width, width))
         self.classifier = LinearHead(width, outputs, normalised=False, dropout=dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ class DPTHead(nn.Module):
         self.skips = nn.ModuleList(_Residual(width) for _ in channels)
         self.fusions = nn.ModuleList(_Residual(width) for _ in channels)
         self.joins = nn.ModuleList(nn.Conv2d(width, width, 1) for _ in channels)
-        self.last = _convolution(width, width)
+        self.last = convolution(width, width)
         self.classifier = LinearHead(width, outputs, normalised=False, dropout=dropout)
 
     def forward(self, *maps: Tensor) -> Tensor:
@@ -193,5 +193,7 @@ class _Residual(nn.Module):
         return x + change
 
 
-def _convolution(channels: int, width: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+def convolution(channels: int, width: int, side: int = 3) -> nn.Sequential:
+    """Return a convolution that keeps the size of maps, batch normalisation and ReLU."""
+    convolve = nn.Conv2d(channels, width, side, padding=side // 2, bias=False)
+    return nn.Sequential(convolve, nn.BatchNorm2d(width), nn.ReLU())

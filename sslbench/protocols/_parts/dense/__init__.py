@@ -60,4 +60,5 @@ class DenseProtocol(DenseTask[S]):
             takes=(cls.takes,),
             view=OWN_SIZES,
             reads_trained_side=lambda settings: settings.enlarge == "trained",
+            joins=True,
         )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,12 +18,16 @@ from sslbench.protocols._parts.dense.task import HeadSettings
 from sslbench.runtime.seeds import seeded
 from sslbench.solvers.dense import resized
 from sslbench.solvers.dense.heads import ConvHead, DPTHead, LinearHead, layer_indices
+from sslbench.solvers.dense.pyramids import FPNHead, UPerNetHead
 
 # Name of the colours on the first grid as an input of heads, beginning of that on others; and of their floor.
 PIXELS = "pixels"
 
 # Side of the smallest cells that maps are enlarged to, in pixels: a fourth of DINOv2's patches of 14 is 3.5.
 _FINEST = 3
+# Heads that read the layers joined in one map, and those of a pyramid.
+_OF_ONE_MAP: Mapping[str, Callable[..., nn.Module]] = {"linear": LinearHead, "conv": ConvHead}
+_OF_PYRAMIDS: Mapping[str, Callable[..., nn.Module]] = {"upernet": UPerNetHead, "fpn": FPNHead}
 # Name of a map -> (B, C, h, w).
 Maps = Mapping[str, Tensor]
 
@@ -33,7 +37,7 @@ class HeadInput:
     """Maps that a head reads.
 
     Attributes:
-        parts: names of the maps, from the first layer to the last; one but for head=dpt.
+        parts: names of the maps, from the first layer to the last; one for heads of one map.
     """
 
     row: str
@@ -65,8 +69,8 @@ def head_inputs(
         names = [f"blocks.{i}" for i in layer_indices(total, raw)]
         outputs = resolve_layers(backbone, names if len(names) == 1 else [f"concat({','.join(names)})"])
         joined = layer_inputs(backbone, outputs, cls=settings.cls)
-    # Other heads read the layers joined in one map; DPT fuses the map of each layer at a resolution of its own.
-    if settings.head != "dpt":
+    # The others fuse the map of each layer at a resolution of its own.
+    if settings.head in _OF_ONE_MAP:
         return tuple(HeadInput(each.name, (each.name,)) for each in joined), joined
     maps: dict[str, DenseInput] = {}
     inputs = []
@@ -92,10 +96,14 @@ class DenseHead(nn.Module):
         self._upsample = min(settings.upsample, max(1, encode.strides[input.parts[0]] // _FINEST))
         channels = [encode.widths[name] for name in input.parts]
         options: dict[str, Any] = {"normalised": settings.norm, "dropout": settings.dropout}
-        if settings.head == "dpt":
-            self.head: nn.Module = DPTHead(channels, outputs, **options)
+        options |= {} if settings.width is None else {"width": settings.width}
+        if settings.head in _OF_ONE_MAP:
+            self.head: nn.Module = _OF_ONE_MAP[settings.head](channels[0], outputs, **options)
+        elif settings.head in _OF_PYRAMIDS:
+            plain = len({encode.strides[name] for name in input.parts}) == 1
+            self.head = _OF_PYRAMIDS[settings.head](channels, outputs, plain=plain, **options)
         else:
-            self.head = (LinearHead if settings.head == "linear" else ConvHead)(channels[0], outputs, **options)
+            self.head = DPTHead(channels, outputs, **options)
 
     def forward(self, maps: Maps) -> Tensor:
         """Return (B, outputs, h, w) of maps."""

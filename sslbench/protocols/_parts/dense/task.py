@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from sslbench.data.loading.joint import PixelTarget
 
 
-HeadName = Literal["linear", "conv", "dpt"]
+HeadName = Literal["linear", "conv", "dpt", "fpn", "upernet"]
+
+RateSchedule = Literal["poly", "cosine", "constant", "steps"]
 
 Enlarge = Literal["none", "trained", "size"]
 
@@ -45,7 +47,16 @@ RawBlocks = Literal["none", "last", "last4", "spread4"]
 class HeadSettings(ProtocolSettings):
     """Inputs, head, training and inference of dense heads."""
 
-    head: HeadName = setting("linear", "linear: 1x1 convolution; conv: two of 3x3 before it; dpt: fusion of the layers")
+    head: HeadName = setting(
+        "linear",
+        "linear: 1x1 convolution; conv: two of 3x3 before it; dpt, fpn and upernet: fusion of layers at several scales",
+    )
+    width: int | None = setting(
+        None,
+        "channels inside of other heads than linear; null: 256, or 512 of upernet",
+        within="[2, inf)",
+        added_later=True,
+    )
     blocks: tuple[int, ...] = setting(
         (),
         "vision transformers, instead of --layers: join the patches of the last n blocks after the last norm; each n "
@@ -86,7 +97,10 @@ class HeadSettings(ProtocolSettings):
     warmup_steps: int = setting(
         1500, "updates of linear warm-up, of `steps`", unit="updates", part_of="steps", within="[0, inf)"
     )
-    schedule: Literal["poly", "cosine", "constant"] = setting("poly", "schedule of lr: poly, cosine or constant")
+    schedule: RateSchedule = setting(
+        "poly",
+        "schedule of lr: poly, cosine, constant, or steps: a tenth from 60 %, a hundredth from 90 % of the updates",
+    )
     power: float = setting(1.0, "power of schedule=poly", within="(0, inf)", needs="schedule=poly")
     size: int | None = setting(
         512, "short side of the resized images; null: their own", unit="pixels", within="[1, inf)"
@@ -129,6 +143,8 @@ class HeadSettings(ProtocolSettings):
         name, usual = self.protocol(), type(self)
         if self.warmup_steps >= self.steps:
             raise UsageError(f"{name}: warmup_steps={self.warmup_steps} should be below steps={self.steps}; give both")
+        if self.width is not None and self.head == "linear":
+            raise UsageError(f"{name}: width has no effect with head=linear", "Give head=conv, dpt, fpn or upernet.")
         refuse_unknown(self.optimizer)
         if self.betas != usual.betas and "betas" not in find(self.optimizer).uses:
             raise UsageError(f"{name}: betas has no effect with optimizer={self.optimizer}")
@@ -146,7 +162,7 @@ class SurfaceSettings(HeadSettings):
 
     upsample: int = other_default(HeadSettings, "upsample", 4)
     steps: int = other_default(HeadSettings, "steps", 38_400)
-    schedule: Literal["poly", "cosine", "constant"] = other_default(HeadSettings, "schedule", "cosine")
+    schedule: RateSchedule = other_default(HeadSettings, "schedule", "cosine")
     size: int | None = other_default(HeadSettings, "size", 480)
     enlarge: Enlarge = other_default(HeadSettings, "enlarge", "trained")
     resize_range: tuple[float, float] = other_default(HeadSettings, "resize_range", (1.0, 1.0))

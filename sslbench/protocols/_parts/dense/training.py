@@ -88,6 +88,8 @@ def rate_factor(settings: HeadSettings, updates: int, warmup: int) -> schedules.
         falling = schedules.constant(1.0)
     elif settings.schedule == "poly":
         falling = schedules.polynomial(1.0, settings.power)
+    elif settings.schedule == "steps":
+        falling = schedules.multistep((1.0, 0.1, 0.01), (0.6, 0.9), epochs=1.0)
     else:
         falling = schedules.cosine(1.0, 0.0)
     if not warmup:
