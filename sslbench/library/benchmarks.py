@@ -132,7 +132,7 @@ def data_of(benchmark: Benchmark, data: str | None = None, test_data: str | None
     missing = [path.absolute() for path in places if not path.exists()]
     if missing:
         where = f" The data are available at {benchmark.page}." if benchmark.page else ""
-        where += " `sslbench data prepare` lists the data sets that it lays out from their archives."
+        where += " `sslbench data list` shows the ways to get it."
         raise UsageError(
             f"{benchmark.name} needs --data: {benchmark.title}; looked for {' and '.join(map(str, missing))}",
             "Give --data (and --test-data), or set SSLBENCH_DATA to the folder that holds "

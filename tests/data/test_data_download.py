@@ -9,6 +9,7 @@ import socket
 import struct
 import tarfile
 import threading
+from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -23,6 +24,7 @@ from sslbench.cli.commands.data import command
 from sslbench.cli.commands.eval.check import expand
 from sslbench.data import catalog, remote
 from sslbench.data.catalog import CatalogEntry
+from sslbench.data.formats import torchvision as torchvision_sets
 from sslbench.data.formats.torchvision import all_sets
 from sslbench.data.location import locate
 from sslbench.data.open import open_data
@@ -136,6 +138,32 @@ def test_what_cannot_be_downloaded_says_what_to_do(server, tmp_path):
         find_download("torchvision:Nothing")
 
 
+def test_every_data_set_that_a_benchmark_names_is_listed_with_a_way_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("SSLBENCH_DATA", str(tmp_path))
+    listed = [Path(place) for _, _, _, place in states(tmp_path)]
+    missing = []
+    for name in list_names("benchmark"):
+        benchmark = load_benchmark(name)
+        if benchmark.data.startswith("torchvision:"):
+            places = [torchvision_sets.place(benchmark.data.removeprefix("torchvision:"), tmp_path)]
+        else:  # others are drawn or bundled
+            folders = f"{benchmark.folder}+{benchmark.test_folder}".split("+")
+            places = [tmp_path / each.partition("?")[0] for each in folders if each]
+        # Of a set of several manifests one is looked for.
+        missing += [
+            (name, str(place))
+            for place in places
+            if not any(place.is_relative_to(each) or (each.suffix and place.parent == each.parent) for each in listed)
+        ]
+    assert missing == []
+    ways = {name: way for name, _, way, _ in states(tmp_path)}
+    assert (ways["cifar10"], ways["imagenet1k"], ways["ade20k"]) == ("download", "prepare", "by hand")
+    for name in (name for name, way in ways.items() if way == "by hand"):
+        with pytest.raises(UsageError, match="by hand") as caught:
+            find_download(name)
+        assert "http" in str(caught.value.remedy) and len(downloads()[name].files) > 15
+
+
 class CutOffError(Exception):
     """Error of an HTTP library, which is none of Python's own."""
 
@@ -160,6 +188,8 @@ SIZE_UNKNOWN = {"gtsrb"}
 def test_every_download_is_a_data_set_of_benchmarks_with_a_page():
     sets = {name.partition("/")[2] for name in list_names("benchmark") if name.startswith("knn/")}
     for name, each in downloads().items():
+        if each.files:  # nothing to download
+            continue
         assert name in sets, name
         assert find_download(name).page.startswith("http") and bool(each.data) != bool(each.archives)
         assert each.megabytes > 0 or name in SIZE_UNKNOWN

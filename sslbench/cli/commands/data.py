@@ -210,14 +210,15 @@ def remove(
 def list_names() -> None:
     """List the names that --data accepts, and the data sets of benchmarks: absent, present or verified.
 
-    Verified: compared with the published checksums or counts by `data download`.
+    Verified: compared with the published checksums or counts by `data download`. The third column is the way to get
+    one: download, prepare (from official archives), or by hand, which `data download NAME` describes.
     """
     entries = catalog.entries()
     if not entries:
         echo("no names yet: sslbench data add NAME STRING", err=True)
     print_rows([(named.name, named.entry.data) for named in entries.values()], left=2)
-    echo("\ndata sets of benchmarks (sslbench data download NAME, or data prepare NAME):", err=True)
-    print_rows([(name, state, str(place)) for name, state, place in states(paths.data_dir())], left=3)
+    echo("\ndata sets of benchmarks (sslbench data download NAME fetches them or says what to fetch):", err=True)
+    print_rows(states(paths.data_dir()), left=4)
 
 
 @command.command("show")

@@ -23,13 +23,15 @@ log = logging.getLogger("sslbench")
 
 @dataclasses.dataclass(frozen=True)
 class Download:
-    """Data set that can be downloaded.
+    """Data set that can be downloaded, or whose files the user has to get.
 
     Attributes:
         name: as in benchmarks/data.
         data: data location that the files then have; empty for archives.
         calls: arguments of each call of torchvision's class.
         archives: name of an archive -> its address.
+        folder: place of data without a source of their own below the user's data folder, a folder or a manifest.
+        files: archives and layout, for the user to fetch and unpack; empty: a command does it.
         megabytes: size of the transfer, rounded; 0: not known.
         licence: of the data; empty where its page has to be read.
         page: web page of the data.
@@ -39,6 +41,8 @@ class Download:
     data: str = ""
     calls: tuple[dict[str, Any], ...] = ({},)
     archives: dict[str, str] = dataclasses.field(default_factory=dict)
+    folder: str = ""
+    files: str = ""
     megabytes: int = 0
     licence: str = ""
     page: str = ""
@@ -75,6 +79,12 @@ def find_download(name: str) -> Download:
         if name in prepare.MAKERS:
             remedy = f"Its authors hand out its archives: get them, then sslbench data prepare {name}."
         raise UsageError(f"there is no download called '{name}'", remedy)
+    if found.files:
+        place = place_of(found, paths.data_dir())
+        raise UsageError(
+            f"{found.name} has to be fetched by hand, and is looked for as {place}",
+            f"Get its files at {found.page} and put them below {paths.data_dir()}: {found.files}.",
+        )
     if found.page or not found.data.startswith(_TORCHVISION):
         return found
     return dataclasses.replace(found, page=torchvision_sets.page(found.data.removeprefix(_TORCHVISION)))
@@ -188,20 +198,28 @@ def _mark(name: str, root: Path) -> None:
         temporary.replace(mark)
 
 
-def states(root: Path) -> list[tuple[str, str, str]]:
-    """Return (name, state, place) of every data set that can be downloaded or prepared.
+def place_of(known: Download, root: Path) -> Path:
+    """Return the place of a data set below the data folder."""
+    if known.data:
+        return torchvision_sets.place(known.data.removeprefix(_TORCHVISION), root)
+    return root / known.folder if known.folder else prepare.place_of(known.name, root)
 
-    States: 'absent'; 'present'; 'verified DATE', if `data download` compared it with its checksums or counts.
+
+def states(root: Path) -> list[tuple[str, str, str, str]]:
+    """Return (name, state, way, place) of every data set of benchmarks that is not drawn or bundled.
+
+    States: 'absent'; 'present'; 'verified DATE', if `data download` compared it with its checksums or counts. Ways:
+    'download', 'prepare', or 'by hand', which `data download NAME` then describes.
     """
-    places = {name: prepare.place_of(name, root) for name in prepare.MAKERS}
-    for name, each in downloads().items():
-        if each.data:
-            places[name] = torchvision_sets.place(each.data.removeprefix(_TORCHVISION), root)
+    known = downloads()
+    ways = dict.fromkeys(prepare.MAKERS, "prepare")
+    ways |= {name: "by hand" if each.files else "download" for name, each in known.items()}
     rows = []
-    for name, place in sorted(places.items()):
+    for name, way in sorted(ways.items()):
+        place = place_of(known[name], root) if name in known else prepare.place_of(name, root)
         mark = root / _MARKS / name
         state = "present" if place.exists() else "absent"
         if place.exists() and mark.is_file():
             state = f"verified {mark.read_text(encoding='utf-8').strip()}"
-        rows.append((name, state, str(place)))
+        rows.append((name, state, way, str(place)))
     return rows
