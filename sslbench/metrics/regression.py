@@ -24,8 +24,9 @@ RMSE = Metric(
     "units of the labels", -1, LOSS, needs="scores", labels=("value",), label_units=True,
 )  # fmt: skip
 SPEARMAN = Metric(
-    "spearman", "Spearman's rank correlation", "%", 1, CORRELATION, needs="scores", labels=("value",), chance=0.0
-)
+    "spearman", "Spearman's rank correlation",
+    "%", 1, CORRELATION, needs="scores", labels=("value", "rated_pairs"), chance=0.0,
+)  # fmt: skip
 EARTH_RADIUS = 6371.0
 """Mean radius of the earth in km."""
 # Of Hays and Efros (2008) and Vo et al. (2017), on a sphere: street, city, region, country, continent.

@@ -1,4 +1,4 @@
-"""Triplets of images with a choice: the candidate that is more similar to a reference."""
+"""Images that persons compared: triplets with the more similar candidate, and pairs with a rating."""
 
 import dataclasses
 import hashlib
@@ -7,8 +7,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import IntArray
-from sslbench.metrics import ranking
+from sslbench.arrays import FloatArray, IntArray
+from sslbench.metrics import ranking, regression
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.measure import Measure, Probabilities
 from sslbench.targets.target import Images, Rows, SeveralImages
@@ -41,8 +41,22 @@ class Placed(SeveralImages):
         return ("tuples" + digest.hexdigest()[:32]).encode()
 
 
+class Compared(Placed):
+    """Samples of images that persons compared: the first of each with the others."""
+
+    @classmethod
+    def score(cls, similarities: FloatArray) -> FloatArray:
+        """Return the score of each sample (N,) from the similarities of its first image to the others (N, n - 1)."""
+        raise NotImplementedError
+
+    @classmethod
+    def notes(cls, scores: FloatArray) -> tuple[str, ...]:
+        """Return remarks on scores (N,)."""
+        return ()
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Triplets(Placed):
+class Triplets(Compared):
     """Triplets among M images.
 
     Attributes:
@@ -66,6 +80,52 @@ class Triplets(Placed):
         return self.classes[int(self.values[index])]
 
     @classmethod
+    def score(cls, similarities: FloatArray) -> FloatArray:
+        """Return the similarity of the right candidate minus that of the left one."""
+        return similarities[:, 1] - similarities[:, 0]
+
+    @classmethod
+    def notes(cls, scores: FloatArray) -> tuple[str, ...]:
+        """Tell the number of equal similarities."""
+        ties = int((scores == 0).sum())
+        text = f"{ties:,} of {len(scores):,} triplets have equal similarities and count one half."
+        return (text,) if ties else ()
+
+    @classmethod
     def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
         """Return the agreement with the choices."""
         return [ranking.choice_measure(scores, values)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RatedPairs(Compared):
+    """Pairs among M images, each with the similarity that persons gave it.
+
+    Attributes:
+        values: float64 (N, 1), ratings; only their order counts.
+        images: M images, each of them once.
+        places: (N, 2), positions of both images.
+    """
+
+    name = "rated_pairs"
+    title = "pairs of images with a rating"
+    metric = "spearman"
+    given_columns = ("similarity of the two images",)
+    classes = ("rating",)
+    values: npt.NDArray[np.float64]
+    images: Images
+    places: IntArray
+
+    def text(self, index: int) -> str:
+        """Return the rating."""
+        return repr(float(self.values[index, 0]))
+
+    @classmethod
+    def score(cls, similarities: FloatArray) -> FloatArray:
+        """Return the similarity of the second image to the first."""
+        return similarities[:, 0]
+
+    @classmethod
+    def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
+        """Return the rank correlation with the ratings."""
+        return [Measure((regression.SPEARMAN,), regression.Ranks(values, scores).correlation)]

@@ -25,7 +25,7 @@ from sslbench.metrics.dense.correspondence import apply_homography
 from sslbench.targets.classes import Classes
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.pairs import Homographies, Points
-from sslbench.targets.triplets import Triplets
+from sslbench.targets.triplets import RatedPairs, Triplets
 from sslbench.targets.videos import Parts, Poses, Tracks
 
 
@@ -417,3 +417,43 @@ def test_locations_without_triplets_are_one_message(tmp_path):
         open_as(f"{tmp_path}?min_votes=-1", Triplets)
     with pytest.raises(UsageError, match="unknown key 'votes'"):
         open_as(f"{tmp_path}?votes=9", Triplets)
+
+
+def rated(folder, rows, header="image1,image2,score"):
+    for name in "abc":
+        Image.fromarray(np.full((4, 5), ord(name), np.uint8)).save(folder / f"{name}.png")
+    table = folder / "ratings.csv"
+    table.write_text("\n".join([header, *rows]) + "\n")
+    return str(table)
+
+
+def test_rated_pairs_of_a_table_and_of_rows_are_the_same(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    source = open_as(rated(tmp_path, ["b.png,a.png,2.5", "a.png,c.png,4"]), Triplets, RatedPairs)["all"]
+    assert isinstance(source.target, RatedPairs) and source.target.values.tolist() == [[4.0], [2.5]]
+    assert source.ids == ("a.png 000001", "b.png 000000") and source.grouped_by == "image"
+    cells = {name: {"bytes": (tmp_path / f"{name}.png").read_bytes(), "path": None} for name in "abc"}
+    columns = {"sentence1": [cells["a"], cells["b"]], "sentence2": [cells["c"], cells["a"]], "score": [4.0, 2.5]}
+    (tmp_path / "sts" / "data").mkdir(parents=True)
+    pq.write_table(pa.table(columns), tmp_path / "sts" / "data" / "test-00000-of-00001.parquet")
+    (split, rows), *_ = open_as(str(tmp_path / "sts"), Triplets, RatedPairs).items()
+    assert split == "test" and rows.target.values.tolist() == [[4.0], [2.5]]
+    for pair in range(2):
+        read = [[target.images.read(i) for i in target.rows(pair)] for target in (source.target, rows.target)]
+        assert read[0] == read[1]
+    assert source.target.select(np.array([1])).rows(0) == (1, 0), "its own images alone: a and b"
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (["a.png,b.png,x"], ("line 2", "'x', which is no number")),
+        (["a.png,b.png,"], ("line 2", "score is missing")),
+        (["a.png,,1"], ("line 2", "image of the pair is missing")),
+        (["a.png,z.png,1"], ("z.png",)),
+    ],
+)
+def test_a_rated_pair_that_is_none_is_named(tmp_path, rows, words):
+    with pytest.raises((DataError, UsageError)) as error:
+        open_as(rated(tmp_path, rows), Triplets, RatedPairs)
+    assert all(word in str(error.value) for word in words)

@@ -49,6 +49,8 @@ def write_data(root):
         for i, (a, b, c) in enumerate(choices)
     ]
     write_table(root / "triplets.csv", triplets[:20])
+    rated = [{"image1": a["path"], "image2": b["path"], "score": i % 7} for i, (a, b, _) in enumerate(choices)]
+    write_table(root / "pairs.csv", rated[:20])
     vectors = np.random.default_rng(1).normal(size=(len(COLOURS), 48)).astype(np.float32)
     np.savez(root / "texts.npz", features=vectors, names=[f"a photo of {name}" for name in COLOURS])
 
@@ -138,6 +140,7 @@ EVALUATIONS = {
     "finetune, AdamW and decay of layers": (*TUNED, *UPDATES, "optimizer=adamw", "layer_decay=0.7"),
     "finetune, several classes": (*TUNED, *TAGS, *UPDATES),
     "similarity": ("similarity", *PIXELS, "--data", "triplets.csv"),
+    "similarity, ratings": ("similarity", *PIXELS, "--data", "pairs.csv"),
     "zero-shot": ("zero-shot", *TABLE, 'templates=["a photo of {}"]', "text_features=texts.npz"),
     "image-text": ("image-text", *PIXELS, "--data", "texts:table.csv", "text_features=texts.npz"),
     "relative-pose": ("relative-pose", *PIXELS, "--data", "turns.csv", "epochs=10"),
@@ -173,7 +176,7 @@ NOT_EVALUATED = {
     "zip": "train and test are the same images, which is refused",
     "nyu": "two images are too few for train and test",
     **dict.fromkeys(
-        ("camera-pairs", "texts", "triplets", "depth", "boundaries", "motorcycle", "pascal-context"),
+        ("camera-pairs", "texts", "triplets", "rated-pairs", "depth", "boundaries", "motorcycle", "pascal-context"),
         "the runs of their protocols read such tables",
     ),
     **dict.fromkeys(("sklearn", "textures", "kwcoco"), "takes seconds, or draws other pictures each time"),

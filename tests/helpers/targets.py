@@ -31,7 +31,7 @@ from sslbench.targets.objects import Boxes, Objects
 from sslbench.targets.pixel_values import Boundaries, Depth, Normals
 from sslbench.targets.texts import Texts
 from sslbench.targets.times import Times
-from sslbench.targets.triplets import Triplets
+from sslbench.targets.triplets import RatedPairs, Triplets
 from sslbench_visbench.targets import CameraPairs, Orientations, Signals
 
 COLOURS = np.array([[250, 10, 10], [10, 250, 10], [10, 10, 250], [250, 250, 250]])
@@ -100,6 +100,15 @@ def triplets(n, seed):
     values, x = rng.integers(0, 2, n), rng.normal(size=(n, 3, 6)).astype(np.float32)
     x[np.arange(n), 1 + values] += 2 * x[:, 0]
     return Features(x.reshape(n, -1), Triplets(values, UNSEEN, np.zeros((n, 3), np.int64)), ids_of(n, seed), regions=3)
+
+
+def rated_pairs(n, seed):
+    """Pairs of images whose rating is their cosine and noise."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 2, 6)).astype(np.float32)
+    cosine = np.einsum("nd,nd->n", x[:, 0], x[:, 1]) / np.linalg.norm(x, axis=2).prod(axis=1)
+    target = RatedPairs((cosine + rng.normal(0, 0.1, n))[:, None], UNSEEN, np.zeros((n, 2), np.int64))
+    return Features(x.reshape(n, -1), target, ids_of(n, seed), regions=2)
 
 
 def image_texts(n, seed):
@@ -485,6 +494,7 @@ KINDS = {
         chance={"image_auroc": (0.5, 0.5)},
     ),
     "triplets": Target(triplets),
+    "rated_pairs": Target(rated_pairs, good={"spearman": 0.8}, chance={"spearman": (0.0, 0.0)}),
     "texts": Target(image_texts, good={"mean_recall": 0.8}),
     "camera_pairs": Target(camera_pairs),
     "points": _of_tuples(shifted_pairs),

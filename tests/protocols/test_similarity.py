@@ -1,18 +1,18 @@
-"""Choices between two candidates against loops over triplets with scikit-learn's cosines."""
+"""Choices and ratings against loops over triplets and pairs with scikit-learn's cosines and scipy's correlation."""
 
 import json
 
 import numpy as np
 import pytest
 from helpers.targets import UNSEEN
-from scipy.stats import binom
+from scipy.stats import binom, spearmanr
 from sklearn.metrics import accuracy_score
 from sklearn.metrics.pairwise import cosine_similarity
 
 from sslbench.cli.main import main
 from sslbench.features.array import Features
 from sslbench.protocols import similarity
-from sslbench.targets.triplets import Triplets
+from sslbench.targets.triplets import RatedPairs, Triplets
 
 
 def triplets(x, choices, groups=None):
@@ -44,6 +44,23 @@ def test_by_distance_the_nearer_candidate_is_chosen():
     nearer = [int(np.sum((r - right) ** 2) < np.sum((r - left) ** 2)) for r, left, right in x]
     assert outcome(triplets(x, nearer), similarity="euclidean").metrics["choice_accuracy"][0] == 1
     assert outcome(triplets(x, nearer)).metrics["choice_accuracy"][0] < 1
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
+def test_the_score_of_rated_pairs_is_the_rank_correlation_of_ratings_and_similarities(similarity):
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(200, 2, 8))
+    near = [
+        cosine_similarity([a], [b])[0, 0] if similarity == "cosine" else -np.linalg.norm(a - b)
+        for a, b in x.astype(np.float32)
+    ]
+    ratings = np.round(5 * np.array(near) + rng.normal(size=200), 1)  # with ties
+    target = RatedPairs(ratings[:, None], UNSEEN, np.zeros((200, 2), np.int64))
+    ids = tuple(f"{i:04d}" for i in range(200))
+    found = outcome(Features(x.reshape(200, -1).astype(np.float32), target, ids, regions=2), similarity=similarity)
+    value, low, high = found.metrics["spearman"]
+    assert value == pytest.approx(spearmanr(near, ratings).statistic, abs=1e-6) and low < value < high
+    assert found.headline == "spearman" and found.chance == {"spearman": 0.0} and found.notes == ()
 
 
 def test_lengths_do_not_count_equal_candidates_count_one_half_and_choices_change_nothing():
