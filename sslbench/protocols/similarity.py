@@ -99,7 +99,7 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
 
 PROTOCOL = Protocol(
     version=1,
-    summary="similarity as persons see it: choices between two candidates (NIGHTS), ratings of pairs (visual STS).",
+    summary="similarity as persons see it: choices between candidates (NIGHTS), ratings of pairs (STS).",
     settings=Settings,
     kind=OnFeatures(check, run, cost=cost, takes=(Triplets, RatedPairs), part=test_part, own_classes=True),
 )

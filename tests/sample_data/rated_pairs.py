@@ -1,4 +1,4 @@
-"""A table of three rated pairs, for the tests that run over every format; see `sample_data`."""
+"""A folder with a table of three rated pairs, for the tests that run over every format; see `sample_data`."""
 
 import csv
 
@@ -18,4 +18,4 @@ def make(root):
         table = csv.writer(file)
         table.writerow(COLUMNS)
         table.writerows((f"{a}.png", f"{b}.png", score, "test") for a, b, score in ("ab1", "bc4", "cd2"))
-    return str(root / "pairs.csv")
+    return str(root)

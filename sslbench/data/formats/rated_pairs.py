@@ -1,4 +1,4 @@
-"""Pairs of images with a rating: a table (image1, image2, score), or Hugging Face files with both images (visual STS).
+"""Pairs of images with a rating: a table (image1, image2, score), a folder with pairs.csv, visual STS as Parquet files.
 
 Persons said how similar the two images are. MIEB's visual STS has the columns sentence1, sentence2 and score.
 """
@@ -29,13 +29,14 @@ from sslbench.targets.triplets import RatedPairs
 _FIRST = ("image1", "sentence1", "left")
 _SECOND = ("image2", "sentence2", "right")
 _SCORE = "score"
+_TABLES = (".csv", ".tsv", ".jsonl")
 
 
 def recognises(spec: str) -> bool:
     """Return whether a location is a table or files of rows that name two images and a score."""
-    path = Path(spec)
+    path = _table(spec)
     try:
-        if path.suffix.lower() in (".csv", ".tsv", ".jsonl") and path.is_file():
+        if path.suffix.lower() in _TABLES and path.is_file():
             with path.open(encoding="utf-8", errors="replace") as file:
                 words = file.readline().replace('"', " ").replace(",", " ").replace("\t", " ").replace(";", " ").split()
             return _columns([word.rstrip(":") for word in words]) is not None
@@ -55,16 +56,20 @@ def _columns(names: Sequence[str]) -> tuple[str, str] | None:
 
 def open(spec: str) -> dict[str, Source]:
     """Return the pairs of every split. Pairs with the same first image stay together in intervals."""
-    if Path(spec).is_file() and Path(spec).suffix.lower() != ".parquet":
-        return _table(spec)
+    if (table := _table(spec)).suffix.lower() in _TABLES and table.is_file():
+        return _of_table(spec, table)
     sources = {}
     for split, paths in find_files(spec, spec.removeprefix(hf.PREFIX)).items():
         sources[split_name(split) or split] = _rows(part_name(spec, split), split, paths)
     return in_order(sources)
 
 
-def _table(spec: str) -> dict[str, Source]:
-    cells = read_cells(Path(spec))
+def _table(spec: str) -> Path:
+    return Path(spec) / "pairs.csv" if Path(spec).is_dir() else Path(spec)
+
+
+def _of_table(spec: str, table: Path) -> dict[str, Source]:
+    cells = read_cells(table)
     columns = _columns(list(cells.columns))
     if columns is None:
         raise DataError(
@@ -80,7 +85,7 @@ def _table(spec: str) -> dict[str, Source]:
         if empty := [row for row, both in zip(rows, listed, strict=True) if "" in both]:
             raise DataError(f"{cells.name}, {cells.row_name(empty[0])}: an image of the pair is missing")
         paths = sorted({path for both in listed for path in both})
-        images = find_listed(cells.name, paths, folders_beside(Path(spec)))
+        images = find_listed(cells.name, paths, folders_beside(table))
         position = {path: i for i, path in enumerate(paths)}
         places = np.array([[position[path] for path in both] for both in listed], dtype=np.int64)
         ids = [f"{images.ids[first]} {number:06d}" for number, first in enumerate(places[:, 0])]
