@@ -147,6 +147,17 @@ def depth_of_bts(root, name, lists):
         )
 
 
+def medmnist(root):
+    """The arrays of each set, those of ChestMNIST with 14 labels per image."""
+    root.mkdir()
+    sets = [name for name in list_names("benchmark") if load_benchmark(name).folder.startswith("medmnist/")]
+    for name in {name.partition("/")[2] for name in sets}:
+        labels = np.eye(14, dtype=np.uint8)[:4] if name == "chestmnist" else np.arange(4, dtype=np.uint8)[:, None]
+        part = {"images": np.zeros((4, 8, 8, 3), np.uint8), "labels": labels}
+        arrays = {f"{split}_{kind}": part[kind] for split in ("train", "val", "test") for kind in part}
+        np.savez(root / f"{name}_224.npz", **arrays)
+
+
 def geolocated(root):
     for folder in ("mp16", "im2gps", "im2gps3k"):
         names = [f"{folder}/images/{i}.jpg" for i in range(2)]
@@ -231,6 +242,7 @@ def root(tmp_path_factory):
     for name in CLASS_FOLDERS:
         class_folders(root / name)
         class_folders(root / "vissl" / name)
+    medmnist(root / "medmnist")
     retrieval_sets(root)
     geolocated(root)
     nyu, kitti = "nyudepthv2_{}_files_with_gt.txt", "eigen_{}_files_with_gt.txt"
