@@ -2,7 +2,8 @@
 
 The student sees large views with masked patches and small views; the teacher, its moving average, sees the large views.
 Optionally DINOv3's Gram anchoring (Siméoni et al. 2025, arXiv 2508.10104, section 4): the similarities of a view's
-patches stay close to those of an earlier network.
+patches stay close to those of an earlier network. Optionally Franca's nested heads (Venkataramanan et al. 2025, arXiv
+2507.14137) on linear maps to parts of the dimension: as in its code, the maps see the whole dimension.
 
 Departures from the authors' code: the MLP of timm's ViT-L in place of a SwiGLU. KoLeo is computed in each process, as
 there, so its nearest neighbour depends on the number of processes. Frozen last layers get no update, instead of one at
@@ -13,7 +14,7 @@ replaced any number of times.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from timm.layers.drop import DropPath
@@ -25,12 +26,20 @@ from sslbench.backbones.load import load_backbone
 from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32, sinkhorn
-from sslbench.methods._parts.masks import block_masks, check_shares, masked_rows, random_numbers, take_rows
+from sslbench.methods._parts.masks import (
+    block_masks,
+    check_shares,
+    inverse_block_masks,
+    masked_rows,
+    random_numbers,
+    take_rows,
+)
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update, update_copies
-from sslbench.methods._parts.networks import drop_gradients, encode
+from sslbench.methods._parts.networks import drop_gradients, encode, mlp
 from sslbench.methods._parts.self_distillation import (
     DinoHead,
     PendingLogits,
+    UnitLinear,
     dino_loss,
     need_teacher_views,
     patch_loss,
@@ -70,6 +79,14 @@ class Config:
     )
     frozen_epochs: float = setting(
         1.0, "the last layers are frozen during the first epochs", unit="epochs", within="[0, inf)"
+    )
+    nested: tuple[float, ...] = setting(
+        (),
+        "ascending shares of the dimension for nested heads, with prototypes in proportion (Franca); empty: one head",
+        within="(0, 1]",
+    )
+    mask_shape: Literal["blocks", "inverse_block"] = setting(
+        "blocks", "masks of rectangles, or of all but one rectangle, which wraps around the edges (CAPI, Franca)"
     )
     mask_probability: float = setting(0.5, "share of masked large views", within="(0, 1]")
     mask_ratio: tuple[float, float] = setting(
@@ -146,7 +163,36 @@ def draw_masks(views: int, grid: tuple[int, int], config: Config) -> Tensor:
     counts = [int(patches * numbers.uniform(low + i * step, low + (i + 1) * step)) for i in range(masked)]
     counts += [0] * (views - masked)
     numbers.shuffle(counts)
+    if config.mask_shape == "inverse_block":
+        return inverse_block_masks(grid, counts, aspect=0.3)
     return block_masks(grid, counts, smallest=4, largest=patches // 2)
+
+
+class NestedHead(nn.Module):
+    """Head of a part of the dimension: linear map, MLP and prototypes whose rows have a learnt length (Franca).
+
+    Args:
+        dim: dimension of the features.
+        width: dimension after the linear map.
+        config: widths of the hidden layers.
+        bottleneck: dimension before the prototypes.
+        prototypes: number of prototypes.
+    """
+
+    def __init__(self, dim: int, width: int, config: Config, bottleneck: int, prototypes: int) -> None:
+        super().__init__()
+        layers = mlp([width, *config.hidden, bottleneck], activation=nn.GELU)
+        self.mlp = nn.Sequential(nn.Linear(dim, width), *layers, nn.GELU())
+        for layer in self.mlp:
+            if isinstance(layer, nn.Linear):
+                nn.init.trunc_normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
+        self.last_layer = UnitLinear(bottleneck, prototypes, fixed_length=False)
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits (n, prototypes) of features (n, dim), and the input of the prototypes (n, bottleneck)."""
+        embeddings = self.mlp(features)
+        return self.last_layer(embeddings), embeddings
 
 
 class Method(method.Method[Config]):
@@ -154,7 +200,6 @@ class Method(method.Method[Config]):
 
     config_type = Config
     compiled_methods = ("_tokens",)
-    saved_head = "head.mlp"  # without the prototypes
     copies = "teacher_"
     default_export = "teacher"  # evaluated by the authors
     block_methods = ("drop_samples",)
@@ -173,6 +218,17 @@ class Method(method.Method[Config]):
             raise UsageError(
                 "dinov2: method.drop_path replaces the stochastic depth of the backbone",
                 "Leave drop_path_rate out of the backbone's name, or set method.drop_path=0.",
+            )
+        if config.nested and (
+            list(config.nested) != sorted(set(config.nested)) or config.nested[0] * vit.embed_dim < 1
+        ):
+            raise UsageError(
+                f"dinov2: method.nested={list(config.nested)} are no ascending shares of {vit.embed_dim} dimensions",
+                "For instance method.nested=[0.25,0.5,1].",
+            )
+        if config.nested and config.centering == "center":
+            raise UsageError(
+                "dinov2: nested heads have no moving centre", "Set method.centering=sinkhorn or method.nested=[]."
             )
         if config.koleo_weight:
             need_several_images(setup, method="dinov2 with method.koleo_weight above 0")
@@ -210,13 +266,18 @@ class Method(method.Method[Config]):
         prefix, rate = self.backbone.num_prefix_tokens, config.drop_path
         tokens = self._tokens(self.backbone, images, mask.to(images.device, non_blocking=True), rate)
         small = encode(lambda views: self._tokens(self.backbone, views, drop_path=rate)[:, 0], batch.views[large:])
-        of_views, _ = self.head(torch.cat([tokens[:, 0], *small]))
-        of_patches, _ = self._patch_heads()[0](take_rows(tokens[:, prefix:], rows))
-        shape, temperature = (len(batch.views[0]), config.prototypes), config.student_temperature
-        parts = {
-            "class_loss": dino_loss(of_views.view(-1, *shape), classes.view(-1, *shape), temperature=temperature),
-            "patch_loss": patch_loss(of_patches, patches, mask, temperature=temperature),
-        }
+        of_views, _ = self._outputs(self.head, torch.cat([tokens[:, 0], *small]))
+        of_patches, _ = self._outputs(self._patch_heads()[0], take_rows(tokens[:, prefix:], rows))
+        images_of_view, temperature = len(batch.views[0]), config.student_temperature
+        class_losses = [
+            dino_loss(*(x.view(-1, images_of_view, x.shape[1]) for x in pair), temperature=temperature)
+            for pair in zip(of_views, classes, strict=True)
+        ]
+        patch_losses = [
+            patch_loss(*pair, mask, temperature=temperature) for pair in zip(of_patches, patches, strict=True)
+        ]
+        # Losses of nested heads are summed.
+        parts = {"class_loss": torch.stack(class_losses).sum(), "patch_loss": torch.stack(patch_losses).sum()}
         value = config.class_weight * parts["class_loss"] + config.patch_weight * parts["patch_loss"]
         if config.koleo_weight:
             # By view: two views of an image should not repel each other.
@@ -227,28 +288,50 @@ class Method(method.Method[Config]):
                 anchor = self._tokens(self.gram_backbone, images)
             parts["gram_loss"] = gram_loss(tokens[:, prefix:], anchor[:, prefix:])
             value = value + config.gram_weight * parts["gram_loss"]
-        return Loss(value, embeddings[: shape[0]], {name: part.detach() for name, part in parts.items()})
+        return Loss(value, embeddings[:images_of_view], {name: part.detach() for name, part in parts.items()})
 
     @torch.no_grad()
-    def _teacher(self, images: Tensor, masked: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the probabilities of class tokens (V * B, K) and masked patches (M, K), and class embeddings."""
+    def _teacher(self, images: Tensor, masked: Tensor, step: Step) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Return the probabilities of class tokens and masked patches by each head, and class embeddings.
+
+        Returns (V * B, K) and (M, K) of each head, and (V * B, bottleneck).
+        """
         tokens = self._tokens(self.teacher_backbone, images)
-        logits, embeddings = self.teacher_head(tokens[:, 0])
-        patch_logits, _ = self._patch_heads()[1](take_rows(tokens[:, self.backbone.num_prefix_tokens :], masked))
+        classes, embeddings = self._outputs(self.teacher_head, tokens[:, 0])
+        masked_tokens = take_rows(tokens[:, self.backbone.num_prefix_tokens :], masked)
+        patches, _ = self._outputs(self._patch_heads()[1], masked_tokens)
         temperature = teacher_temperature(self.config, step)
         if self.config.centering == "sinkhorn":
             balance, iterations = in_float32(sinkhorn), self.config.iterations
-            classes = balance(logits, epsilon=temperature, iterations=iterations)
-            return classes, balance(patch_logits, epsilon=temperature, iterations=iterations), embeddings
+            balanced = [
+                [balance(each, epsilon=temperature, iterations=iterations) for each in logits]
+                for logits in (classes, patches)
+            ]
+            return balanced[0], balanced[1], embeddings
+        ((logits,), (patch_logits,)) = classes, patches
         self._logits.add(logits.to(self.center.dtype).sum(0), len(logits))
         self._patch_logits.add(patch_logits.to(self.center.dtype).sum(0), len(patch_logits))
         return (
-            teacher_probabilities(logits, self.center, temperature=temperature),
-            teacher_probabilities(patch_logits, self.patch_center, temperature=temperature),
+            [teacher_probabilities(logits, self.center, temperature=temperature)],
+            [teacher_probabilities(patch_logits, self.patch_center, temperature=temperature)],
             embeddings,
         )
 
-    def _patch_heads(self) -> tuple[DinoHead, DinoHead]:
+    def _outputs(self, head: nn.Module, features: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Return the logits (n, K) of each nested head, or of the only one, and the widest head's embeddings."""
+        outputs = [each(features) for each in self._levels(head)]
+        return [logits for logits, _ in outputs], outputs[-1][1]
+
+    def _levels(self, head: nn.Module) -> list[Any]:
+        """Return the nested heads, from narrow to wide, or the only one."""
+        return list(head.children()) if self.config.nested else [head]
+
+    def heads(self, exported: str) -> dict[str, nn.Module]:
+        """Return the head of class tokens without prototypes; of nested ones the widest."""
+        head = self.teacher_head if exported == "teacher" else self.head
+        return {"head": self._levels(head)[-1].mlp}
+
+    def _patch_heads(self) -> tuple[nn.Module, nn.Module]:
         """Return the heads of patches of student and teacher."""
         if self.config.patch_prototypes is None:
             return self.head, self.teacher_head
@@ -263,7 +346,8 @@ class Method(method.Method[Config]):
     def before_update(self, step: Step) -> None:
         """Drop the gradients of the last layers while they are frozen."""
         if step.index < round(self.config.frozen_epochs * step.per_epoch):
-            drop_gradients(self.head.last_layer, self._patch_heads()[0].last_layer)
+            heads = self._levels(self.head) + self._levels(self._patch_heads()[0])
+            drop_gradients(*(head.last_layer for head in heads))
 
     def after_update(self, step: Step) -> None:
         """Update the centres, the teacher by the student, and at intervals the Gram teacher by the teacher."""
@@ -276,8 +360,14 @@ class Method(method.Method[Config]):
             update(self.gram_backbone, self.teacher_backbone, 0.0)
 
 
-def _head(dim: int, config: Config, bottleneck: int, prototypes: int) -> DinoHead:
-    """Return a head; the length of the last layer's rows is learnt, as in the authors' code."""
+def _head(dim: int, config: Config, bottleneck: int, prototypes: int) -> nn.Module:
+    """Return a head, or nested ones; the length of the last layer's rows is learnt, as in the authors' code."""
+    if config.nested:
+        widest = config.nested[-1]
+        counts = [max(int(prototypes * share / widest), 1) for share in config.nested]
+        widths = [int(dim * share) for share in config.nested]
+        pairs = zip(widths, counts, strict=True)
+        return nn.ModuleList(NestedHead(dim, width, config, bottleneck, count) for width, count in pairs)
     return DinoHead(
         dim, hidden=config.hidden, bottleneck=bottleneck, prototypes=prototypes, norm=False, fixed_length=False
     )

@@ -66,7 +66,8 @@ def hog(images: Tensor, patch: tuple[int, int], *, cell: int, bins: int) -> Tens
     sobel = images.new_tensor([[1, 0, -1], [2, 0, -2], [1, 0, -1]])
     filters = torch.stack([sobel, sobel.T])[:, None].repeat(channels, 1, 1, 1)
     bordered = functional.pad(images, (1, 1, 1, 1), mode="reflect")
-    x, y = functional.conv2d(bordered, filters, groups=channels).unflatten(1, (channels, 2)).unbind(2)
+    gradients = functional.conv2d(bordered, filters, groups=channels)
+    x, y = gradients[:, ::2], gradients[:, 1::2]
     orientation = (torch.atan2(x, y) / math.pi * bins).floor() % bins
     (height, width), (rows, columns) = patch, images.shape[-2:]
     strength = torch.hypot(x, y)

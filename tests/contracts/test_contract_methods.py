@@ -44,6 +44,7 @@ VARIANTS = {
     "byol, nearest of a queue": ("byol", {"queue": 32}),
     "dcl, weighted positives": ("dcl", {"sigma": 0.5}),
     "dinov2, centred": ("dinov2", {"centering": "center", "center_momentum": 1.0, "patch_prototypes": None}),
+    "dinov2, nested heads": ("dinov2", {"nested": [0.25, 1.0], "mask_shape": "inverse_block"}),
     "ibot, patches by a head of their own": ("ibot", {"patch_prototypes": 12, "mask_shape": "random"}),
     "ijepa, patches only": ("ijepa", {}, PATCHES_ONLY),
     "ijepa, registers": ("ijepa", {}, f"{runs.VIT},reg_tokens=2"),

@@ -10,6 +10,7 @@ from helpers.training_samples import gradient, made, network, random_rows, step_
 from sslbench.errors import UsageError
 from sslbench.methods import dinov2
 from sslbench.methods._parts.losses import sinkhorn
+from sslbench.methods._parts.masks import inverse_block_masks
 from sslbench.train.method import Batch, Step
 
 CONFIG = dinov2.Config(
@@ -196,3 +197,66 @@ def test_two_processes_do_what_one_does_with_both_their_batches(centering):
     for results in two_processes.run(run_method, images, centering):
         for ours, wanted in zip(results, alone, strict=True):
             np.testing.assert_allclose(ours, wanted, rtol=1e-6, atol=1e-8 * np.abs(wanted).max())
+
+
+def test_nested_heads_add_the_losses_of_heads_of_parts_of_the_dimension(monkeypatch):
+    """Each head by itself, with targets that are balanced by plain Sinkhorn iterations."""
+    method, _, batch = make(dataclasses.replace(CONFIG, nested=(0.25, 1.0), koleo_weight=0.0))
+    assert [level.last_layer.direction.shape for level in method.head] == [(6, 16), (24, 16)]
+    assert [level.mlp[0].out_features for level in method.patch_head] == [12, 48]
+    mask = torch.rand(16, 16) < 0.4
+    mask[3] = False
+    monkeypatch.setattr(dinov2, "draw_masks", lambda *_: mask)
+
+    def balanced(logits):
+        q = (logits.double() / 0.04).exp()
+        for _ in range(3):
+            q = q / q.sum(0) / q.shape[1]
+            q = q / q.sum(1, keepdim=True) / len(q)
+        return q * len(q)
+
+    def logits(level, features):
+        rows = level.last_layer.direction / level.last_layer.direction.norm(dim=1, keepdim=True)
+        return level.mlp(features) @ (rows * level.last_layer.length).T
+
+    with torch.no_grad():
+        for level in [*method.head, *method.patch_head, *method.teacher_head, *method.teacher_patch_head]:
+            level.mlp[0].weight.mul_(30)
+        ours = method(batch, Step(0, 20, 10)).value
+        large = torch.cat(batch.views[:2])
+        student, teacher = method._tokens(method.backbone, large, mask), method._tokens(method.teacher_backbone, large)
+        small = method._tokens(method.backbone, torch.cat(batch.views[2:]))[:, 0]
+        wanted = 0.0
+        for level, target in zip(method.head, method.teacher_head, strict=True):
+            views = logits(level, torch.cat([student[:, 0], small])).div(0.1).log_softmax(1).view(4, 8, -1)
+            aims = balanced(logits(target, teacher[:, 0])).view(2, 8, -1)
+            pairs = [(v, t) for v in range(4) for t in range(2) if v != t]
+            wanted += sum(-(aims[t] * views[v]).sum(1).mean() for v, t in pairs) / len(pairs)
+        for level, target in zip(method.patch_head, method.teacher_patch_head, strict=True):
+            errors = torch.zeros(16, 16, dtype=torch.float64)
+            scores = logits(level, student[:, 1:][mask]).div(0.1).log_softmax(1)
+            errors[mask] = -(balanced(logits(target, teacher[:, 1:][mask])) * scores).sum(1)
+            wanted += (errors.sum(1) / mask.sum(1).clamp(min=1)).mean()
+    torch.testing.assert_close(ours.double(), wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_inverse_masks_leave_a_rectangle_that_may_wrap_around_the_edges():
+    torch.manual_seed(0)
+    for mask in inverse_block_masks((14, 14), [127] * 50, aspect=0.5).view(50, 14, 14):
+        seen = ~mask
+        assert seen.sum() == 69
+        shifts = [torch.roll(seen, (a, b), (0, 1)) for a in range(14) for b in range(14)]
+        whole = [each for each in shifts if (box := each.nonzero()).min() == 0 and len(box) > 0]
+        heights = [(int(each.any(1).nonzero().max()) + 1, int(each.any(0).nonzero().max()) + 1) for each in whole]
+        height, width = min(heights, key=lambda sides: sides[0] * sides[1])
+        assert 69 <= height * width < 69 + width and 0.4 < height / width < 2.5
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"nested": (1.0, 0.5)}, "no ascending shares of 48 dimensions"),
+    ({"nested": (0.01, 1.0)}, "no ascending shares of 48 dimensions"),
+    ({"nested": (0.5, 1.0), "centering": "center"}, "nested heads have no moving centre"),
+])  # fmt: skip
+def test_nested_heads_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(UsageError, match=message):
+        make(dataclasses.replace(CONFIG, **changes))

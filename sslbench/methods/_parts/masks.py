@@ -123,6 +123,31 @@ def filled_block_masks(
     return torch.zeros_like(blocks).scatter_(1, order.topk(masked, dim=1).indices, True)
 
 
+def inverse_block_masks(
+    grid: tuple[int, int], counts: Sequence[int], *, aspect: float, generator: torch.Generator | None = None
+) -> Tensor:
+    """Return masks of all patches but a rectangle, which wraps around the edges: `counts[i]` true in row i.
+
+    The rectangle's aspect ratio is from `aspect` to its inverse; of its last row some patches may lack. A count of 0
+    masks nothing. Source: CAPI (Darcet et al. 2025, arXiv 2502.08769) and its data.py, with roll.
+
+    >>> inverse_block_masks((4, 4), [0, 10, 16], aspect=0.5).sum(1).tolist()
+    [0, 10, 16]
+    """
+    numbers, (rows, columns) = random_numbers(generator), grid
+    masks = []
+    for count in counts:
+        visible = rows * columns - count
+        low = max(math.log(aspect), math.log(max(visible, 1) / columns**2))
+        high = min(-math.log(aspect), math.log(rows**2 / max(visible, 1)))
+        ratio = math.exp(numbers.uniform(min(low, high), high))
+        width = min(max(math.ceil(math.sqrt(visible / ratio)), -(-visible // rows)), columns)
+        top, left = numbers.randrange(rows), numbers.randrange(columns)
+        seen = [(top + i // width) % rows * columns + (left + i % width) % columns for i in range(visible)]
+        masks.append((1 << rows * columns) - 1 - sum(1 << patch for patch in seen))
+    return unpack(masks, rows * columns)
+
+
 def random_masks(patches: int, counts: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
     """Return masks of single patches: (len(counts), patches) booleans, with `counts[i]` true in row i.
 
