@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.offenders import offenders
 from PIL import Image
-from sample_data import ade20k, cityscapes, coco_stuff, davis, hpatches, jhmdb, pf_pascal, spair, tss, vip
+from sample_data import ade20k, cityscapes, coco_stuff, davis, geobench, hpatches, jhmdb, pf_pascal, spair, tss, vip
 from scipy.io import savemat
 
 from sslbench.data.open import (
@@ -243,6 +243,9 @@ def root(tmp_path_factory):
         class_folders(root / name)
         class_folders(root / "vissl" / name)
     medmnist(root / "medmnist")
+    for name in ("m-bigearthnet", "m-brick-kiln", "m-eurosat", "m-forestnet", "m-pv4ger", "m-so2sat"):
+        (root / "geobench" / "classification_v1.0" / name).mkdir(parents=True)
+        geobench.make(root / "geobench" / "classification_v1.0" / name, several=name == "m-bigearthnet")
     retrieval_sets(root)
     geolocated(root)
     nyu, kitti = "nyudepthv2_{}_files_with_gt.txt", "eigen_{}_files_with_gt.txt"

@@ -1,0 +1,318 @@
+"""GEO-Bench V1: a folder of one HDF5 file per sample with *_partition.json; `?bands=red|green|blue`, `?scale=none`.
+
+Lacoste et al., NeurIPS 2023 (arXiv 2306.03831). Classes are those of label_map.json, several per image those of
+label_stats.json, classes of pixels the array `label` of each file. Pickles in the files are not read, so classes have
+numbers for names; classes.txt beside them names those of pixels.
+
+Bands have any type and range. `scale=train` maps mean minus and plus two standard deviations of each band in train to 0
+and 255, as SSL4EO-S12 does (Wang et al. 2023, arXiv 2211.07044). (Statistics in band_stats.json are of all parts.)
+`scale=none` gives bands of 16 bits without a sign as they are.
+"""
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.arrays import FloatArray, OfRows
+from sslbench.config import setting
+from sslbench.data.containers.hdf5 import open_hdf5
+from sslbench.data.containers.members import by_split, split_name
+from sslbench.data.decode.picture import UnreadableImage, check_size
+from sslbench.data.format import SampleReader, SampleRequest, SourceFormat
+from sslbench.data.images import Files, digests_with
+from sslbench.data.labels import multi_labels, single_labels
+from sslbench.data.maps.classes import LabelMapOptions, coding_beside, make_coding, with_ignored
+from sslbench.data.maps.foreground import map_readers
+from sslbench.data.maps.layout import in_order
+from sslbench.data.maps.types import CodedMaps, Coding, RawMap, source_of_maps
+from sslbench.data.source import Source
+from sslbench.data.wording import counted, part_name, some
+from sslbench.errors import DataError, UsageError
+from sslbench.names import did_you_mean
+from sslbench.targets.target import Target
+
+_LABEL = "label"
+_DATE = re.compile(r"_(?:\d{4}-\d{2}-\d{2}.*|NoDate)$")
+_NUMBERED = re.compile(r"0*(\w+) - (.+)")
+_PARTITION = "{}_partition.json"
+_STATS = "band_stats.json"
+_MEASURED = 500  # train images of which the statistics of bands are taken, at most
+_SPREAD = 2.0  # standard deviations on each side of the mean that are kept
+
+
+@dataclasses.dataclass(frozen=True)
+class GeoBenchOptions:
+    """Options behind a '?'."""
+
+    bands: str | int = setting("", "names or numbers of bands, in order: red|green|blue, 04|03|02; empty: all")
+    scale: Literal["train", "none"] = setting(
+        "train", "train: mean and two standard deviations of train become 8 bits; none: 16 bits as they are"
+    )
+    partition: str = setting("default", "name of the partition: default, 0.10x_train, ...")
+    ignore: str | int | None = setting(None, "label maps: values or classes that do not count")
+
+
+def recognises(spec: str) -> bool:
+    """Return whether a folder has partitions and statistics of bands."""
+    return (Path(spec) / _STATS).is_file() and any(Path(spec).glob(_PARTITION.format("*")))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BandImages(OfRows):
+    """Images made of some bands of HDF5 files.
+
+    Attributes:
+        files: one per image.
+        bands: names of the bands, in order.
+        low: (C,) value of each band that becomes 0; empty: values stay as they are.
+        high: (C,) value that becomes 255.
+    """
+
+    of_rows = ("files",)
+    files: Files
+    bands: tuple[str, ...]
+    low: FloatArray
+    high: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(self, index: int) -> npt.NDArray[np.uint8]:
+        """Return an image (H, W, C), uint8, or uint16 without a scale; smaller bands are enlarged to the largest."""
+        import cv2
+
+        path = self.files.path(index)
+        found = _read_bands(path, self.bands)
+        height, width = (max(sides) for sides in zip(*(band.shape for band in found), strict=True))
+        planes = [
+            band if band.shape == (height, width) else cv2.resize(band.astype(np.float32), (width, height))
+            for band in found
+        ]
+        image = np.stack(planes, axis=2)
+        if len(self.low):
+            shares = (image.astype(np.float64) - self.low) / (self.high - self.low)
+            return np.asarray((255 * shares.clip(0, 1)).round(), np.uint8)
+        if image.dtype != np.uint8 and (image.min() < 0 or image.max() > np.iinfo(np.uint16).max):
+            raise OSError(f"{path}: values from {image.min():g} to {image.max():g} are no 16 bits: ?scale=train")
+        return image if image.dtype == np.uint8 else image.round().astype(np.uint16)  # type: ignore[return-value]
+
+    def path(self, index: int) -> str:
+        """Return the path of a file."""
+        return self.files.path(index)
+
+    def digests(self) -> npt.NDArray[np.uint8]:
+        """Return (N, 16) bytes: a hash of each file, the names of the bands and their scale."""
+        about = "\n".join(self.bands).encode() + self.low.tobytes() + self.high.tobytes()
+        return digests_with(self.files.digests(), [about] * len(self))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LabelBands(OfRows):
+    """Label maps in HDF5 files, one per image."""
+
+    of_rows = ("files",)
+    files: Files
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(self, index: int, max_pixels: int) -> RawMap:
+        """Read one map; see `Maps`."""
+        try:
+            (values,) = _read_bands(self.path(index), (_LABEL,))
+        except OSError as error:
+            raise UnreadableImage(self.path(index), str(error)) from error
+        check_size(values.shape[1], values.shape[0], self.path(index), max_pixels)
+        return RawMap(values.astype(np.int32))
+
+    def path(self, index: int) -> str:
+        """Return the path of a file."""
+        return self.files.path(index)
+
+    def digests(self) -> npt.NDArray[np.uint8]:
+        """Return (N, 16) bytes: a hash of each file."""
+        return self.files.digests()
+
+
+def _read_bands(path: str, bands: Sequence[str]) -> list[npt.NDArray[Any]]:
+    """Return the bands (H, W) of a file."""
+    try:
+        with open_hdf5(Path(path)) as file:
+            keys = {_DATE.sub("", key): key for key in file}
+            found = [np.asarray(file[keys[band]]).squeeze() for band in bands]
+    except (OSError, KeyError, DataError) as error:
+        reason = f"no band {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:300]
+        raise OSError(f"{path}: {reason}") from error
+    if wrong := next((shape for band in found if len(shape := band.shape) != 2), None):
+        raise OSError(f"{path}: a band has the shape {wrong}, and height and width are expected")
+    return found
+
+
+def chosen_bands(spec: str, wanted: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the bands that the user wants: whole, or the number or the word of '04 - Red'.
+
+    >>> chosen_bands("m-eurosat", "red|3", ["02 - Blue", "03 - Green", "04 - Red"])
+    ('04 - Red', '03 - Green')
+    """
+    known = {name.lower(): name for name in names}
+    for name in names:
+        if match := _NUMBERED.fullmatch(name):
+            known |= {key.lower(): name for key in match.groups() if key.lower() not in known}
+    if not wanted:
+        return tuple(names)
+    keys = [word.strip().lower() for word in wanted.split("|")]
+    if missing := [key for key in keys if key not in known and key.lstrip("0") not in known]:
+        problem = f"{spec}: there is no band '{missing[0]}'; its bands: {some(names, 20)}"
+        raise UsageError(problem, did_you_mean(missing[0], list(known)))
+    found = tuple(known.get(key) or known[key.lstrip("0")] for key in keys)
+    if len(set(found)) < len(found):
+        raise UsageError(f"{spec}: bands={wanted} names a band twice")
+    return found
+
+
+def _partition(spec: str, options: GeoBenchOptions) -> dict[str, list[str]]:
+    """Return split -> names of the samples, sorted."""
+    file = Path(spec) / _PARTITION.format(options.partition)
+    if not file.is_file():
+        names = [found.name.removesuffix(_PARTITION.format("")) for found in Path(spec).glob(_PARTITION.format("*"))]
+        raise UsageError(f"{spec} has no partition '{options.partition}'", did_you_mean(options.partition, names))
+    parts = _json(file)
+    return {split_name(split) or split: sorted(names) for split, names in parts.items() if names}
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"cannot read {file}: {' '.join(str(error).split())[:200]}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{file} should be an object of names")
+    return content
+
+
+def _images(spec: str, names: Sequence[str], train: Sequence[str], options: GeoBenchOptions) -> BandImages:
+    """Return the images of samples; scales are those of train."""
+    first = str(Path(spec) / f"{names[0]}.hdf5")
+    with open_hdf5(Path(first)) as file:
+        there = sorted({_DATE.sub("", key) for key in file} - {_LABEL})
+        if len(there) + (_LABEL in file) < len(list(file)):
+            raise DataError(f"{first} has several dates of a band, and one is expected")
+    bands = chosen_bands(spec, str(options.bands), there)
+    files = Files(tuple(f"{name}.hdf5" for name in names), str(spec))
+    if options.scale == "none":
+        return BandImages(files, bands, np.zeros(0), np.zeros(0))
+    step = -(-len(train) // _MEASURED)
+    low, high = _scales(spec, bands, tuple(train[::step]))
+    return BandImages(files, bands, np.array(low), np.array(high))
+
+
+@functools.lru_cache(maxsize=8)
+def _scales(spec: str, bands: tuple[str, ...], train: tuple[str, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean minus and plus two standard deviations of each band over the pixels of images."""
+    sums, squares, number = np.zeros(len(bands)), np.zeros(len(bands)), np.zeros(len(bands))
+    for image in _readable(spec, bands, train):
+        for i, band in enumerate(image):
+            values = band.astype(np.float64)
+            sums[i] += values.sum()
+            squares[i] += np.square(values).sum()
+            number[i] += values.size
+    if not number.all():
+        raise DataError(f"{spec}: no image of train can be read, so its bands have no scale", "Give ?scale=none.")
+    mean = sums / number
+    spread = np.sqrt(np.maximum(squares / number - mean**2, 0.0))
+    spread[spread == 0] = 1.0
+    return tuple((mean - _SPREAD * spread).tolist()), tuple((mean + _SPREAD * spread).tolist())
+
+
+def _readable(spec: str, bands: Sequence[str], names: Sequence[str]) -> Iterator[list[npt.NDArray[Any]]]:
+    for name in names:
+        try:
+            yield _read_bands(str(Path(spec) / f"{name}.hdf5"), bands)
+        except OSError:  # listed by the evaluation
+            continue
+
+
+def _labels(spec: str, names: Sequence[str]) -> Target:
+    """Return the classes of samples, by label_map.json or label_stats.json."""
+    root = Path(spec)
+    if (root / "label_map.json").is_file():
+        of = {name: label for label, members in _json(root / "label_map.json").items() for name in members}
+        if missing := [name for name in names if name not in of]:
+            raise DataError(
+                f"{root / 'label_map.json'}: {counted(len(missing), 'sample')} without a class: {some(missing)}"
+            )
+        return single_labels([str(of[name]) for name in names])
+    if not (root / "label_stats.json").is_file():
+        raise DataError(
+            f"{spec} has neither label_map.json nor label_stats.json",
+            "They are part of the published archives, and make_benchmark/label_map.py of GEO-Bench writes them.",
+        )
+    stats = _stats(root, names)
+    if not all(value in (0, 1) for row in stats for value in row):
+        raise DataError(f"{spec} has a class for every pixel", "Evaluate it by segmentation.")
+    classes = [str(c) for c in range(len(stats[0]))]
+    return multi_labels(
+        [[c for c, present in zip(classes, row, strict=True) if present] for row in stats], classes=classes
+    )
+
+
+def _stats(root: Path, names: Sequence[str]) -> list[list[float]]:
+    stats = _json(root / "label_stats.json")
+    rows = [stats.get(name) for name in names]
+    if wrong := [
+        n for n, row in zip(names, rows, strict=True) if not isinstance(row, list) or len(row) != len(rows[0])
+    ]:
+        raise DataError(f"{root / 'label_stats.json'}: no numbers of classes for {some(wrong)}")
+    return rows  # type: ignore[return-value]
+
+
+def open(request: SampleRequest[GeoBenchOptions]) -> dict[str, Source]:
+    """Return the images of every split with their classes."""
+    spec, options = request.spec, request.options
+    if options.ignore is not None:
+        raise UsageError(f"{spec}: ignore is for label maps")
+    parts = _partition(spec, options)
+    names = [name for part in parts.values() for name in part]
+    splits = [split for split, part in parts.items() for _ in part]
+    images = _images(spec, names, parts.get("train", names), options)
+    return by_split(spec, names, _labels(spec, names), images, splits, ())
+
+
+def open_maps(spec: str, options: GeoBenchOptions) -> dict[str, Source]:
+    """Return the images of every split with the classes of their pixels."""
+    parts, sources, root = _partition(spec, options), dict[str, Source](), Path(spec)
+    every = [name for part in parts.values() for name in part]
+    coding: Coding | None = coding_beside(root, LabelMapOptions())
+    if coding is None:
+        number = len(_stats(root, every[:1])[0])
+        coding = dataclasses.replace(make_coding(spec, [(c, str(c)) for c in range(number)]), named=False)
+    coding = with_ignored(spec, coding, options.ignore)
+    for split, names in parts.items():
+        images = _images(spec, names, parts.get("train", every), options)
+        maps = CodedMaps(part_name(spec, split), tuple(names), images, LabelBands(images.files), coding)
+        sources[split] = source_of_maps(maps)
+    return in_order(sources)
+
+
+def _has_maps(spec: str) -> bool:
+    if not recognises(spec) or (Path(spec) / "label_map.json").is_file():
+        return False
+    first = next(Path(spec).glob("*.hdf5"), None)
+    if first is None:
+        return False
+    with open_hdf5(first) as file:
+        return any(_DATE.sub("", key) == _LABEL for key in file)
+
+
+FORMAT = SourceFormat(
+    __doc__,
+    SampleReader(recognises, open, GeoBenchOptions),
+    readers=map_readers(lambda spec, _: _has_maps(spec), open_maps, GeoBenchOptions, alone=_has_maps),
+)
