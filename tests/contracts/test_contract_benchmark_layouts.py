@@ -38,7 +38,15 @@ OPENERS = {
 }
 CLASS_FOLDERS = (
     *("diabetic_retinopathy", "dmlab", "dsprites_location", "dsprites_orientation", "NWPU-RESISC45", "places205"),
-    *("small_norb_azimuth", "small_norb_elevation", "ucf101"),
+    *(
+        "small_norb_azimuth",
+        "small_norb_elevation",
+        "ucf101",
+        "cub",
+        "nabirds",
+        "stanford_dogs",
+        "plantnet_300K/images",
+    ),
     *("caltech101", "dsprites_location", "dsprites_orientation", "eurosat", "kitti_dist", "patch_camelyon", "resisc45"),
 )
 
@@ -121,14 +129,14 @@ def voc_maps(root, lists, **maps):
         file.write_text("\n".join(names) + "\n")
 
 
-def inaturalist(root):
+def inaturalist(root, year):
     for split in ("train", "val"):
-        name = f"train_val2018/Aves/2761/{split}.jpg"
+        name = f"{f'train_val{year}' if year else split}/Aves/2761/{split}.jpg"
         picture(root / name)
         images = [{"id": 1, "file_name": name, "height": 12, "width": 20}]
         content = {"images": images, "annotations": [{"id": 1, "image_id": 1, "category_id": 3}]}
         content["categories"] = [{"id": 3, "name": "Parus major", "supercategory": "Aves"}]
-        (root / f"{split}2018.json").write_text(json.dumps(content))
+        (root / f"{split}{year}.json").write_text(json.dumps(content))
 
 
 def depth_of_bts(root, name, lists):
@@ -238,7 +246,8 @@ def root(tmp_path_factory):
     for name in ("imagenet-a", "imagenet-r", "imagenet-sketch"):
         class_folders(root, (name,))
     class_folders(root, ("imagenetv2-matched-frequency-format-val",), ("0", "1"))
-    inaturalist(root / "inaturalist18")
+    inaturalist(root / "inaturalist18", "2018")
+    inaturalist(root / "inaturalist21", "")
     for name in CLASS_FOLDERS:
         class_folders(root / name)
         class_folders(root / "vissl" / name)

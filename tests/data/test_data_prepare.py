@@ -280,6 +280,51 @@ def test_cub200(tmp_path):
     assert (folder / "test" / names[2]).read_bytes() == picture(2)
 
 
+@pytest.mark.parametrize(
+    ("name", "archive", "root"),
+    [("cub", "CUB_200_2011.tgz", "CUB_200_2011/"), ("nabirds", "nabirds.tar.gz", "nabirds/")],
+)
+def test_birds_by_their_official_split(tmp_path, name, archive, root):
+    images = ["001.Albatross/a.jpg", "001.Albatross/b.jpg", "150.Thrasher/c.jpg"]
+    lists = {"images.txt": "".join(f"{i} {image}\n" for i, image in enumerate(images)), "classes.txt": "1 x\n"}
+    lists["train_test_split.txt"] = "0 1\n1 0\n2 0\n"
+    content = {f"{root}images/{image}": picture(i) for i, image in enumerate(images)}
+    tar(tmp_path / archive, content | {root + file: text.encode() for file, text in lists.items()}, "w:gz")
+    folder = prepare(name, [tmp_path], root=tmp_path / "data", verify=False)
+    assert tree(folder) == [f"test/{images[1]}", f"test/{images[2]}", f"train/{images[0]}"]
+    assert (folder / "test" / images[2]).read_bytes() == picture(2)
+    for wrong, words in (("0 1\n", "different images"), ("", "is missing"), ("0 1 2\n", "two words")):
+        tar(
+            tmp_path / archive,
+            content
+            | {root + "images.txt": lists["images.txt"].encode(), root + "train_test_split.txt": wrong.encode()},
+            "w:gz",
+        )
+        with pytest.raises(DataError, match=words):
+            prepare(name, [tmp_path], root=tmp_path / "other", verify=False)
+    outside = {root + "images.txt": b"0 ../../x.jpg\n", root + "train_test_split.txt": b"0 1\n"}
+    tar(tmp_path / archive, outside, "w:gz")
+    with pytest.raises(DataError, match="outside of images/"):
+        prepare(name, [tmp_path], root=tmp_path / "other", verify=False)
+
+
+def test_dogs_by_their_official_split(tmp_path):
+    files = ["n02085620-Chihuahua/n02085620_1.jpg", "n02085620-Chihuahua/n02085620_2.jpg", "n02116738-dhole/n_3.jpg"]
+    tar(tmp_path / "images.tar", {f"Images/{file}": picture(i) for i, file in enumerate(files)})
+    lists = {}
+    for part, listed in (("train", files[:1]), ("test", files[1:])):
+        cells = np.array([[file] for file in listed], dtype=object)
+        buffer = io.BytesIO()
+        scipy.io.savemat(buffer, {"file_list": cells})
+        lists[f"{part}_list.mat"] = buffer.getvalue()
+    tar(tmp_path / "lists.tar", lists)
+    folder = prepare("stanford_dogs", [tmp_path], root=tmp_path / "data", verify=False)
+    assert tree(folder) == [f"test/{files[1]}", f"test/{files[2]}", f"train/{files[0]}"]
+    tar(tmp_path / "lists.tar", {"train_list.mat": lists["train_list.mat"]})
+    with pytest.raises(DataError, match="does not hold the lists"):
+        prepare("stanford_dogs", [tmp_path], root=tmp_path / "other", verify=False)
+
+
 def test_cars196(tmp_path):
     tar(tmp_path / "car_ims.tgz", {f"car_ims/{i:06d}.jpg": picture(i) for i in range(1, 5)}, "w:gz")
     kind = [("relative_im_path", "O"), ("bbox_x1", "O"), ("class", "O"), ("test", "O")]

@@ -10,21 +10,24 @@ from typing import Any
 
 from sslbench import paths
 from sslbench.config import read_yaml
-from sslbench.data.prepare import sets
+from sslbench.data.prepare import listed, sets
 from sslbench.data.prepare.layout import Layout, LayoutPlan, Official, find_archives, prepare_folder, refuse_existing
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 
 MAKERS: Mapping[str, tuple[tuple[Official, ...], Callable[[Mapping[str, Path]], LayoutPlan]]] = {
-    "cars196": (sets.CARS_ARCHIVES, sets.cars196),
-    "cub200": (sets.CUB_ARCHIVES, sets.cub200),
+    "cars196": (listed.CARS_ARCHIVES, listed.cars196),
+    "cub": (listed.CUB_ARCHIVES, listed.cub),
+    "cub200": (listed.CUB_ARCHIVES, listed.cub200),
     "dsprites_location": (sets.DSPRITES_ARCHIVES, sets.dsprites_location),
     "dsprites_orientation": (sets.DSPRITES_ARCHIVES, sets.dsprites_orientation),
     "imagenet1k": (sets.IMAGENET_ARCHIVES, sets.imagenet1k),
+    "nabirds": (listed.NABIRDS_ARCHIVES, listed.nabirds),
     "places205": (sets.PLACES_ARCHIVES, sets.places205),
     "small_norb_azimuth": (sets.NORB_ARCHIVES, sets.small_norb_azimuth),
     "small_norb_elevation": (sets.NORB_ARCHIVES, sets.small_norb_elevation),
-    "sop": (sets.SOP_ARCHIVES, sets.sop),
+    "sop": (listed.SOP_ARCHIVES, listed.sop),
+    "stanford_dogs": (listed.DOGS_ARCHIVES, listed.stanford_dogs),
     "ucf101": (sets.UCF_ARCHIVES, sets.ucf101),
     **{name: (kind.archives, kind.plan) for name, kind in sets.SETS.items()},
 }
