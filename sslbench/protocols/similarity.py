@@ -63,14 +63,14 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     metrics, headline, _ = summarise(
         type(kind), kind.classes, kind.values, scores[:, None], seed=seed, groups=test.groups
     )
-    chance = {headline: float(np.mean(find(headline).chance))}
+    level = find(headline).chance
     return Outcome(
         metrics=metrics,
         headline=headline,
         scores=scores[:, None],
         per_class={},
-        chance=chance,
-        notes=kind.notes(scores),
+        chance={headline: level} if isinstance(level, float) else {},
+        notes=kind.notes(scores.astype(np.float64)),
     )
 
 

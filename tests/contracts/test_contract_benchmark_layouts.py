@@ -255,6 +255,9 @@ def root(tmp_path_factory):
     for name in ("m-bigearthnet", "m-brick-kiln", "m-eurosat", "m-forestnet", "m-pv4ger", "m-so2sat"):
         (root / "geobench" / "classification_v1.0" / name).mkdir(parents=True)
         geobench.make(root / "geobench" / "classification_v1.0" / name, several=name == "m-bigearthnet")
+    for name in ("m-pv4ger-seg", "m-chesapeake", "m-cashew-plant", "m-SA-crop-type", "m-nz-cattle", "m-NeonTree"):
+        (root / "geobench" / "segmentation_v1.0" / name).mkdir(parents=True)
+        geobench.make(root / "geobench" / "segmentation_v1.0" / name, maps=True)
     retrieval_sets(root)
     geolocated(root)
     nyu, kitti = "nyudepthv2_{}_files_with_gt.txt", "eigen_{}_files_with_gt.txt"

@@ -104,3 +104,19 @@ def test_files_that_are_missing_or_damaged_are_named(tmp_path):
     (tmp_path / "label_map.json").unlink()
     with pytest.raises(SslbenchError, match=r"label_map\.py"):
         open_data(place)
+
+
+def test_pixels_that_are_no_numbers_are_dark_and_move_no_scale(tmp_path):
+    def with_holes(place, hole):
+        place.mkdir()
+        geobench.make(place)
+        with h5py.File(place / "id_0000.hdf5", "r+") as file:
+            values = np.asarray(file["04 - Red"], np.float32)
+            values[0, 0] = hole
+            del file["04 - Red"]
+            file["04 - Red"] = values
+        return open_data(f"{place}?bands=red")["train"].images
+
+    whole, holes = with_holes(tmp_path / "whole", 1000), with_holes(tmp_path / "holes", np.nan)
+    assert holes.read(0)[0, 0, 0] == 0 and whole.read(0)[0, 0, 0] > 0
+    assert np.abs(holes.read(1).astype(int) - whole.read(1)).max() <= 2

@@ -40,8 +40,8 @@ FILES = {
     "retrieval": 12,
     "robustness": 12,
     "saliency": 3,
-    "segmentation": 6,
-    "segmentation_knn": 6,
+    "segmentation": 12,
+    "segmentation_knn": 12,
     "svm": 4,
     "tracking": 3,
 }

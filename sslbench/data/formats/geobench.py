@@ -98,10 +98,11 @@ class BandImages(OfRows):
         image = np.stack(planes, axis=2)
         if len(self.low):
             shares = (image.astype(np.float64) - self.low) / (self.high - self.low)
-            return np.asarray((255 * shares.clip(0, 1)).round(), np.uint8)
+            # Not a number, outside of the swath of a satellite, is dark.
+            return np.asarray((255 * np.nan_to_num(shares).clip(0, 1)).round(), np.uint8)
         if image.dtype != np.uint8 and (image.min() < 0 or image.max() > np.iinfo(np.uint16).max):
             raise OSError(f"{path}: values from {image.min():g} to {image.max():g} are no 16 bits: ?scale=train")
-        return image if image.dtype == np.uint8 else image.round().astype(np.uint16)  # type: ignore[return-value]
+        return image if image.dtype == np.uint8 else image.round().astype(np.uint16)
 
     def path(self, index: int) -> str:
         """Return the path of a file."""
@@ -219,7 +220,7 @@ def _scales(spec: str, bands: tuple[str, ...], train: tuple[str, ...]) -> tuple[
     sums, squares, number = np.zeros(len(bands)), np.zeros(len(bands)), np.zeros(len(bands))
     for image in _readable(spec, bands, train):
         for i, band in enumerate(image):
-            values = band.astype(np.float64)
+            values = band[np.isfinite(band)].astype(np.float64)
             sums[i] += values.sum()
             squares[i] += np.square(values).sum()
             number[i] += values.size
@@ -265,12 +266,11 @@ def _labels(spec: str, names: Sequence[str]) -> Target:
 
 def _stats(root: Path, names: Sequence[str]) -> list[list[float]]:
     stats = _json(root / "label_stats.json")
-    rows = [stats.get(name) for name in names]
-    if wrong := [
-        n for n, row in zip(names, rows, strict=True) if not isinstance(row, list) or len(row) != len(rows[0])
-    ]:
+    rows = {name: row for name in names if isinstance(row := stats.get(name), list)}
+    number = len(next(iter(rows.values()), []))
+    if wrong := [name for name in names if len(rows.get(name, [])) != number or not number]:
         raise DataError(f"{root / 'label_stats.json'}: no numbers of classes for {some(wrong)}")
-    return rows  # type: ignore[return-value]
+    return [rows[name] for name in names]
 
 
 def open(request: SampleRequest[GeoBenchOptions]) -> dict[str, Source]:

@@ -1,6 +1,7 @@
 """Heads on a pyramid of maps: UPerNet and the semantic head of feature pyramid networks."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -132,7 +133,7 @@ class FPNHead(nn.Module):
         summed = []
         for level, steps in zip(levels, self.enlargings, strict=True):
             x = level
-            for step in steps:
+            for step in cast("nn.ModuleList", steps):
                 x = step(x)
                 if x.shape[-1] < finest[1]:
                     x = functional.interpolate(x, scale_factor=2.0, mode="bilinear")
