@@ -45,13 +45,15 @@ def linear(start: float, end: float) -> Schedule:
     return lambda progress: start * (1 - progress) + end * progress
 
 
-def cosine(start: float, end: float) -> Schedule:
+def cosine(start: float, end: float, stop: float = 1.0) -> Schedule:
     """Return half a cosine wave (Loshchilov and Hutter 2017, SGDR, equation 5, without restarts).
+
+    With `stop` below 1 it ends after that share of the half wave, before `end` (CAPI).
 
     >>> round(cosine(1.0, 0.0)(0.5), 6)
     0.5
     """
-    return lambda progress: end + 0.5 * (start - end) * (1 + math.cos(math.pi * progress))
+    return lambda progress: end + 0.5 * (start - end) * (1 + math.cos(math.pi * stop * progress))
 
 
 def polynomial(start: float, power: float) -> Schedule:

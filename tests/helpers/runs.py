@@ -28,6 +28,11 @@ PATCHES = {"views": [*SINGLE["views"], PIECES]}
 CHOSEN = {
     "aim": ({"head_dim": 32, "head_depth": 1}, SINGLE, VIT),
     "barlow_twins": ({"projector": [64, 64]}, PAIR, RESNET),
+    "capi": (
+        {"prototypes": 16, "predictor_depth": 1, "predictor_heads": 3, "predicted": 0.3, "momentum_warmup": 0.2},
+        SINGLE,
+        VIT,
+    ),
     "byol": ({"projector": [64, 32], "predictor": [64]}, PAIR, RESNET),
     "deepclusterv2": ({"clusters": [8, 8, 8], "projector": [64, 32]}, CROPS, RESNET),
     "distillation": ({"teacher": "random", "teacher_backbone": "resnet18w0.25"}, SINGLE, RESNET),  # has a head
@@ -90,6 +95,7 @@ CHOSEN = {
 
 # Settings that a recipe leaves to the user, or that depend on each other.
 NEEDED = {
+    "capi": {"predictor_heads": 3},
     "distillation": {"teacher": "random", "teacher_backbone": RESNET, "target": "features", "soft_weight": 1.0},
     "wmse": {"projector": [64, 4], "slice": 8},
 }

@@ -90,6 +90,18 @@ METHODS = {
         CROPS,
         VIT,
     ),
+    "capi": (
+        {
+            "prototypes": 512,
+            "predictor_depth": 2,
+            "predictor_heads": 3,
+            "predicted": 0.3,
+            "drop_path": 0.0,
+            "momentum": 0.98,
+        },
+        SINGLE,
+        MEAN,
+    ),
     "franca": (
         {
             "name": "dinov2",

@@ -184,8 +184,8 @@ def variance_and_covariance(z: Tensor) -> tuple[Tensor, Tensor]:
 def sinkhorn(scores: Tensor, *, epsilon: float, iterations: int, power_law: float = 0.0) -> Tensor:
     """Return the assignments of this process's samples, balanced over all processes (SwAV, eq. 3 to 5).
 
-    `scores`: (n, K), similarities of this process's samples and the prototypes; n may differ between processes; returns
-    (n, K) in the dtype of `scores`; rows sum to 1.
+    `scores`: (n, K), similarities of this process's samples and the prototypes; n may differ between processes; or (n,
+    P, K), of P sets of samples, each balanced by itself; returns them in the dtype of `scores`; rows sum to 1.
 
     >>> codes = sinkhorn(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), epsilon=0.05, iterations=3)
     >>> [[round(code, 3) for code in row] for row in codes.tolist()]  # both prototypes get the same share
@@ -194,12 +194,12 @@ def sinkhorn(scores: Tensor, *, epsilon: float, iterations: int, power_law: floa
     # The iterations start from exp(scores / epsilon); each scales the prototypes to their shares and then the samples
     # to 1. They are computed with logarithms, so that no score overflows or underflows for any epsilon; where the
     # published exponential form is finite, the results are equal.
-    rank_of_prototype = torch.arange(1, scores.shape[1] + 1, device=scores.device, dtype=scores.dtype)
+    rank_of_prototype = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
     log_share = (-power_law * rank_of_prototype.log()).log_softmax(dim=0)
     log_q = scores / epsilon
     for _ in range(iterations):
         # n may be 0 on some processes; the shift keeps the exponentials finite.
         shift = max_(log_q.amax(dim=0) if len(log_q) else log_q.new_full(log_q.shape[1:], -torch.inf))
         log_q = log_q - (sum_((log_q - shift).exp().sum(dim=0)).log() + shift) + log_share
-        log_q = log_q.log_softmax(dim=1)
-    return log_q.softmax(dim=1)
+        log_q = log_q.log_softmax(dim=-1)
+    return log_q.softmax(dim=-1)
