@@ -30,6 +30,7 @@ class Download:
         data: data location that the files then have; empty for archives.
         calls: arguments of each call of torchvision's class.
         archives: name of an archive -> its address.
+        md5: name of an archive -> its checksum, where no layout of `data prepare` knows it.
         folder: place of data without a source of their own below the user's data folder, a folder or a manifest.
         files: archives and layout, for the user to fetch and unpack; empty: a command does it.
         megabytes: size of the transfer, rounded; 0: not known.
@@ -41,6 +42,7 @@ class Download:
     data: str = ""
     calls: tuple[dict[str, Any], ...] = ({},)
     archives: dict[str, str] = dataclasses.field(default_factory=dict)
+    md5: dict[str, str] = dataclasses.field(default_factory=dict)
     folder: str = ""
     files: str = ""
     megabytes: int = 0
@@ -152,20 +154,25 @@ def _torchvision(wanted: Download, root: Path) -> str:
 
 
 def _archives(wanted: Download, root: Path) -> str:
+    """Fetch archives and lay them out; a file that is used as it is goes to its place at once."""
     from torchvision.datasets.utils import download_url
 
-    official = {archive.name: archive for archive in prepare.archives_of(wanted.name)}
-    folder = root / "archives"
+    laid_out = () if wanted.folder else prepare.archives_of(wanted.name)
+    checksums = {each.name: each.md5 for each in laid_out} | wanted.md5
+    folder = (root / wanted.folder).parent if wanted.folder else root / "archives"
     folder.mkdir(parents=True, exist_ok=True)
     for name, url in wanted.archives.items():
         try:
             # None, not '', which torchvision would compare.
-            download_url(url, folder, name, official[name].md5 or None)
+            download_url(url, folder, name, checksums.get(name) or None)
         except (OSError, RuntimeError, ValueError) as error:
+            if wanted.folder:  # a damaged file would be taken for the data
+                (folder / name).unlink(missing_ok=True)
             raise _unreachable(wanted, folder, error) from error
-    place = prepare.prepare(wanted.name, [folder], root=root)
+    place = root / wanted.folder if wanted.folder else prepare.prepare(wanted.name, [folder], root=root)
     _mark(wanted.name, root)
-    log.info(f"the archives in {folder} are not needed any more")
+    if not wanted.folder:
+        log.info(f"the archives in {folder} are not needed any more")
     return str(place)
 
 
