@@ -53,6 +53,15 @@ def cache_dir() -> Path:
     return Path(given).expanduser() if given else Path(platformdirs.user_cache_dir("sslbench", appauthor=False))
 
 
+def size_variable(name: str, default: str) -> int:
+    """Return the size in an environment variable in bytes, such as 1.5 GB."""
+    text = os.environ.get(name, default)
+    match = re.fullmatch(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?)B?", text.strip().upper())
+    if match is None:
+        raise UsageError(f"${name} is '{text}', which is not a size", "Such as 50GB, 500MB, or 0.")
+    return int(float(match["number"]) * 1000 ** " KMGT".index(match["unit"] or " "))
+
+
 def file_url_path(place: str | Path) -> Path | None:
     """Return the path of a URL of a local file or folder; None for anything else.
 

@@ -24,6 +24,7 @@ from sslbench.backbones.speed import prepare
 from sslbench.data.checks import duplicates
 from sslbench.data.decode import transforms
 from sslbench.data.loading import loader
+from sslbench.data.loading.kept import largest_size
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.distributed import this_process
@@ -203,6 +204,7 @@ class Stage:
         memory: bytes at the peak, beside the process as it is.
         stored: bytes of features to be stored.
         written: bytes of files of scores.
+        kept: bytes of the cache folder that decoded training images may take while it runs.
         remark: work that is not counted, or the reason why nothing is.
         task: of a protocol on features.
         shapes: of its features, the largest ones.
@@ -213,6 +215,7 @@ class Stage:
     memory: float = 0.0
     stored: float = 0.0
     written: float = 0.0
+    kept: float = 0.0
     remark: str = ""
     task: Task | None = None
     shapes: Shapes | None = None
@@ -564,7 +567,9 @@ def _image_stage(prepared: Prepared, task: Task, rate: Rate | None) -> Stage:
     remark = f"passes of images only, at least; without {cost.rest}" if cost.rest else ""
     name = f"{task.protocol} with {counted(floors, 'floor')}" if floors else task.protocol
     name = f"{name}: {passes:,.0f} passes of images{_shared()}"
-    return Stage(name, passes * rate.seconds / this_process().world, remark=remark)
+    # What is kept takes a share of free space, and its file ends with the training: it is nothing to refuse.
+    kept_bytes = float(largest_size()) if task.kind.trains else 0.0
+    return Stage(name, passes * rate.seconds / this_process().world, kept=kept_bytes, remark=remark)
 
 
 def _floors(prepared: Prepared, task: Task) -> int:

@@ -184,7 +184,7 @@ class Method(method.Method[Config]):
             targets = averaged_targets(self._outputs(images))
         views, generators = len(batch.views), image_generators(self.seed, batch, step)
         drawn = draw_visible(views * config.masks, self.grid, config, generators)
-        visible = drawn.unflatten(1, (views, config.masks)).transpose(0, 1).flatten(0, 2)
+        visible = drawn.view(len(generators), views, config.masks, -1).transpose(0, 1).flatten(0, 2)
         hidden_rows = masked_rows(
             torch.ones(len(visible), targets.shape[1]).bool().scatter(1, visible, False), images.device
         )

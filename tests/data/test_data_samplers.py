@@ -15,7 +15,7 @@ from sslbench.data.decode.transforms import resize_and_crop
 from sslbench.data.images import Arrays
 from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.loading.pretraining import TrainingData
-from sslbench.data.loading.probing import EpochBatches, evaluation_view
+from sslbench.data.loading.probing import EpochBatches, random_flip
 from sslbench.data.loading.samplers import SAMPLERS, epoch_order, occurrences
 from sslbench.data.source import Source
 from sslbench.data.views import Augment, View
@@ -181,9 +181,10 @@ def source(n=N):
     return Source("pictures", tuple(f"{i:03d}" for i in range(n)), labels, Arrays(array, "pictures"))
 
 
-def batches(start=0, stop=6, *, piece=100, share=(0, 1), seed=0, workers=0, view=None):
+def batches(start=0, stop=6, *, piece=100, view=None, data=None, **options):
     view = View(size=8) if view is None else view
-    data = EpochBatches(source(), view, size=8, batch_size=BATCH, piece=piece, seed=seed, share=share, workers=workers)
+    options = {"seed": 0, **options}
+    data = EpochBatches(source() if data is None else data, view, size=8, batch_size=BATCH, piece=piece, **options)
     return list(data.batches(start, stop))
 
 
@@ -238,7 +239,7 @@ def test_the_evaluation_transform_as_a_view():
     preprocessing = Preprocessing(resize=8, crop=(8, 8))
     pictures = source()
     for flip in (0.0, 1.0):
-        ((piece,), *_) = batches(view=evaluation_view(preprocessing, flip))
+        ((piece,), *_) = batches(view=random_flip(flip), resized=preprocessing)
         for index, view in zip(piece.indices.tolist(), piece.views[0], strict=True):
             image = torch.from_numpy(pictures.images.read(index)).permute(2, 0, 1)
             wanted = resize_and_crop(image, preprocessing)

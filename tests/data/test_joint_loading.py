@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.targets import map_pictures
 
-from sslbench.data.loading import joint
+from sslbench.data.loading import kept
 from sslbench.data.loading.joint import JointBatches, JointView, augmented
 from sslbench.errors import DataError
 
@@ -100,10 +100,11 @@ def test_samples_of_many_epochs_are_decoded_once_as_far_as_there_is_room(monkeyp
         return read(source, index, size)
 
     view = JointView(crop=(12, 12), resize_range=(0.5, 2.0), colours="photometric")
-    monkeypatch.setattr(joint, "KEPT_BYTES", room * pixels * (3 + 4))  # colours, target
+    sample = 256 + pixels * (3 + 4)  # header, colours, target
+    monkeypatch.setenv(kept.VARIABLE, str(room * -(-sample // 4096) * 4096))
     found = list(JointBatches(source, counted, view, batch_size=3, seed=5).batches(0, 9))
     assert len(read_now) == reads
-    monkeypatch.setattr(joint, "KEPT_BYTES", 0)
+    monkeypatch.setenv(kept.VARIABLE, "0")
     anew = JointBatches(source, read, view, batch_size=3, seed=5).batches(0, 9)
     for first, second in zip(found, anew, strict=True):
         assert torch.equal(first.images, second.images)

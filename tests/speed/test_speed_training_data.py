@@ -13,8 +13,10 @@ from torchvision import transforms
 from sslbench import config, paths
 from sslbench.data.images import Files
 from sslbench.data.loading.pretraining import TrainingData
+from sslbench.data.loading.probing import EpochBatches, random_flip
 from sslbench.data.source import Source
-from sslbench.data.views import Augment
+from sslbench.data.views import Augment, View
+from sslbench.preprocessing import Preprocessing
 from sslbench.targets.none import Unlabelled
 
 pytestmark = pytest.mark.speed
@@ -90,3 +92,31 @@ def test_workers_have_half_the_work_without_colours(photos):
     everything, rest = (max(column) for column in zip(*rates, strict=True))
     print(f"\nSimCLR, one thread: {everything:.0f} images/s, colours=device {rest:.0f}: x{rest / everything:.2f}")
     assert rest > 1.2 * everything
+
+
+@pytest.mark.parametrize(("way", "aim"), [("random crops", 1.6), ("whole images", 2.0)])
+def test_later_epochs_of_finetuning_against_decoding_anew(tmp_path, monkeypatch, way, aim):
+    """JPEGs of ImageNet's size, seconds of the processor; the views are equal bit by bit."""
+    monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
+    files = write_photographs(tmp_path / "photos", IMAGES, 500, 375)
+    source = Source("photos", tuple(map(str, files)), Unlabelled(IMAGES), Files(tuple(files)))
+    view, resized = (View(size=224), None) if way == "random crops" else (random_flip(0.5), Preprocessing())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    seconds, sums = {"4GB": [], "0": []}, {"4GB": [], "0": []}
+    try:
+        for _ in range(REPEATS):
+            for size in seconds:
+                monkeypatch.setenv("SSLBENCH_DECODED_CACHE", size)
+                data = EpochBatches(source, view, size=224, batch_size=IMAGES, piece=IMAGES, seed=0, resized=resized)
+                stream = data.batches(0, 3)
+                next(stream)
+                started = time.process_time()
+                sums[size] += [int(piece.views[0].long().sum()) for (piece,) in stream]
+                seconds[size].append(time.process_time() - started)
+    finally:
+        torch.set_num_threads(threads)
+    kept, anew = (min(each) for each in seconds.values())
+    print(f"\nlater epochs, {way}: {500 * kept / IMAGES:.2f} ms per image, decoded anew {500 * anew / IMAGES:.2f}")
+    print(f"x{anew / kept:.2f} (aim {aim})")
+    assert sums["4GB"] == sums["0"] and anew > aim * kept

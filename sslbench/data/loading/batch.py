@@ -17,8 +17,9 @@ from torch.utils.data import Dataset, Sampler
 from sslbench.arrays import IntArray
 from sslbench.data.decode.handlers import DEFAULT, PictureDecoder, Reading, make_decoder
 from sslbench.data.decode.picture import OtherChannels, UnreadableImage, Wanted
-from sslbench.data.decode.transforms import luminance
+from sslbench.data.decode.transforms import luminance, resize_and_crop
 from sslbench.data.loading import loader
+from sslbench.data.loading.kept import KeptSamples
 from sslbench.data.loading.loader import Unreadable
 from sslbench.data.loading.samplers import occurrences
 from sslbench.data.source import Source
@@ -26,6 +27,7 @@ from sslbench.data.views import Augment
 from sslbench.data.views.ops import Crop, make_views
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, SslbenchError
+from sslbench.preprocessing import Preprocessing
 from sslbench.runtime.seeds import preserved_random_states
 from sslbench.targets.classes import Classes
 from sslbench.targets.target import Images
@@ -125,6 +127,8 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
         seed: of the augmentation.
         decoder: of the images.
         channels: of the views.
+        resized: resize and crop of every picture before its views; None: none.
+        kept: decoded pictures of earlier epochs; None: every picture is decoded each time.
     """
 
     name: str
@@ -134,6 +138,8 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
     seed: int
     decoder: PictureDecoder
     channels: int = 3
+    resized: Preprocessing | None = None
+    kept: KeptSamples | None = None
 
     @classmethod
     def of(
@@ -195,10 +201,18 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
 
     def _read(self, position: int, unreadable: list[Unreadable]) -> Tensor | None:
         try:
-            return as_trained(loader.read(self.images, position, self.decoder).image, self.channels)
+            (image,) = self._decode(position) if self.kept is None else self.kept.sample(position, self._decode)
         except UnreadableImage as error:
             unreadable.append((position, error.path, error.reason))
             return None
+        return image
+
+    def _decode(self, position: int) -> tuple[Tensor]:
+        image = as_trained(loader.read(self.images, position, self.decoder).image, self.channels)
+        try:
+            return (image if self.resized is None else resize_and_crop(image, self.resized),)
+        except ValueError as error:
+            raise UnreadableImage(self.images.path(position), str(error)) from error
 
     def _stand_in(self, epoch: int, position: int, taken: set[int], unreadable: list[Unreadable]) -> tuple[int, Tensor]:
         """Return a readable image that is not in the batch yet, and its position."""

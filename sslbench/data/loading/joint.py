@@ -28,6 +28,7 @@ from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.decode.transforms import resize_and_crop
 from sslbench.data.loading import loader
 from sslbench.data.loading.batch import as_trained, start_worker, training_decoder
+from sslbench.data.loading.kept import KeptSamples, keeping
 from sslbench.data.loading.loader import Unreadable
 from sslbench.data.source import Source
 from sslbench.data.views import MapColours
@@ -44,9 +45,6 @@ Mirrored = Callable[[Tensor], Tensor]
 """Function that corrects the values of a flipped map (..., k, H, W): the x of surface normals changes its sign."""
 Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
 """(h, w, C), float32 from 0 to 255."""
-
-KEPT_BYTES = 2 * 2**30
-"""Memory for decoded samples of a training, shared among its workers."""
 
 _ORDER, _CROPS = 0, 4  # random streams, apart from those of other loaders
 _TRIES = 10  # crops drawn until no class fills one, as in MMSegmentation
@@ -154,10 +152,9 @@ class JointBatches:
     def batches(self, start: int, stop: int) -> Generator[JointBatch]:
         """Iterate over the batches start, ..., stop - 1; each depends on its number and the seed alone."""
         again = (stop - start) * self._crops.batch_size > len(self._crops.source)
-        # Nothing is kept where no image comes a second time.
-        kept = _Kept(KEPT_BYTES // max(1, self._workers) if again else 0)
-        crops = dataclasses.replace(self._crops, start=start, stop=stop, kept=kept)
-        yield from run(crops, self._workers, start=start_worker, start_method=self._start_method)
+        with keeping(len(self._crops.source), workers=self._workers, again=again) as kept:
+            crops = dataclasses.replace(self._crops, start=start, stop=stop, kept=kept)
+            yield from run(crops, self._workers, start=start_worker, start_method=self._start_method)
 
 
 def whole_images(
@@ -167,24 +164,6 @@ def whole_images(
     decoder = picture_decoder(preprocessing, source.images)
     whole = functools.partial(_whole_image, source, read, preprocessing, decoder)
     return run(Computed(whole, range(len(source))), workers, start_method=start_method)
-
-
-class _Kept:
-    """Decoded samples, kept for later epochs while there is room: PNGs take longer to decode than to learn from."""
-
-    def __init__(self, room: int = 0) -> None:
-        self._room, self._samples = room, dict[int, tuple[Tensor, Tensor]]()
-
-    def sample(self, index: int, decode: Callable[[int], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Return the image and the target of a position."""
-        if index in self._samples:
-            return self._samples[index]
-        found = decode(index)
-        size = sum(part.nbytes for part in found)
-        if size <= self._room:
-            self._room -= size
-            self._samples[index] = found
-        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +180,7 @@ class _Crops(Dataset[JointBatch | SslbenchError]):
     channels: int
     start: int = 0
     stop: int = 0
-    kept: _Kept = dataclasses.field(default_factory=_Kept)
+    kept: KeptSamples | None = None
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -221,7 +200,7 @@ class _Crops(Dataset[JointBatch | SslbenchError]):
         pairs: list[tuple[Tensor, Tensor]] = []
         try:
             for epoch, index in chosen:
-                image, target = self.kept.sample(index, self.decode)
+                image, target = self.decode(index) if self.kept is None else self.kept.sample(index, self.decode)
                 # By image and epoch, so a run that continues draws what it would have drawn.
                 draw = np.random.default_rng((_CROPS, self.seed, epoch, index))
                 pairs.append(augmented(image, target, self.view, draw, self.mirrored))

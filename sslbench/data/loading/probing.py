@@ -16,8 +16,9 @@ from torch import Tensor
 
 from sslbench.arrays import IntArray
 from sslbench.data.decode.handlers import DEFAULT, Reading
-from sslbench.data.decode.transforms import resize_and_crop
+from sslbench.data.images import Arrays
 from sslbench.data.loading.batch import BatchMaker, RawBatch, ShareSampler, start_worker
+from sslbench.data.loading.kept import keeping
 from sslbench.data.loading.samplers import REPEATING, SamplerName, check_sampler, epoch_order
 from sslbench.data.source import Source
 from sslbench.data.views import Augment, View, ops
@@ -50,11 +51,12 @@ class EpochBatches:
         reading: Reading = DEFAULT,
         sampler: SamplerName = "shuffled",
         channels: int = 3,
+        resized: Preprocessing | None = None,
     ) -> None:
         """Check the settings; no image is read yet.
 
         `view`: settings of the view, or a function from uint8 (C, H, W) to uint8 (C, size, size); `share`: (rank,
-        number of processes).
+        number of processes); `resized`: resize and crop of every image before its view.
         """
         batch_size, (rank, world) = min(batch_size, len(source)), share
         if batch_size < world:
@@ -63,6 +65,7 @@ class EpochBatches:
         maker = BatchMaker.of(source, augment, seed=seed, reading=reading, channels=channels)
         if not isinstance(view, View):
             maker = dataclasses.replace(maker, views=((size, 1, functools.partial(ops.whole, view)),))
+        maker = dataclasses.replace(maker, resized=resized)
         self._maker, self._workers, self._start_method = maker, workers, reading.start_method
         self._share = slice(rank, None, world)
         self._sampler = check_sampler(sampler, source)
@@ -82,9 +85,14 @@ class EpochBatches:
             repeats=self._sampler in REPEATING,
             pieces=self._pieces,
         )
-        items = run(self._maker, self._workers, sampler=plan, start=start_worker, start_method=self._start_method)
-        while pieces := tuple(itertools.islice(items, self._pieces)):
-            yield pieces
+        images = self._maker.images
+        # Arrays in memory need no decoding.
+        again = stop - start > self.steps_per_epoch and not isinstance(images, Arrays)
+        with keeping(len(images), workers=self._workers, again=again) as kept:
+            maker = dataclasses.replace(self._maker, kept=kept)
+            items = run(maker, self._workers, sampler=plan, start=start_worker, start_method=self._start_method)
+            while pieces := tuple(itertools.islice(items, self._pieces)):
+                yield pieces
 
     def _order(self, *, epoch: int) -> IntArray:
         n, seed = len(self._maker.images), self._maker.seed
@@ -93,12 +101,11 @@ class EpochBatches:
         return epoch_order(self._sampler, n, self._maker.labels, seed=seed, epoch=epoch)
 
 
-def evaluation_view(preprocessing: Preprocessing, flip: float) -> Callable[[Tensor], Tensor]:
-    """Return the evaluation transform with random flips, as a picklable function."""
-    return functools.partial(_evaluation_view, preprocessing, flip)
+def random_flip(probability: float) -> Callable[[Tensor], Tensor]:
+    """Return a horizontal flip of some images, as a picklable function."""
+    return functools.partial(_flip, probability)
 
 
-def _evaluation_view(preprocessing: Preprocessing, flip: float, image: Tensor) -> Tensor:
-    picture = resize_and_crop(image, preprocessing)
+def _flip(probability: float, image: Tensor) -> Tensor:
     # torch's own generator, which is seeded for every image before its view is made.
-    return picture.flip(2) if float(torch.rand(())) < flip else picture
+    return image.flip(2) if float(torch.rand(())) < probability else image

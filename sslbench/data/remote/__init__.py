@@ -47,8 +47,7 @@ SHARDS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 PAUSES_S = (1.0, 3.0, 9.0)
 """Seconds before each retry of a broken transfer; after the last one it fails."""
 
-_DEFAULT_LIMIT = "50GB"
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_DEFAULT_LIMIT = 50 * 10**9
 _HEAD_BYTES = 6
 _AT_ONCE = 16
 _CHUNK = 1 << 20
@@ -112,19 +111,12 @@ def folder() -> Path:
 
 def limit() -> int:
     """Return $SSLBENCH_REMOTE_CACHE in bytes; 0: the cache is emptied after use."""
-    return _size(os.environ.get("SSLBENCH_REMOTE_CACHE", _DEFAULT_LIMIT))
+    return paths.size_variable("SSLBENCH_REMOTE_CACHE", str(_DEFAULT_LIMIT))
 
 
 def bound() -> int:
     """Return the maximum size of the cache in bytes."""
-    return limit() or _size(_DEFAULT_LIMIT)
-
-
-def _size(text: str) -> int:
-    match = re.fullmatch(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?)B?", text.strip().upper())
-    if match is None:
-        raise UsageError(f"$SSLBENCH_REMOTE_CACHE is '{text}', which is not a size", "Such as 50GB, 500MB, or 0.")
-    return int(float(match["number"]) * _UNITS[match["unit"]])
+    return limit() or _DEFAULT_LIMIT
 
 
 def local_copies(urls: Sequence[str]) -> list[Path]:

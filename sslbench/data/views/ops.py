@@ -129,7 +129,10 @@ def _crop(view: View, image: torch.Tensor, draw: Uniform) -> tuple[ByteArray, Bo
     top, left, height, width = crop_box(
         image.shape[1], image.shape[2], view.scale, view.ratio, draw, square=view.scale_of == "square"
     )
-    crop, side = image[:, top : top + height, left : left + width], view.crop_side
+    side = view.crop_side
+    # A copy of the crop with interleaved channels: from a part of a picture, torch makes planes, which takes twice as
+    # long and has to be undone. The pixels are equal.
+    crop = image[:, top : top + height, left : left + width].permute(1, 2, 0).contiguous().permute(2, 0, 1)
     # With antialiasing, as Pillow resizes; without, small views would be noisy.
     resized = functional.resize(crop, [side, side], interpolation=_MODES[view.interpolation], antialias=True)
     pixels = np.ascontiguousarray(resized.permute(1, 2, 0).numpy())

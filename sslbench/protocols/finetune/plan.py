@@ -13,7 +13,7 @@ from sslbench import paths
 from sslbench.arrays import IntArray
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.groups import source_groups
-from sslbench.data.loading.probing import EpochBatches, evaluation_view
+from sslbench.data.loading.probing import EpochBatches, random_flip
 from sslbench.data.source import Source
 from sslbench.data.views.ops import make_view
 from sslbench.distributed import this_process
@@ -172,9 +172,10 @@ def make_batches(
             if passes > 1
             else f"finetune needs at least two training images, there is {len(source)}"
         )
-    transform: Callable[[Tensor], Tensor] = make_view(settings.view(size))
-    if settings.augment == "none":
-        transform = evaluation_view(preprocessing, settings.flip)
+    resized = preprocessing if settings.augment == "none" else None
+    transform: Callable[[Tensor], Tensor] = (
+        make_view(settings.view(size)) if resized is None else random_flip(settings.flip)
+    )
     if settings.randaugment:
         operations, magnitude = settings.randaugment
         step = round(magnitude * (_MAGNITUDES - 1) / 10)
@@ -196,4 +197,5 @@ def make_batches(
         ),
         sampler=settings.sampler,
         channels=channels,
+        resized=resized,
     )

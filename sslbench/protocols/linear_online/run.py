@@ -17,7 +17,7 @@ from sslbench.backbones.layers import Layer
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.groups import source_groups
 from sslbench.data.loading import loader
-from sslbench.data.loading.probing import EpochBatches, evaluation_view
+from sslbench.data.loading.probing import EpochBatches, random_flip
 from sslbench.data.source import Source
 from sslbench.data.views import View
 from sslbench.distributed import this_process
@@ -281,8 +281,9 @@ def make_batches(
         )
     size = settings.size or evaluation_side(source, preprocessing, "linear-online")
     transform: View | Callable[[Tensor], Tensor] = settings.view(size)
-    if settings.augment == "none":
-        transform = evaluation_view(preprocessing, settings.flip)
+    resized = preprocessing if settings.augment == "none" else None
+    if resized is not None:
+        transform = random_flip(settings.flip)
     process = this_process()
     return EpochBatches(
         source,
@@ -294,6 +295,7 @@ def make_batches(
         share=(process.rank, process.world),
         workers=workers,
         reading=Reading(preprocessing.decoder, preprocessing.max_pixels, start_method),
+        resized=resized,
     )
 
 

@@ -131,6 +131,7 @@ def _print_estimate(found: "Estimate") -> None:
         words += [f"{estimate.size_text(part.memory)} of memory"] if part.memory else []
         words += [f"{estimate.size_text(part.stored)} in the feature store"] if part.stored else []
         words += [f"{estimate.size_text(part.written)} of scores"] if part.written else []
+        words += [f"at most {estimate.size_text(part.kept)} of decoded images in the cache folder"] if part.kept else []
         rows.append((part.name, ", ".join(words), part.remark))
     free = [] if found.free_memory is None else [f"{estimate.size_text(found.free_memory)} of memory"]
     free += [
