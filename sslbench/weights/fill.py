@@ -44,7 +44,8 @@ def likely_cause(file: Shapes, backbone: Shapes, *, missing: Sequence[str], unex
         return (
             "Its batch norm is folded into a scale and a bias, as in Detectron's Caffe2 files: use Detectron2's model "
             "zoo, whose R-50.pkl and R-101.pkl are the same networks with running statistics (--format "
-            "detectron2_caffe2:msra)"
+            "detectron2_caffe2:msra). Or its norms are LayerNorm or GroupNorm, which tensors do not tell apart: then "
+            "name the network, such as --backbone resnet50,norm=layer or resnet50,norm=group32"
         )
     if cause := _prefix(file, backbone, missing, unexpected):
         return cause

@@ -19,7 +19,7 @@ from sslbench.backbones.layers import forward_layers, resolve_layers
 from sslbench.backbones.load import load_backbone
 from sslbench.backbones.resnet import ResNet, SelectiveKernels, recognise_resnet
 from sslbench.data.decode.transforms import lightness, normalise
-from sslbench.errors import BackboneError, WeightsError
+from sslbench.errors import WeightsError
 
 TORCHVISION = [name for name in RESNETS if hasattr(torchvision.models, name)]
 UNUSUAL = [
@@ -135,7 +135,7 @@ def test_layer_and_group_norms_are_those_of_torchvision(name, norm, groups):
 def test_a_file_without_running_statistics_asks_for_the_norm(tmp_path):
     name = "resnet_basic_1-1-1-1w0.125,norm=layer"
     torch.save(ResNet(parse(name)).state_dict(), tmp_path / "w.pth")
-    with pytest.raises(BackboneError, match="LayerNorm or GroupNorm, which the tensors do not tell apart"):
+    with pytest.raises(WeightsError, match="LayerNorm or GroupNorm, which tensors do not tell apart"):
         load_backbone(str(tmp_path / "w.pth"))
     assert load_backbone(str(tmp_path / "w.pth"), backbone=name).name == name
 

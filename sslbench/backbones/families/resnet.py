@@ -78,12 +78,6 @@ def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str,
     spec = parse(name or "")
     if name is None or spec is None:
         return None
-    if not any(key.endswith(".running_mean") for key in shapes):
-        raise BackboneError(
-            f"{weights} has no running statistics: the norms of {name} are LayerNorm or GroupNorm, which the tensors "
-            "do not tell apart",
-            f"Name the network: --backbone {name},norm=layer or {name},norm=group32.",
-        )
     in_1x1 = config.fields.get("downsample_in_bottleneck") is True and spec.block == "bottleneck"
     name = dataclasses.replace(spec, stride_in_1x1=in_1x1).name
     sizes = tuple(spec.width * 2**stage * (4 if spec.block == "bottleneck" else 1) for stage in range(4))
