@@ -43,7 +43,16 @@ GUIDES = [page for page in PAGES if guides.BLOCK.search(page.read_text(encoding=
 WITHOUT = {
     *("index", "commands", "functions", "versions", "names"),  # lists
     *("faq", "differences", "evidence", "inside", "method-table", "performance", "gallery"),  # explanations and tables
-    *("python", "own-parts", "data", "methods", "protocols", "tests", "weights"),  # begin with code, or extend it
+    *(
+        "python",
+        "own-parts",
+        "data",
+        "regions",
+        "methods",
+        "protocols",
+        "tests",
+        "weights",
+    ),  # begin with code, or extend it
 }
 LONG = {"correspondence", "masked-pretraining", "depth", "discovery", "segmentation", "tracking", "visbench"}
 

@@ -294,6 +294,10 @@ def _boxes(objects: Objects, classes: Sequence[str]) -> Iterator[tuple[str, Row]
         if objects.keypoints is not None:
             row["keypoints"] = objects.keypoints[k].ravel().tolist()
             row["num_keypoints"] = int(labelled(objects.keypoints[k]).sum())
+        if objects.texts is not None and (texts := objects.texts[k]):
+            row |= {"caption": texts[0]} if len(texts) == 1 else {"captions": list(texts)}
+        if objects.points is not None and not np.isnan(objects.points[k]).any():
+            row["point_coords"] = [objects.points[k].tolist()]
         yield classes[int(objects.classes[k])], row
 
 

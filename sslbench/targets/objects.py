@@ -1,10 +1,11 @@
-"""Objects of images: boxes, classes, and perhaps masks and keypoints; in memory, or in files that processes share."""
+"""Objects of images: boxes and classes, perhaps masks, keypoints and texts; in memory, or in files."""
 
 import dataclasses
 import functools
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, overload
@@ -22,7 +23,7 @@ from sslbench.metrics.measure import Measure, Probabilities
 from sslbench.targets.target import Rows, WithoutValues
 from sslbench.text_rows import TextRows, write_texts
 
-_COLUMNS = ("boxes", "classes", "crowd", "difficult", "areas", "numbers", "masked", "keypoints", "starts")
+_COLUMNS = ("boxes", "classes", "crowd", "difficult", "areas", "numbers", "masked", "keypoints", "points", "starts")
 _OF_OBJECTS = _COLUMNS[:-1]
 
 
@@ -41,6 +42,9 @@ class Objects:
         numbers: int64 (n,), the ids of the annotations; None where they have none. No score depends on them.
         keypoints: float64 (n, K, 3), x, y as in COCO's files (the centre of the first pixel is 0, 0) and visibility:
             0 not labelled, 1 labelled and hidden, 2 visible; None without a skeleton.
+        texts: per object its texts (captions of the region), perhaps none; None if no object has one.
+        points: float64 (n, 2), a point x, y in each object, in the pixels of boxes; NaN where it has none, None if no
+            object has one.
     """
 
     boxes: npt.NDArray[np.float32]
@@ -51,10 +55,13 @@ class Objects:
     masks: tuple[rle.Segmentation | None, ...] | None = None
     numbers: IntArray | None = None
     keypoints: npt.NDArray[np.float64] | None = None
+    texts: tuple[tuple[str, ...], ...] | None = None
+    points: npt.NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         lengths = [len(self.classes), len(self.crowd), len(self.difficult), len(self.areas)]
-        lengths += [len(part) for part in (self.masks, self.keypoints) if part is not None]
+        further = (self.masks, self.keypoints, self.texts, self.points)
+        lengths += [len(part) for part in further if part is not None]
         if self.boxes.shape != (len(self.boxes), 4) or set(lengths) != {len(self.boxes)}:
             raise ValueError(f"boxes {self.boxes.shape} and {lengths} of the rest")
 
@@ -68,7 +75,10 @@ class Objects:
         flags = self.crowd[at], self.difficult[at]
         numbers = None if self.numbers is None else self.numbers[at]
         keypoints = None if self.keypoints is None else self.keypoints[at]
-        return Objects(self.boxes[at], self.classes[at], *flags, self.areas[at], masks, numbers, keypoints)
+        texts = None if self.texts is None else tuple(self.texts[i] for i in rows)
+        points = None if self.points is None else self.points[at]
+        boxes, classes, areas = self.boxes[at], self.classes[at], self.areas[at]
+        return Objects(boxes, classes, *flags, areas, masks, numbers, keypoints, texts, points)
 
 
 _NO_FLAGS = np.zeros(0, dtype=np.bool_)
@@ -100,8 +110,14 @@ class ObjectRows(Sequence[Objects]):
         return {name: np.load(f"{self.folder}/{name}.npy", mmap_mode="r", allow_pickle=False) for name in _COLUMNS}
 
     @functools.cached_property
-    def _texts(self) -> TextRows:
+    def _masks(self) -> TextRows:
         return TextRows(f"{self.folder}/masks")
+
+    @functools.cached_property
+    def _texts(self) -> TextRows | None:
+        """Texts of each object as a list in JSON, '' for none; None if no object has one."""
+        file = f"{self.folder}/texts"
+        return TextRows(file) if os.path.exists(file) else None  # noqa: PTH110
 
     def __len__(self) -> int:
         return len(self._columns["starts"]) - 1 if self.rows is None else len(self.rows)
@@ -118,11 +134,15 @@ class ObjectRows(Sequence[Objects]):
         # Copies: slices of the memory map are read-only.
         parts: dict[str, Any] = {name: np.array(self._columns[name][start:stop]) for name in _OF_OBJECTS}
         masked = bool(parts.pop("masked").any())
-        if not parts["keypoints"].shape[1]:
-            parts["keypoints"] = None
+        for name in ("keypoints", "points"):
+            if not parts[name].shape[1]:
+                parts[name] = None
+        if self._texts is not None:
+            texts = tuple(tuple(json.loads(text)) if text else () for text in self._texts[start:stop])
+            parts["texts"] = texts if any(texts) else None
         if self.moved is not None:
             parts["classes"] = self.moved[parts["classes"]]
-        return _Viewed.of((self._texts, start, stop), parts) if masked else Objects(**parts)
+        return _Viewed.of((self._masks, start, stop), parts) if masked else Objects(**parts)
 
     def select(self, indices: IntArray) -> "ObjectRows":
         """Return the objects of the images at `indices`, in that order."""
@@ -189,11 +209,19 @@ def write_objects(objects: Sequence[Objects], folder: Path) -> None:
     }
     points = [one.keypoints for one in objects if one.keypoints is not None]
     columns["keypoints"] = np.concatenate(points) if points else np.zeros((counts.sum(), 0, 3))
+    columns["points"] = np.zeros((counts.sum(), 0))
+    if any(one.points is not None for one in objects):
+        columns["points"] = np.concatenate(
+            [np.full((len(one), 2), np.nan) if one.points is None else one.points for one in objects]
+        )
     masks = [mask for one in objects for mask in (one.masks if one.masks is not None else (None,) * len(one))]
     columns["masked"] = np.array([mask is not None for mask in masks], dtype=np.bool_)
     for name, column in columns.items():
         np.save(folder / f"{name}.npy", column)
     write_texts(["" if mask is None else _json(mask) for mask in masks], folder / "masks")
+    if any(one.texts is not None for one in objects):
+        texts = [own for one in objects for own in (one.texts if one.texts is not None else ((),) * len(one))]
+        write_texts([json.dumps(own) if own else "" for own in texts], folder / "texts")
 
 
 def _json(mask: rle.Segmentation) -> str:
@@ -322,6 +350,11 @@ class Boxes(WithoutValues):
         return bool(masks) and all(m is not None and all(mask is not None for mask in m) for m in masks)
 
     @property
+    def has_texts(self) -> bool:
+        """True if an object has a text."""
+        return any(one.texts is not None for one in self.objects)
+
+    @property
     def labelled_keypoints(self) -> IntArray:
         """Number of objects that count in which each keypoint is labelled, (K,); empty without a skeleton."""
         if self.skeleton is None:
@@ -342,7 +375,7 @@ class Boxes(WithoutValues):
         """Add all that a score can depend on to a hash."""
         for one in self.objects:
             digest.update(len(one).to_bytes(8, "little"))
-            # Not `numbers`: no score depends on them.
+            # Not `numbers`, `texts` and `points`: no score of boxes depends on them.
             for column in (one.boxes, one.classes, one.crowd, one.difficult, one.areas):
                 digest.update(np.ascontiguousarray(column).tobytes())
             digest.update(json.dumps(one.masks, default=repr).encode())

@@ -2,6 +2,8 @@
 
 import dataclasses
 import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +12,29 @@ from sslbench.metrics import retrieval
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.measure import Measure, Probabilities
 from sslbench.targets.target import Rows, Target
+
+
+def as_texts(values: Iterable[object]) -> list[str]:
+    """Return the texts that are not blank, without line breaks and spaces around them.
+
+    Raises:
+        TypeError: a value is no text.
+
+    >>> as_texts([" a  cat ", ""])
+    ['a cat']
+    """
+    found = []
+    for value in values:
+        if not isinstance(value, str):
+            raise TypeError(value)
+        found += [text] if (text := " ".join(value.split())) else []
+    return found
+
+
+def captions_in(entry: Mapping[str, Any]) -> list[object]:
+    """Return what an entry of a manifest has as `caption` or `captions`, a text or a list of them."""
+    value = entry.get("caption") or entry.get("captions") or []
+    return value if isinstance(value, list) else [value]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

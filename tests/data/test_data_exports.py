@@ -81,6 +81,7 @@ FILES = {
     "VIAME": ("p.csv", "# 1: Detection or Track-id,2: Video or Image Identifier\n"),
     "classes of masks": ("_classes.csv", "Pixel Value, Class\n0, background\n"),
     "RetinaNet": ("_classes.csv", "cat,0\ndog,1\n"),
+    "Visual Genome": ("regions.json", [{"regions": [{"region_id": 1, "x": 1, "phrase": "the clock"}], "id": 1}]),
     "GeoJSON": ("p.geojson", {"type": "FeatureCollection", "features": []}),
     "detections": ("dets.json", [{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5}]),
 }

@@ -1,10 +1,15 @@
 """Images with known boxes, written in the layouts in which annotations are exchanged."""
 
 import csv
+import io
 import json
+import pickle
+import tarfile
 
 import numpy as np
 from PIL import Image
+
+from sslbench.metrics.detection import masks
 
 NAMES = ("cat", "dog")
 
@@ -77,3 +82,88 @@ def write_table(file, samples, columns=("filename", "width", "height", "class", 
                 cells |= {"width": picture.width, "height": picture.height}
                 kinds = [{"filename": f"{stem}.png"}.get(c, cells.get(c, name)) for c in columns]
                 rows.writerow(kinds)
+
+
+def phrase(stem, k):
+    """Text of the k-th object of a picture."""
+    return f"object {k} of {stem}"
+
+
+def write_genome(root, samples, test=3):
+    """Visual Genome, version 1.4; the last `test` pictures are the test part of densecap_splits.json."""
+    about, regions, objects = [], [], []
+    for number, (picture, boxes) in enumerate(samples.values(), 1):
+        folder = ("VG_100K", "VG_100K_2")[number % 2]
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        picture.save(root / folder / f"{number}.jpg", quality=95)
+        url = f"https://cs.stanford.edu/people/rak248/{folder}/{number}.jpg"
+        about.append({"image_id": number, "width": picture.width, "height": picture.height, "url": url})
+        stem, sides = f"p{number - 1}", [(x1, y1, x2 - x1, y2 - y1) for _, x1, y1, x2, y2 in boxes]
+        keys = ("x", "y", "width", "height")
+        own = [dict(zip(keys, side, strict=True)) for side in sides]
+        own = [{"region_id": 10 * number + k, "image_id": number, **row} for k, row in enumerate(own)]
+        regions.append({"regions": [row | {"phrase": phrase(stem, k)} for k, row in enumerate(own)], "id": number})
+        own = [dict(zip("xywh", side, strict=True)) for side in sides]
+        names = [{"object_id": 10 * number + k, "names": [box[0], "thing"]} for k, box in enumerate(boxes)]
+        both = [a | b | {"synsets": [], "merged_object_ids": []} for a, b in zip(own, names, strict=True)]
+        objects.append({"image_id": number, "objects": both, "image_url": url})
+    for name, rows in (("image_data", about), ("region_descriptions", regions), ("objects", objects)):
+        (root / f"{name}.json").write_text(json.dumps(rows))
+    ids = list(range(1, len(samples) + 1))
+    (root / "densecap_splits.json").write_text(json.dumps({"train": ids[:-test], "val": [], "test": ids[-test:]}))
+
+
+def references(samples, parts):
+    """The references of refer to every object; pictures go to the parts in blocks of equal length."""
+    rows, number = [], 0
+    for i, (stem, (_, boxes)) in enumerate(samples.items()):
+        for k, (name, *_) in enumerate(boxes):
+            number += 1
+            said = [{"sent_id": 2 * number + s, "sent": f"{phrase(stem, k)}{' again' * s}"} for s in range(2)]
+            said = [row | {"raw": row["sent"].upper(), "tokens": row["sent"].split()} for row in said]
+            part = {"split": parts[i * len(parts) // len(samples)], "category_id": NAMES.index(name) + 1}
+            row = {"ref_id": number, "ann_id": number, "image_id": i + 1, "file_name": f"{stem}_{number}.png"}
+            rows.append(row | part | {"sentences": said, "sent_ids": [one["sent_id"] for one in said]})
+    return rows
+
+
+def write_references(root, samples, parts, name="refs(unc).p"):
+    write_coco(root / "instances.json", samples)
+    rows = references(samples, parts)
+    # As Python 2 wrote it.
+    (root / name).write_bytes(pickle.dumps(rows, protocol=0) if name.endswith(".p") else json.dumps(rows).encode())
+
+
+def write_masks(tar, samples, *, captions=True):
+    """A shard of SA-1B, with the captions in the annotations; the masks are the boxes."""
+    with tarfile.open(tar, "w") as archive:
+        for number, (stem, (picture, boxes)) in enumerate(samples.items(), 1):
+            rows = []
+            for k, (_, x1, y1, x2, y2) in enumerate(boxes):
+                mask = np.zeros((picture.height, picture.width), dtype=bool)
+                mask[y1:y2, x1:x2] = True
+                row = {"id": 10 * number + k, "bbox": [x1, y1, x2 - x1, y2 - y1], "area": int(mask.sum())}
+                row |= {"segmentation": masks.text(masks.encode(mask)), "point_coords": [[x1 + 0.5, y1 + 1.5]]}
+                row |= {
+                    "predicted_iou": 0.9,
+                    "stability_score": 0.98,
+                    "crop_box": [0, 0, picture.width, picture.height],
+                }
+                rows.append(row | ({"caption": phrase(stem, k)} if captions else {}))
+            about = {
+                "image_id": number,
+                "width": picture.width,
+                "height": picture.height,
+                "file_name": f"sa_{number}.jpg",
+            }
+            file = io.BytesIO()
+            picture.save(file, "jpeg", quality=95)
+            add(archive, f"./sa_{number}.jpg", file.getvalue())
+            add(archive, f"./sa_{number}.json", json.dumps({"image": about, "annotations": rows}).encode())
+    return tar
+
+
+def add(archive, name, content):
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))

@@ -179,6 +179,9 @@ NOT_EVALUATED = {
         ("camera-pairs", "texts", "triplets", "rated-pairs", "depth", "boundaries", "motorcycle", "pascal-context"),
         "the runs of their protocols read such tables",
     ),
+    **dict.fromkeys(
+        ("visual-genome", "refcoco", "sa1b"), "test_data_regions compares them with a manifest of the same"
+    ),
     **dict.fromkeys(("sklearn", "textures", "kwcoco"), "takes seconds, or draws other pictures each time"),
 }
 SHORT = (

@@ -70,6 +70,12 @@ _EXPORTS = (
         r'"assets"\s*:\s*\{',
     ),
     Export(
+        "a file of Visual Genome",
+        "Give the folder that holds it beside image_data.json and the images.",
+        (".json",),
+        r'"phrase"\s*:|"synsets"\s*:',
+    ),
+    Export(
         "a project or annotation of VIA (VGG Image Annotator)",
         "In VIA: Annotation, Export Annotations (COCO format).",
         (".json", ".csv"),

@@ -36,7 +36,7 @@ LARGE = 16 << 20
 """Smallest manifest that is cached, in bytes; parsing a smaller one takes less than a second."""
 
 S = TypeVar("S", bound=Source)
-_VERSION = 6
+_VERSION = 7
 _META = "meta.json"
 _OBJECTS = "objects"
 _log = logging.getLogger("sslbench")

@@ -53,7 +53,7 @@ def build(path: Path, shown: str) -> Index:
     left_out: dict[str, list[str]] = {}
     texts: dict[str, str] = {}
     with path.open("rb") as file:
-        for member in _members(shown, file):
+        for member in tar_members(shown, file):
             name = safe_name(member.name)
             reason = _unusable(member, name)
             if reason is not None:
@@ -123,7 +123,7 @@ def _unusable(member: tarfile.TarInfo, name: str | None) -> str | None:
     return None if member.isreg() and member.sparse is None else "that are not regular files"
 
 
-def _members(shown: str, file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
+def tar_members(shown: str, file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
     """Yield every member; tarfile stops silently at a damaged header, so the end of the archive is checked."""
     end = file.seek(0, 2)
     file.seek(0)

@@ -1,16 +1,17 @@
 """Images with texts: COCO or kwcoco captions, Karpathy's splits, a table with a caption column, images beside .txt.
 
-COCO's `captions_val2017.json` and kwcoco manifests have annotations with a `caption`; Karpathy's `dataset_coco.json`
-and `dataset_flickr30k.json` have `sentences` and splits (`restval` belongs to train). In a table (path and caption, or
-another column named by `?caption=`) an image may have several rows. In folders, `a.txt` holds the texts of `a.jpg`, one
-per line. `texts:PLACE` makes a text of the class of each image of any labelled data.
+COCO's `captions_val2017.json` and kwcoco manifests have annotations with a `caption`, which crops of their boxes have
+with `?unit=annotation`. Karpathy's `dataset_coco.json` and `dataset_flickr30k.json` have `sentences` and splits
+(`restval` belongs to train). In a table (path and caption, or another column named by `?caption=`) an image may have
+several rows. In folders, `a.txt` holds the texts of `a.jpg`, one per line. `texts:PLACE` makes a text of the class of
+each image of any labelled data.
 """
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,15 +21,17 @@ from sslbench.data.containers.listed import find_listed, folders_beside, images_
 from sslbench.data.containers.members import split_name
 from sslbench.data.containers.sniff import is_json_table, read_text
 from sslbench.data.format import Reader, SourceFormat
+from sslbench.data.formats import coco
 from sslbench.data.formats.table import read_cells
 from sslbench.data.maps.layout import in_order
+from sslbench.data.objects.regions import RegionTexts, text_sources
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, part_name, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.targets.target import OfClasses
-from sslbench.targets.texts import Texts
+from sslbench.targets.texts import Texts, as_texts, captions_in
 
 PREFIX = "texts:"
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".txt")
@@ -40,12 +43,12 @@ Captions = dict[str, dict[str, list[str]]]
 
 
 @dataclasses.dataclass(frozen=True)
-class TextOptions:
-    """Options behind a '?': captions.json?images=val2014&most=5."""
+class TextOptions(RegionTexts):
+    """Options behind a '?': captions.json?images=val2014&most=5, regions.json?unit=annotation."""
 
+    unit: Literal["annotation", "image"] = setting("image", "unit of a sample: an image, or a manifest's box as a crop")
     images: str = setting("", "folder of the images of a file of texts")
     caption: str = setting("", "table: column of the texts; empty: caption, text or the like")
-    most: int = setting(0, "texts per image that count, the first ones; 0: all", within="[0, inf)")
 
 
 def recognises(spec: str, _: Mapping[str, str]) -> bool:
@@ -57,6 +60,11 @@ def recognises(spec: str, _: Mapping[str, str]) -> bool:
 def open(spec: str, options: TextOptions) -> dict[str, Source]:
     """Return the images of every split that have texts."""
     path = Path(spec)
+    if options.unit == "annotation":
+        if path.suffix.lower() != ".json" or path.is_dir() or is_json_table(spec) or options.caption:
+            problem = f"{spec}: '?unit=annotation' is for manifests with boxes that have a caption"
+            raise UsageError(problem, "Leave it out, and 'caption=' of a manifest.")
+        return text_sources(spec, coco.open_objects(spec, images_folder(spec, options.images)), options)
     if spec.startswith(PREFIX) or path.is_dir():
         if options.images or options.caption:
             given = "images" if options.images else "caption"
@@ -119,7 +127,7 @@ def _beside(source: Source) -> Source:
     texts: list[list[str]] = []
     for i in range(len(source)):
         file = Path(source.images.path(i)).with_suffix(".txt")
-        texts.append(_lines(read_text(file)[0].splitlines()) if file.is_file() else [])
+        texts.append(as_texts(read_text(file)[0].splitlines()) if file.is_file() else [])
     return _with_texts(source, texts)
 
 
@@ -135,16 +143,6 @@ def _of_classes(source: Source) -> Source:
     found = _with_texts(source, texts)
     note = f"{source.name}: texts made of the names of classes, which images of a class share"
     return dataclasses.replace(found, notes=(*found.notes, note))
-
-
-def _lines(values: Iterable[object]) -> list[str]:
-    """Return the texts that are not blank, without spaces around them; TypeError for what is no text."""
-    found = []
-    for value in values:
-        if not isinstance(value, str):
-            raise TypeError(value)
-        found += [text] if (text := " ".join(value.split())) else []
-    return found
 
 
 def _of_table(path: Path, column: str) -> Captions:
@@ -163,7 +161,7 @@ def _of_table(path: Path, column: str) -> Captions:
     found: Captions = {}
     for row, (name, cell) in enumerate(zip(cells.columns[image], cells.columns[known[0]], strict=True)):
         texts = cell if isinstance(cell, list) else [cell]
-        if not name or not (own := _lines(text for text in texts if isinstance(text, str))):
+        if not name or not (own := as_texts(text for text in texts if isinstance(text, str))):
             raise DataError(f"{cells.name}, {cells.row_name(row)}: the {'text' if name else 'image'} is missing")
         given = str(cells.columns["split"][row] or "") if "split" in cells.columns else ""
         found.setdefault(_split(given), {}).setdefault(str(name), []).extend(own)
@@ -211,30 +209,25 @@ def _of_karpathy(images: list[dict[str, Any]]) -> Entries:
         (
             image,
             "/".join(filter(None, (image.get("filepath", ""), image["filename"]))),
-            _lines(sentence["raw"] for sentence in image["sentences"]),
+            as_texts(sentence["raw"] for sentence in image["sentences"]),
         )
         for image in images
     ]
 
 
 def _of_coco(path: Path, images: list[dict[str, Any]], annotations: list[dict[str, Any]]) -> Entries:
-    texts: dict[Any, list[str]] = {image["id"]: _lines(_captions(image)) for image in images}
+    texts: dict[Any, list[str]] = {image["id"]: as_texts(captions_in(image)) for image in images}
     if len(texts) < len(images):
         raise DataError(f"{path} has {counted(len(images) - len(texts), 'image')} with the id of another")
     for number, annotation in enumerate(annotations):
         if (image := annotation["image_id"]) not in texts:
             raise DataError(f"{path}, annotations[{number}]: there is no image of the id {image}")
-        texts[image] += _lines(_captions(annotation))
+        texts[image] += as_texts(captions_in(annotation))
     return [(image, str(image["file_name"]), texts[image["id"]]) for image in images]
-
-
-def _captions(entry: Mapping[str, Any]) -> list[object]:
-    """Return the texts of an image or annotation."""
-    value = entry.get("caption") or entry.get("captions") or []
-    return value if isinstance(value, list) else [value]
 
 
 FORMAT = SourceFormat(
     __doc__,
     readers={Texts: Reader(recognises, open, TextOptions, unresolved=lambda spec: spec.startswith(PREFIX))},
+    last_resort=True,
 )

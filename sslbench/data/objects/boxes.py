@@ -109,6 +109,8 @@ class RawObjects:
         numbers: int64 (n,), ids of the annotations; None: they have none.
         keypoints: float64 (n, K, 3): x, y, visibility; None: objects have none.
         labelled: number of keypoints of each object that are labelled by the file's own count, None where it has none.
+        texts: texts of each object, perhaps none; None: no object has one.
+        points: float64 (n, 2), a point x, y in each object, NaN where it has none; None: no object has one.
     """
 
     images: IntArray
@@ -123,6 +125,8 @@ class RawObjects:
     numbers: IntArray | None = None
     keypoints: npt.NDArray[np.float64] | None = None
     labelled: Sequence[int | None] | None = None
+    texts: Sequence[tuple[str, ...]] | None = None
+    points: npt.NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.boxes)
@@ -176,14 +180,16 @@ def _by_image(
     areas = np.where(np.isnan(raw.areas[rows]), (boxes[:, 2:] - boxes[:, :2]).prod(axis=1), raw.areas[rows])
     small, classes, crowd, difficult = boxes.astype(np.float32), raw.classes[rows], raw.crowd[rows], raw.difficult[rows]
     numbers = None if raw.numbers is None else raw.numbers[rows]
-    points = None if raw.keypoints is None else raw.keypoints[rows]
+    keypoints = None if raw.keypoints is None else raw.keypoints[rows]
+    points = None if raw.points is None else raw.points[rows]
     masks = [raw.masks[i] for i in rows.tolist()]
+    texts = [raw.texts[i] for i in rows.tolist()] if raw.texts is not None else [()] * len(rows)
     # Objects stand in the order of their images, see `RawObjects`.
     starts = np.searchsorted(raw.images[rows], np.arange(n_images + 1)).tolist()
     found = []
     for start, stop in itertools.pairwise(starts):
         own = slice(start, stop)
-        of_image = tuple(masks[own])
+        of_image, texts_of_image = tuple(masks[own]), tuple(texts[own])
         found.append(
             Objects(
                 boxes=small[own],
@@ -193,7 +199,9 @@ def _by_image(
                 areas=areas[own],
                 masks=of_image if any(mask is not None for mask in of_image) else None,
                 numbers=None if numbers is None else numbers[own],
-                keypoints=None if points is None else points[own],
+                keypoints=None if keypoints is None else keypoints[own],
+                texts=texts_of_image if any(texts_of_image) else None,
+                points=None if points is None else points[own],
             )
         )
     return found

@@ -22,6 +22,7 @@ from sslbench.metrics.detection.masks import first_problem
 from sslbench.metrics.detection.matches import FREQUENCIES, Federated
 from sslbench.targets.objects import Boxes
 from sslbench.targets.target import Images
+from sslbench.targets.texts import as_texts, captions_in
 
 Row = dict[str, Any]
 NEGATIVE, PARTLY = "neg_category_ids", "not_exhaustive_category_ids"
@@ -260,7 +261,39 @@ def _raw_objects(
         numbers=np.array([row["id"] for row in rows], dtype=np.int64),
         keypoints=None if skeleton is None else _keypoints(spec, content, skeleton, columns.keypoint_kinds, rows),
         labelled=[row.get("num_keypoints") for row in rows],
+        texts=_texts(spec, rows),
+        points=_points(spec, rows),
     )
+
+
+def _texts(spec: str, rows: list[Row]) -> list[tuple[str, ...]] | None:
+    """Return the captions of each annotation; None if none has one."""
+    if not any("caption" in row or "captions" in row for row in rows):
+        return None
+    found = []
+    for row in rows:
+        try:
+            found.append(tuple(as_texts(captions_in(row))))
+        except TypeError as error:
+            what = f"its caption is {error.args[0]!r:.60}, not a text"
+            raise DataError(
+                f"{spec}, {_name(row)}: {what}", "A caption is a text; captions is a list of them."
+            ) from error
+    return found
+
+
+def _points(spec: str, rows: list[Row]) -> npt.NDArray[np.float64] | None:
+    """Return the first of SA-1B's `point_coords` of each annotation, (n, 2); None if none has one."""
+    if not any("point_coords" in row for row in rows):
+        return None
+    points = np.full((len(rows), 2), np.nan)
+    for i, row in enumerate(rows):
+        given = row.get("point_coords")
+        try:
+            points[i] = np.array(given[0], dtype=np.float64).reshape(_XY) if given else np.nan
+        except (TypeError, ValueError, LookupError, OverflowError) as error:
+            raise DataError(f"{spec}, {_name(row)}: its point_coords are {given!r:.60}, not pairs x, y") from error
+    return points
 
 
 def _nested(mask: Any) -> Any:

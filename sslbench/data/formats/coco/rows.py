@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from sslbench.data.containers.sniff import head
+from sslbench.data.containers.sniff import encoding_of, head
+from sslbench.errors import DataError
 
 _SIGNATURE = b"SQLite format 3\0"
 # Column with the keys that have no column.
@@ -109,6 +110,26 @@ def json_rows(file: TextIO, tables: tuple[str, ...]) -> Iterator[tuple[str, Any,
             yield key, text.value(), False
     text.skip("}")
     text.end()
+
+
+def json_list(path: Path) -> Iterator[dict[str, Any]]:
+    """Iterate over the mappings of a JSON file that is a list of them; large files take no memory.
+
+    Raises:
+        DataError: the file cannot be read, is damaged, or holds something else.
+    """
+    try:
+        with path.open(encoding=encoding_of(head(str(path)))) as file:
+            text = _Text(file)
+            for row in _rows(text):
+                if not isinstance(row, dict):
+                    raise ValueError(f"{row!r:.40} is not a mapping")
+                yield row
+            text.end()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not a list of mappings in JSON: {' '.join(str(error).split())[:200]}") from error
 
 
 def _rows(text: "_Text") -> Iterator[Any]:

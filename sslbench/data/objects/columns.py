@@ -1,0 +1,159 @@
+"""Objects of a file with millions of them, gathered as columns: a few bytes each while the file is read."""
+
+import dataclasses
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sslbench.arrays import IntArray
+from sslbench.data.images import Files
+from sslbench.data.objects import ObjectSource
+from sslbench.data.objects.boxes import BoxIssues, RawObjects, checked_objects, turned_sizes
+from sslbench.data.wording import part_name
+from sslbench.errors import DataError
+from sslbench.metrics.detection.masks import Segmentation, first_problem
+from sslbench.targets.objects import Boxes
+from sslbench.targets.target import Images
+
+REGION = "region"
+"""Class of objects that have none."""
+_FARTHEST = 1e9
+
+
+@dataclasses.dataclass
+class ObjectColumns:
+    """Objects of N images, added in any order.
+
+    Attributes:
+        spec: the location, for messages.
+        numbered: title of an object in messages, before its number.
+    """
+
+    spec: str
+    numbered: str = "region"
+    _images: "array[int]" = dataclasses.field(default_factory=lambda: array("q"))
+    _numbers: "array[int]" = dataclasses.field(default_factory=lambda: array("q"))
+    _boxes: "array[float]" = dataclasses.field(default_factory=lambda: array("d"))
+    _areas: "array[float]" = dataclasses.field(default_factory=lambda: array("d"))
+    _points: "array[float]" = dataclasses.field(default_factory=lambda: array("d"))
+    _classes: "array[int]" = dataclasses.field(default_factory=lambda: array("q"))
+    _crowd: bytearray = dataclasses.field(default_factory=bytearray)
+    _names: dict[str, int] = dataclasses.field(default_factory=dict)
+    _texts: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
+    _masks: list[Segmentation | None] = dataclasses.field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def add(  # noqa: PLR0913  the facts of an object
+        self,
+        image: int,
+        number: int,
+        box: Sequence[float],
+        name: str = REGION,
+        *,
+        texts: Sequence[str] = (),
+        mask: Segmentation | None = None,
+        point: Sequence[float] | None = None,
+        area: float | None = None,
+        crowd: bool = False,
+    ) -> None:
+        """Add an object: the position of its image, its number in the file, its box x1, y1, x2, y2, and its class.
+
+        Raises:
+            DataError: the box is not four numbers of pixels.
+        """
+        try:
+            corners = [float(value) for value in box]
+        except (TypeError, ValueError, OverflowError):
+            corners = []
+        if len(corners) != 4 or not all(abs(value) < _FARTHEST for value in corners):  # NaN is not
+            raise DataError(f"{self.spec}, {self.numbered} {number}: its box is {list(box)!r:.80}, not four numbers")
+        self._images.append(image)
+        self._numbers.append(number)
+        self._boxes.extend(corners)
+        self._areas.append(np.nan if area is None else area)
+        self._points.extend((np.nan, np.nan) if point is None else point)
+        self._classes.append(self._names.setdefault(name, len(self._names)))
+        self._crowd.append(crowd)
+        self._texts.append(tuple(texts))
+        self._masks.append(mask)
+
+    def sources(
+        self,
+        ids: Sequence[str],
+        images: Images,
+        sizes: IntArray,
+        splits: Sequence[str] | None = None,
+        notes: Sequence[str] = (),
+        *,
+        sized: bool = True,
+    ) -> dict[str, ObjectSource]:
+        """Return one source per split, or {"all": source}; classes are sorted by name.
+
+        Args:
+            ids: of the N images.
+            images: of the same length.
+            sizes: int64 (N, 2), height and width; zeros where nothing says.
+            splits: of each image; None: there are none.
+            notes: of the caller.
+            sized: the annotations say the sizes; False: the image files do.
+        """
+        raw = self._raw()
+        if isinstance(images, Files):
+            sizes, turned = turned_sizes(self.spec, raw, sizes, lambda i: Path(images.path(i)))
+            notes = (*notes, *turned)
+        issues = BoxIssues()
+        objects = checked_objects(raw, sizes, issues)
+        issues.refuse_shares(self.spec)
+        order = sorted(range(len(ids)), key=ids.__getitem__)
+        split_of = splits or ["all"] * len(ids)
+        names = tuple(sorted(self._names))
+        sources = {}
+        for split in dict.fromkeys(split_of):
+            chosen = np.array([i for i in order if split_of[i] == split], dtype=np.int64)
+            sources[split] = ObjectSource(
+                name=part_name(self.spec, split),
+                ids=tuple(ids[i] for i in chosen),
+                images=images.select(chosen),
+                target=Boxes(
+                    names,
+                    tuple(objects[i] for i in chosen),
+                    sizes=sizes[chosen],
+                    numbers=tuple(range(1, len(chosen) + 1)),
+                    class_numbers=tuple(range(1, len(names) + 1)),
+                    sized=sized,
+                ),
+                notes=(*notes, *issues.notes(self.spec)),
+            )
+        return sources
+
+    def _raw(self) -> RawObjects:
+        """Return the objects in order of their images."""
+        of_images = np.array(self._images, dtype=np.int64)
+        order = np.argsort(of_images, kind="stable")
+        rows = order.tolist()
+        numbers = np.array(self._numbers, dtype=np.int64)[order]
+        masks = [self._masks[i] for i in rows]
+        if (problem := first_problem(masks)) is not None:
+            at, what = problem
+            raise DataError(f"{self.spec}, {self.numbered} {numbers[at]}: the segmentation cannot be used: {what}")
+        place = {name: i for i, name in enumerate(sorted(self._names))}
+        by_number = np.array([place[name] for name in self._names], dtype=np.int64)
+        crowd = np.frombuffer(bytes(self._crowd), dtype=np.bool_)[order]
+        points = np.array(self._points, dtype=np.float64).reshape(-1, 2)[order]
+        return RawObjects(
+            images=of_images[order],
+            boxes=np.array(self._boxes, dtype=np.float64).reshape(-1, 4)[order],
+            classes=by_number[np.array(self._classes, dtype=np.int64)[order]],
+            crowd=crowd,
+            difficult=np.zeros(len(rows), dtype=np.bool_),
+            areas=np.array(self._areas, dtype=np.float64)[order],
+            masks=masks,
+            name_of=lambda i: f"{self.numbered} {numbers[i]}",
+            numbers=numbers,
+            texts=[self._texts[i] for i in rows],
+            points=None if np.isnan(points).all() else points,
+        )
