@@ -43,16 +43,8 @@ GUIDES = [page for page in PAGES if guides.BLOCK.search(page.read_text(encoding=
 WITHOUT = {
     *("index", "commands", "functions", "versions", "names"),  # lists
     *("faq", "differences", "evidence", "inside", "method-table", "performance", "gallery"),  # explanations and tables
-    *(
-        "python",
-        "own-parts",
-        "data",
-        "regions",
-        "methods",
-        "protocols",
-        "tests",
-        "weights",
-    ),  # begin with code, or extend it
+    *("python", "own-parts", "data", "regions"),  # begin with code, or with data that are not here
+    *("methods", "protocols", "tests", "weights"),  # extend it
 }
 LONG = {"correspondence", "masked-pretraining", "depth", "discovery", "segmentation", "tracking", "visbench"}
 

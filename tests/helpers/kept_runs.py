@@ -179,9 +179,7 @@ NOT_EVALUATED = {
         ("camera-pairs", "texts", "triplets", "rated-pairs", "depth", "boundaries", "motorcycle", "pascal-context"),
         "the runs of their protocols read such tables",
     ),
-    **dict.fromkeys(
-        ("visual-genome", "refcoco", "sa1b"), "test_data_regions compares them with a manifest of the same"
-    ),
+    **dict.fromkeys(("visual-genome", "refcoco", "sa1b"), "test_data_regions compares them with what was written"),
     **dict.fromkeys(("sklearn", "textures", "kwcoco"), "takes seconds, or draws other pictures each time"),
 }
 SHORT = (
