@@ -73,7 +73,10 @@ def make(root, layout):
 
 @pytest.mark.parametrize("layout", ["genome", "refcoco", "masks"])
 def test_boxes_and_texts_are_those_that_were_written(tmp_path, layout):
-    found = regions_of(open_objects(make(tmp_path, layout)))
+    sources = open_objects(make(tmp_path, layout))
+    found = regions_of(sources)
+    for own in sources["all"].target.objects if layout == "masks" else ():
+        np.testing.assert_array_equal(own.points, own.boxes[:, :2] + [0.5, 1.5])
     assert [[list(map(int, box)) for box in boxes] for boxes, _ in found] == [list(map(list, own)) for own in CORNERS]
     assert [[own[0] for own in texts] for _, texts in found] == PHRASES
 
