@@ -44,6 +44,7 @@ FILES = {
     "segmentation_knn": 12,
     "svm": 4,
     "tracking": 3,
+    "zero_shot": 12,
 }
 """Folder of benchmarks -> how many there are: one that is lost in packaging or renamed by mistake is noticed."""
 DATA_SETS = 74
@@ -57,6 +58,7 @@ PUBLISHED = {
     "discovery.csv": 33,
     "lightly.csv": 28,
     "mmpretrain.csv": 14,
+    "open_clip.csv": 50,
     "solo_learn.csv": 3,
     "vissl.csv": 76,
 }
