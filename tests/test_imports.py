@@ -96,6 +96,7 @@ HEAVY_OR_OPTIONAL = {
         "trackio",
     ),
     *(
+        "av",
         "submitit",
         "umap",
         "transformers",

@@ -131,13 +131,18 @@ CPU_CHUNK = 8
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-    """Frozen copy of a backbone on its device; built by `prepare`."""
+    """Frozen copy of a backbone on its device; built by `prepare`.
+
+    Attributes:
+        frames: frames of a video that one pass takes; those of a sample are shared out among passes.
+    """
 
     module: nn.Module
     layers: tuple[Layer, ...]
     device: torch.device
     dtype: torch.dtype
     preprocessing: Preprocessing
+    frames: int = 1
 
     def rows(self, images: Tensor) -> list[npt.NDArray[np.float32]]:
         """Return one array (B, D) per layer for decoded images (B, C, H, W)."""
@@ -146,11 +151,25 @@ class Encoder:
         return [outputs[layer.text].float().cpu().numpy() for layer in self.layers]
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """Encode normalised images (B, 3, H, W) to {text of the layer: (B, D) float32} on `device`."""
+        """Encode normalised images (B, 3, H, W) to {text of the layer: (B, D) float32} on `device`.
+
+        Samples of several passes, (B, T * 3, H, W), have the mean of their features; of layers that keep a vector per
+        token they have all of them, (B, T * N, D).
+        """
+        channels = self.preprocessing.channels * self.frames
+        if (passes := images.shape[1] // channels) > 1:
+            # As many passes at a time as the batch has samples: the memory of a batch of images.
+            every = torch.split(images.reshape(-1, channels, *images.shape[2:]), len(images))
+            outputs = [self(part) for part in every]
+            return {
+                layer.text: _of_sample(torch.cat([output[layer.text] for output in outputs]), len(images))
+                for layer in self.layers
+            }
         at_scales = []
         for scale in self.preprocessing.scales:
             scaled = _scaled(images, scale).to(self.device, self.dtype, memory_format=torch.channels_last)
-            pieces = torch.split(scaled, CPU_CHUNK) if self.device.type == "cpu" else (scaled,)
+            chunk = max(1, CPU_CHUNK // self.frames)
+            pieces = torch.split(scaled, chunk) if self.device.type == "cpu" else (scaled,)
             with torch.inference_mode(), arithmetic(self.device):
                 outputs = [self._encode(piece) for piece in pieces]
             at_scales.append(
@@ -224,7 +243,14 @@ def prepare(
         module = int8_network(backbone, module, layers, device)
     module = module.to(device=device, dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
     layers = tuple(_on_device(layer, device) for layer in layers)
-    return Encoder(module, layers, device, dtype, backbone.preprocessing)
+    return Encoder(module, layers, device, dtype, backbone.preprocessing, backbone.kind.frames)
+
+
+def _of_sample(x: Tensor, samples: int) -> Tensor:
+    """Return the mean of vectors (samples * T, D) over the passes of a sample, or all of its tokens."""
+    if x.ndim == 2:
+        return x.reshape(samples, -1, x.shape[1]).mean(1)
+    return x.reshape(samples, -1, x.shape[2])
 
 
 def _on_device(layer: Layer, device: torch.device) -> Layer:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from sslbench.data import catalog, remote, strings
+from sslbench.data.decode.sampling import ClipOptions
 from sslbench.data.format import all_formats, readable_formats
 from sslbench.data.tiles import TileOptions
 from sslbench.errors import UsageError
@@ -96,7 +97,7 @@ def _without_options(spec: str) -> tuple[str, dict[str, str]]:
     pairs = [part.partition("=") for part in match["options"].split("&")]
     options = {key: value for key, _, value in pairs}
     readers = [found.samples.options for found in all_formats() if found.samples is not None]
-    known = {field.name for kind in (*readers, TileOptions) for field in dataclasses.fields(kind)}
+    known = {field.name for kind in (*readers, TileOptions, ClipOptions) for field in dataclasses.fields(kind)}
     if spec.startswith(("http://", "https://")) and not set(options) <= known:
         return spec, {}  # a query for the server
     return match["location"], options

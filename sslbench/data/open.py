@@ -15,9 +15,10 @@ from typing import Any, get_args, get_type_hints
 import yaml
 
 from sslbench import config
-from sslbench.data import changed, remote, strings, tiles
+from sslbench.data import changed, clips, remote, strings, tiles
 from sslbench.data.containers.exports import NOT_READ, export_in, is_manifest, refuse_export, some_files
 from sslbench.data.containers.sniff import is_clutter
+from sslbench.data.decode.sampling import ClipOptions
 from sslbench.data.format import (
     Column,
     O,
@@ -88,9 +89,10 @@ def open_data(
         reader = _reader_of_path(text)
     # Options of any images come first, the rest belongs to the format.
     of_tiles, options = tiles.split_options(location.text, location.options)
+    own = {field.name for field in dataclasses.fields(reader.options)}
+    of_clips, options = clips.split_options(options, frozenset(own - {"unit"}))
     # Formats that know names of channels (red|nir) have this option themselves; numbers are read here.
-    named = "channels" in {field.name for field in dataclasses.fields(reader.options)}
-    take, options = changed.split_option(location.text, options, named=named)
+    take, options = changed.split_option(location.text, options, named="channels" in own)
     request = SampleRequest(
         text,
         _parsed_options(location.text, reader, options),
@@ -104,6 +106,13 @@ def open_data(
     sources = dict(reader.open(request))
     if not sources:
         raise DataError(f"'{location.text}' holds no data")
+    if of_clips or any(map(clips.are_videos, sources.values())):
+        if of_tiles is not None or take:
+            raise UsageError(
+                f"'{location.text}' has videos, which have neither tiles nor chosen channels",
+                "Leave out unit=tile and channels=.",
+            )
+        return _clips(location.text, sources, of_clips)
     sources = {split: changed.with_channels(found, take) for split, found in sources.items()} if take else sources
     return sources if of_tiles is None else {split: tiles.tiles_of(found, of_tiles) for split, found in sources.items()}
 
@@ -275,20 +284,31 @@ def _refuse_columns(spec: str, request: SampleRequest[Any], understood: frozense
             raise UsageError(f"{request.spec} has no column '{name}': only tables have columns")
 
 
+def _clips(spec: str, sources: Mapping[str, Source], given: dict[str, str]) -> dict[str, Source]:
+    """Return the clips of the videos of all splits."""
+    if images := [source.name for source in sources.values() if not clips.are_videos(source)]:
+        key, text = next(iter(given.items()), ("unit", "clip"))
+        raise UsageError(f"{images[0]} has no videos, and '?{key}={text}' is an option of videos", "Leave it out.")
+    options = _build_options(ClipOptions, given, spec)
+    return {split: clips.clips_of(source, options) for split, source in sources.items()}
+
+
 def _parsed_options(spec: str, reader: SampleReader[Any], given: dict[str, str]) -> Any:
     """Return the text behind a '?' as the reader's dataclass of options."""
-    example = "Large images can be cut into tiles: ?unit=tile&size=224&overlap=32."
+    example = "Large images can be cut into tiles: ?unit=tile&size=224&overlap=32; of videos, ?frames=16&stride=4."
     own, of_tiles = ({f.name for f in dataclasses.fields(kind)} for kind in (reader.options, tiles.TileOptions))
+    of_clips = {f.name for f in dataclasses.fields(ClipOptions)}
     units = {"tile", *get_args(get_type_hints(reader.options).get("unit"))}
     for key, text in given.items():
         if key in own | of_tiles and (key != "unit" or text in units):
             continue
-        hint = did_you_mean(text, units) if key == "unit" else did_you_mean(key, own | of_tiles)
+        hint = did_you_mean(text, units) if key == "unit" else did_you_mean(key, own | of_tiles | of_clips)
         if own:
             problem = f"unit: '{text}' is not possible" if key == "unit" else f"unknown key '{key}'"
             raise UsageError(f"the options of {spec}: {problem}", hint)
         raise UsageError(
-            f"'{spec}' takes no options but those of tiles, and '?{key}={text}' was given", f"{hint} {example}"
+            f"'{spec}' takes no options but those of tiles and videos, and '?{key}={text}' was given",
+            f"{hint} {example}",
         )
     if left := given.keys() & of_tiles - own:
         raise UsageError(f"'{spec}': '{min(left)}' is an option of tiles, and images stay whole here", example)

@@ -17,6 +17,7 @@ from sslbench.config import convert
 from sslbench.data.checks import samples
 from sslbench.data.checks.duplicates import Finding
 from sslbench.data.checks.samples import enlargement
+from sslbench.data.clips import sampling_of
 from sslbench.data.decode.handlers import identified
 from sslbench.data.maps.types import unknown_orientation
 from sslbench.data.noise import check_shares, with_label_noise
@@ -33,6 +34,7 @@ from sslbench.evaluation.settings import RunSettings
 from sslbench.evaluation.trainings import check_seeds
 from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair
+from sslbench.features.extract import check_clips
 from sslbench.library.benchmarks import Benchmark
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import FileClassifier, ImageSet, Part
@@ -241,6 +243,7 @@ def _check_tasks(
     request: Request, run: RunSettings, backbone: Backbone, layers: Sequence[Layer], data: TrainTest
 ) -> None:
     """Refuse protocols whose settings do not go together with the data, the layers or each other."""
+    check_clips(backbone, data.test)
     check_shares(request.noise, data.train.target)
     check_seeds(run, request.tasks)
     for task in request.tasks:
@@ -250,6 +253,13 @@ def _check_tasks(
             problem = f"--noise: {task.protocol} does not train on labels of samples"
             raise UsageError(problem, f"Those that do: {', '.join(able)}.")
         check_label_kind(task, type(data.train.target))
+        if sampling_of(data.test.images) and not task.kind.videos:
+            kinds = {name: protocols.find(name).kind for name in names.list_names("protocol")}
+            able = [name for name, each in kinds.items() if each.videos and isinstance(data.train.target, each.takes)]
+            raise UsageError(
+                f"{task.protocol} takes images, and {data.test.name} has videos",
+                f"Those for videos: {', '.join(able)}.",
+            )
         if not task.kind.on_features:
             run.extract_settings().float_precision()
         task.kind.check(task.settings, one_part(data, task.part).train.target)

@@ -15,6 +15,7 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
 from sslbench.backbones.speed import CPU_CHUNK, prepare
 from sslbench.backbones.stems import with_channels
+from sslbench.data.clips import frames_of
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.decode.picture import Wanted
 from sslbench.data.loading import loader
@@ -176,7 +177,8 @@ class ExtractionJob:
             self.source,
             self.pending,
             self.backbone.preprocessing,
-            batch_size=self.settings.batch_size,
+            # Videos are held by their frames.
+            batch_size=max(1, self.settings.batch_size // frames_of(self.source.images)),
             workers=self.settings.workers,
             start_method=self.settings.start_method,
             mixed_sizes=self.size is None,

@@ -16,6 +16,7 @@ from sslbench import user_code
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.sizes import accept_sizes, feature_dim
 from sslbench.config import build
+from sslbench.data.clips import sampling_of
 from sslbench.data.decode.handlers import Reading, resolve
 from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.open import open_data, refuse_targets_of_pixels
@@ -303,6 +304,8 @@ def _open(request: PretrainRequest) -> Source:
         log.info(note)
     if not len(source):
         raise DataError(f"{source.name} has no images")
+    if sampling_of(source.images):
+        raise UsageError(f"{source.name} has videos, and pretrain takes images", "Write their frames as images first.")
     if request.limit is not None and request.limit < len(source):
         source = limit(source, request.limit, request.settings.seed)
     others = ", ".join(part for part in parts if parts[part] is not source and part != name)

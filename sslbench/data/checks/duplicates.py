@@ -416,7 +416,9 @@ def small_pictures(source: Source, *, workers: int, reading: Reading) -> npt.NDA
     vectors = np.full((len(source), 16 * 16 * 3), np.nan, dtype=np.float16)
     for batch in loader.batches(source, np.arange(len(source)), preprocessing, batch_size=64, workers=workers):
         if len(batch.indices):
-            vectors[batch.indices] = batch.images.reshape(len(batch.indices), -1).float().numpy()
+            # Of videos the mean of their frames.
+            pictures = batch.images.unflatten(1, (-1, 3)).float().mean(1)
+            vectors[batch.indices] = pictures.flatten(1).numpy()
     return vectors
 
 

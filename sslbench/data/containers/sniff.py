@@ -87,6 +87,12 @@ ARRAYS = frozenset((".npy", ".npz"))
 """Suffixes of arrays: images only where there are no others, since labels are stored as arrays too."""
 
 
+VIDEOS = frozenset(
+    ".mp4 .m4v .mov .avi .mkv .webm .mpg .mpeg .mpe .m2v .ts .mts .m2ts .wmv .asf .flv .f4v .3gp .3g2 .ogv .vob".split()
+)
+"""Suffixes of video files: samples only where there are no images."""
+
+
 _CLUTTER = frozenset(("__macosx", "thumbs.db", "desktop.ini", "@eadir", "lost+found", "$recycle.bin"))
 
 

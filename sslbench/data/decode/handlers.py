@@ -4,6 +4,7 @@ The design is that of torchvision's request for comments on decoding (torchvisio
 first, then the source's own (`HasHandlers`), then the default one, which reads every picture.
 """
 
+import dataclasses
 import io
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO, Protocol, runtime_checkable
@@ -19,6 +20,7 @@ from sslbench.data.decode.picture import RGB, Decoded, UnreadableImage, Wanted, 
 from sslbench.data.decode.reading import DEFAULT as DEFAULT
 from sslbench.data.decode.reading import WAYS, check_decoder, object_of
 from sslbench.data.decode.reading import Reading as Reading
+from sslbench.data.decode.videos import ClipHandler
 from sslbench.data.joined import JoinedImages
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.names import find_object, refuse_named_by_file
@@ -29,7 +31,7 @@ Handler = Callable[[str, BinaryIO], Any]
 """(path, file) -> the decoded content, or None to leave the file to the next handler.
 
 A picture is an array (H, W) or (H, W, channels) or a tensor (channels, H, W), of uint8, uint16 or floating
-point values from 0 to 1; a Pillow image; or a `Decoded`.
+point values from 0 to 1; a Pillow image; or a `Decoded`. The frames of a video are an array (T, H, W, 3) of uint8.
 """
 
 
@@ -107,6 +109,10 @@ class PictureHandler:
         """Decode a picture; never returns None."""
         return decode(buffer.read(), path, self.wanted)
 
+    def wanting(self, wanted: Wanted) -> "PictureHandler":
+        """Return the handler for other pictures."""
+        return PictureHandler(wanted)
+
 
 class PictureDecoder:
     """Decoder of a source's images to pictures: arrays directly, files through a `Decoder`.
@@ -127,14 +133,21 @@ class PictureDecoder:
         handler, value = self.decoder.route(path, data)
         if handler is None:
             raise UnreadableImage(path, "left undecoded, but a backbone needs images")
-        if isinstance(handler, PictureHandler):
+        if isinstance(handler, PictureHandler | ClipHandler):
             return value  # type: ignore[no-any-return]
-        decoded = as_picture(value, path, self.wanted, name_of(handler))
-        return Decoded(decoded.image, (f"decoded by {name_of(handler)}", *decoded.conversions), decoded.full)
+        name = name_of(handler)
+        decoded = as_picture(value, path, self.wanted, name)
+        asked = next((h.options.total for h in self.decoder.handlers if isinstance(h, ClipHandler)), 1)
+        if decoded.frames != asked:
+            raise UsageError(
+                f"the decoder {name} returned {decoded.frames} frames of {path}, and {asked} were asked for",
+                "Return an array (T, H, W, 3) for a video with ?frames=T, and (H, W, 3) for an image.",
+            )
+        return dataclasses.replace(decoded, conversions=(f"decoded by {name}", *decoded.conversions))
 
     def wanting(self, wanted: Wanted) -> "PictureDecoder":
         """Return a decoder with the same handlers for other wanted pictures."""
-        handlers = [PictureHandler(wanted) if isinstance(h, PictureHandler) else h for h in self.decoder.handlers]
+        handlers = _wanting(self.decoder.handlers, wanted)
         parts = tuple(part.wanting(wanted) for part in self.parts)
         return PictureDecoder(Decoder(*handlers, must_decode=self.decoder.must_decode), wanted, parts)
 
@@ -183,7 +196,13 @@ def make_decoder(names: Iterable[str], wanted: Wanted, images: Images) -> Pictur
     parts = (
         tuple(make_decoder(names, wanted, part) for part in images.parts) if isinstance(images, JoinedImages) else ()
     )
-    return PictureDecoder(Decoder(*resolve(names), *handlers_of(images), PictureHandler(wanted)), wanted, parts)
+    handlers = _wanting((*resolve(names), *handlers_of(images), PictureHandler()), wanted)
+    return PictureDecoder(Decoder(*handlers), wanted, parts)
+
+
+def _wanting(handlers: Iterable[Handler], wanted: Wanted) -> list[Handler]:
+    """Return the handlers, those of sslbench for the wanted pictures."""
+    return [h.wanting(wanted) if isinstance(h, PictureHandler | ClipHandler) else h for h in handlers]
 
 
 def handlers_of(images: Images) -> tuple[Handler, ...]:
@@ -203,6 +222,9 @@ def as_picture(value: Any, path: str, wanted: Wanted, handler: str) -> Decoded:
         if value.is_floating_point():
             return from_fractions(value, path, wanted)
         value = value.cpu().numpy() if value.ndim == 2 else np.moveaxis(value.cpu().numpy(), 0, -1)
+    if isinstance(value, np.ndarray) and value.ndim == 4 and value.dtype == np.uint8 and value.size:
+        frames = torch.from_numpy(np.concatenate(value, axis=2)).permute(2, 0, 1)
+        return as_wanted(Decoded(frames, (), frames=len(value)), path, wanted)
     if isinstance(value, np.ndarray):
         return from_array(value, path, wanted)
     raise UsageError(

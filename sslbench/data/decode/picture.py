@@ -107,11 +107,13 @@ class Decoded:
             0 to 255 for samples of 16 bits.
         conversions: such as 'grey to RGB', 'alpha dropped'; empty for a plain RGB picture.
         full: (height, width) of the picture in the file, where `image` was decoded at a reduced size.
+        frames: number of frames of a video, whose channels stand one after the other in `image`.
     """
 
     image: torch.Tensor
     conversions: tuple[str, ...]
     full: tuple[int, int] | None = None
+    frames: int = 1
 
 
 def check_size(width: int, height: int, path: str, max_pixels: int) -> None:
@@ -132,9 +134,9 @@ def declared_too_large(error: Exception, path: str, max_pixels: int) -> Unreadab
 def as_wanted(decoded: Decoded, path: str, wanted: Wanted) -> Decoded:
     """Check a handler's picture, and convert it to 8 bits unless `wanted.deep`."""
     channels, height, width = decoded.image.shape
-    check_size(width, height, path, wanted.max_pixels)
-    if channels != wanted.channels:
-        raise OtherChannels(path, channels, wanted.channels)
+    check_size(width, height * decoded.frames, path, wanted.max_pixels)
+    if channels != wanted.channels * decoded.frames:
+        raise OtherChannels(path, channels // decoded.frames, wanted.channels)
     if wanted.deep or decoded.image.dtype == torch.uint8:
         return decoded
     image = decoded.image.clamp(0, 255).to(torch.uint8)

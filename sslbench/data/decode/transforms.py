@@ -111,12 +111,17 @@ def normalise(
 
     Args:
         images: (B, C, h, w), uint8 or float32 from 0 to 255. Three channels become one where the preprocessing has
-        one: the luminance, or the lightness if that is its space.
+        one: the luminance, or the lightness if that is its space. Several times as many channels are frames of videos,
+        each of which is normalised.
         preprocessing: mean and std are used.
         dtype: of the result.
         memory_format: of the result.
     """
     mean, std = preprocessing.mean, preprocessing.std
+    own = 3 if preprocessing.channels == 1 else preprocessing.channels
+    if images.shape[1] > own and images.shape[1] % own == 0:
+        frames = normalise(images.reshape(-1, own, *images.shape[2:]), preprocessing, dtype, memory_format)
+        return frames.reshape(len(images), -1, *images.shape[2:])
     check_channels(preprocessing, images.shape[1])
     if preprocessing.space == "lightness":
         images = lightness(images)

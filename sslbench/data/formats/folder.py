@@ -10,7 +10,7 @@ from typing import TypedDict
 
 from sslbench.data.containers.exports import NOT_READ, Export, annotates, export_in, export_of
 from sslbench.data.containers.members import names_no_class, split_name
-from sslbench.data.containers.sniff import ARRAYS, SUFFIXES, is_clutter
+from sslbench.data.containers.sniff import ARRAYS, SUFFIXES, VIDEOS, is_clutter
 from sslbench.data.format import NoOptions, Reader, SampleReader, SourceFormat
 from sslbench.data.formats._parts.layout import find_class_places, has_voc_xml
 from sslbench.data.images import Files
@@ -187,10 +187,11 @@ def _left_out(names: list[str], where: str) -> str:
 def _list_split(root: Path, name: str, notes: tuple[str, ...]) -> _Listing:
     found = _FolderContent()
     _walk(str(root), found)
-    # Labels and features are stored as arrays, too, so these count as images only where there are no others.
-    if not found.images and ARRAYS & set(found.others):
-        found = _FolderContent()
-        _walk(str(root), found, ARRAYS)
+    # Labels and features are stored as arrays, too, and pictures of videos beside these; so they count only alone.
+    for kind in (VIDEOS, ARRAYS):
+        if not found.images and kind & set(found.others):
+            found = _FolderContent()
+            _walk(str(root), found, kind)
     if not found.images:
         others = f" ({_others(found.others)})" if found.others else ""
         if (export := export_in(root, without_images=True)) is not None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from sslbench.arrays import IntArray
+from sslbench.data.clips import frames_of
 from sslbench.data.decode.handlers import DEFAULT, PictureDecoder, Reading, make_decoder
 from sslbench.data.decode.picture import OtherChannels, UnreadableImage, Wanted
 from sslbench.data.decode.transforms import luminance, resize_and_crop
@@ -169,7 +170,8 @@ class BatchMaker(Dataset[RawBatch | SslbenchError]):
 
     def _batch(self, epoch: int, chosen: IntArray, before: IntArray | None = None) -> RawBatch:
         sizes = [size for size, count, _ in self.views for _ in range(count)]
-        views = [torch.empty((len(chosen), size, size, self.channels), dtype=torch.uint8) for size in sizes]
+        channels = self.channels * frames_of(self.images)
+        views = [torch.empty((len(chosen), size, size, channels), dtype=torch.uint8) for size in sizes]
         boxes, colours = torch.empty(len(chosen), len(sizes), 4), list[list[Sequence[float]]]()
         # Images that stand in for unreadable ones change what is shown, not what was chosen.
         shown = chosen.copy()

@@ -246,7 +246,7 @@ def _survey(
             unreadable.append((index, error.path, error.reason))
             continue
         conversions.update(decoded.conversions)
-        channels.setdefault(decoded.image.shape[0], []).append(index)
+        channels.setdefault(decoded.image.shape[0] // decoded.frames, []).append(index)
     return Survey(tuple(unreadable), conversions, channels)
 
 

@@ -11,8 +11,9 @@ Version 2: groups of samples are kept together where heads are chosen, and inter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from sslbench.data.clips import sampling_of
 from sslbench.data.source import Source
-from sslbench.errors import DataError
+from sslbench.errors import DataError, UsageError
 from sslbench.protocols.linear_online.settings import Settings
 from sslbench.protocols.protocol import Cost, ImageInputs, OnImages, Protocol, Shapes
 from sslbench.results import Outcome
@@ -38,6 +39,11 @@ def check_images(
     """Refuse backbone, layers and settings that do not fit, before any image is decoded; return the rows of results."""
     from sslbench.protocols.linear_online.run import make_batches, planned, split
 
+    if settings.blocks and sampling_of(train.images):
+        raise UsageError(
+            "blocks= norms the class token of each image, and videos have the mean over their frames",
+            "Name layers with --layers.",
+        )
     plans = planned(backbone, layers, settings)
     fit, _ = split(train, plans, settings, seed)
     # Called for its errors alone.
@@ -70,5 +76,5 @@ PROTOCOL = Protocol(
     version=4,
     summary="Linear probe on images: heads trained by SGD on augmented views.",
     settings=Settings,
-    kind=OnImages(check, check_images, run_on_images, cost=cost),
+    kind=OnImages(check, check_images, run_on_images, cost=cost, videos=True),
 )
