@@ -157,7 +157,7 @@ class Encoder:
         token they have all of them, (B, T * N, D).
         """
         channels = self.preprocessing.channels * self.frames
-        if (passes := images.shape[1] // channels) > 1:
+        if images.shape[1] >= 2 * channels:
             # As many passes at a time as the batch has samples: the memory of a batch of images.
             every = torch.split(images.reshape(-1, channels, *images.shape[2:]), len(images))
             outputs = [self(part) for part in every]

@@ -1,7 +1,6 @@
 """Clips of videos: chosen frames, decoding, bad files, keys."""
 
 import dataclasses
-import pickle
 
 import cv2
 import numpy as np
@@ -110,7 +109,7 @@ def test_folders_have_labels_and_splits_and_every_video_is_a_sample(tmp_path):
     assert {split: len(part) for split, part in parts.items()} == {"train": 12, "test": 8}
     assert parts["train"].ids[0] == "left/0.mp4" and parts["train"].target.classes == ("left", "right")
     assert "4 frames (spread over the video) of each of 12 videos" in parts["train"].notes[-1]
-    assert pickle.loads(pickle.dumps(parts["train"].images)).options.frames == 4
+    assert parts["train"].select([2]).images.options.frames == 4
 
 
 def test_lists_name_videos(tmp_path):
@@ -226,7 +225,7 @@ def test_a_decoder_of_the_users_reads_videos_first(tmp_path, monkeypatch):
     write_video(tmp_path / "videos" / "v.mp4", counting(4))
     picture = decoded(f"{tmp_path / 'videos'}?frames=2", decoder=("my_video_reader.two",))
     assert picture.frames == 2 and picture.image.unique().tolist() == [7]
-    with pytest.raises(UsageError, match="returned 2 frames of .* and 4 were asked for"):
+    with pytest.raises(UsageError, match=r"returned 2 frames of .* and 4 were asked for"):
         decoded(f"{tmp_path / 'videos'}?frames=4", decoder=("my_video_reader.two",))
 
 

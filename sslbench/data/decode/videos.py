@@ -1,4 +1,4 @@
-"""Decoding of the clips of a video file by PyAV: the chosen frames, one after the other in the channels of a picture."""
+"""Decoding of a video file by PyAV: the chosen frames, one after the other in the channels of a picture."""
 
 import dataclasses
 import io
