@@ -23,6 +23,7 @@ import timm
 import torch
 from PIL import Image
 
+from helpers.clips import write_classes
 from sslbench.cli.main import main
 from sslbench.data.prepare.grey_digits import draw_digits
 
@@ -45,6 +46,7 @@ def write_files(folder, weights):
     for i, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (6, 240, 240, 3), dtype=np.uint8)):
         (folder / "slides" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(folder / "slides" / "ab"[i % 2] / f"{i}.png")
+    write_classes(folder / "videos")
     rows = [
         {"path": path.relative_to(folder), "label": path.parent.name, "product": i % 20, "site": i % 4}
         | {"height": 10 * float(path.parent.name) + i % 3, "lat": 50.0 - 30 * (i % 4), "lon": 7.0 + 20 * (i % 4)}
