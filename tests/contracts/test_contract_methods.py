@@ -409,11 +409,7 @@ def test_an_update_on_a_gpu_reads_no_value_and_mixes_no_devices():
         return torch.empty_like(value, device="cuda") if isinstance(value, torch.Tensor) else value
 
     def check(form):
-        if vars(find_module("method", VARIANTS.get(form, [form])[0])).keys() & {
-            "random_numbers",
-            "masked_rows",
-            "MemoryBank",
-        }:
+        if vars(find_module("method", VARIANTS.get(form, [form])[0])).keys() & {"random_numbers", "masked_rows", "MemoryBank"}:
             return
         made, batch = make_form(form)
         made.train()
