@@ -7,18 +7,17 @@ import random
 import numpy as np
 import pytest
 import torch
-from helpers import runs, two_processes
+from helpers import runs
 from helpers.small_methods import differences, make, one_update
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from sslbench.backbones.build import build
-from sslbench.distributed.collectives import sum_, world_size
 from sslbench.errors import UsageError
 from sslbench.names import find_module, list_names
 from sslbench.runtime.seeds import restore_random_states
 from sslbench.train import checkpoints
-from sslbench.train.method import Batch, Method, Step, find_method
+from sslbench.train.method import Method, Step, find_method
 from sslbench.train.optimizers.optimizer import make_optimizer
 from sslbench.train.parameter_groups import parameter_groups
 from sslbench.train.state import from_checkpoint, new_state, to_checkpoint
@@ -42,18 +41,14 @@ def optimizer_of(made, lr=0.02):
 
 PATCHES_ONLY = f"{runs.VIT},class_token=False,global_pool=avg,fc_norm=False"
 VARIANTS = {
-    "barlow_twins, as in VISSL": ("barlow_twins", {"normalisation": "vissl", "scale": 1.0}),
     "byol, nearest of a queue": ("byol", {"queue": 32}),
     "dcl, weighted positives": ("dcl", {"sigma": 0.5}),
-    "dino, a ResNet": ("dino", {"frozen_epochs": 0}, runs.RESNET),
-    "dino, another head": ("dino", {"frozen_epochs": 0, "head_norm": True, "normalize_last_layer": False}, runs.RESNET),
     "dinov2, centred": ("dinov2", {"centering": "center", "center_momentum": 1.0, "patch_prototypes": None}),
     "dinov2, nested heads": ("dinov2", {"nested": [0.25, 1.0], "mask_shape": "inverse_block"}),
     "ibot, patches by a head of their own": ("ibot", {"patch_prototypes": 12, "mask_shape": "random"}),
     "ijepa, patches only": ("ijepa", {}, PATCHES_ONLY),
     "ijepa, registers": ("ijepa", {}, f"{runs.VIT},reg_tokens=2"),
     "lejepa, a ResNet": ("lejepa", {}, runs.RESNET),
-    "mae, learnt positions": ("mae", {"positions": "learnt", "normalize_targets": False}),
     "moco, version 1": ("moco", {"projector": [8], "queue": 16384}),
     "moco_v3, a transformer": ("moco_v3", {"projector": [16, 16, 8], "predictor_last_norm": True}, runs.VIT),
     "mmcr, few dimensions of each image": ("mmcr", {"spread_weight": 0.5}),
@@ -67,11 +62,11 @@ VARIANTS = {
 """Forms of methods that their small settings in `helpers.runs` leave out: method, settings, and a backbone."""
 
 
-def make_form(name, *, still=True, **changes):
+def make_form(name, **changes):
     """Return a method, or one of `VARIANTS`, and a batch."""
     method, own, *backbone = VARIANTS.get(name, (name, {}))
     small = (*runs.METHODS[method][:2], *backbone) if backbone else None
-    return make(method, small=small, **{**own, **(of_targets(method) if still else {}), **changes})
+    return make(method, small=small, **{**own, **of_targets(method), **changes})
 
 
 @pytest.fixture(params=sorted(runs.METHODS))
@@ -117,19 +112,19 @@ def test_the_loss_falls_on_a_fixed_batch(form):
 
 
 def offenders(check):
-    """Return the methods, or forms of them, that fail a check, with the reason."""
+    """Return the methods that fail a check, with the reason."""
     found = []
-    for form in [*runs.METHODS, *VARIANTS]:
+    for method in runs.METHODS:
         try:
-            check(form)
-        except Exception as error:  # noqa: BLE001  told with the form
-            found.append(f"{form}: {error!r}")
+            check(method)
+        except Exception as error:  # noqa: BLE001  told with the method
+            found.append(f"{method}: {error!r}")
     return found
 
 
 def test_every_trained_parameter_takes_part_and_momentum_copies_get_no_gradient():
-    def check(form):
-        made, batch = make_form(form)
+    def check(method):
+        made, batch = make(method)
         loss = made(batch, Step(0, 40, 20))
         loss.value.backward()
         assert [name for name, p in made.named_parameters() if p.requires_grad and p.grad is None] == []
@@ -147,8 +142,8 @@ def test_the_augmentation_that_a_refusal_proposes_exists():
 
 
 def test_a_deep_copy_is_independent_and_only_the_backbone_is_named_so():
-    def check(form):
-        made, batch = make_form(form)
+    def check(method):
+        made, batch = make(method)
         names = {name for name, _ in made.named_parameters() if name.startswith("backbone.")}
         assert names == {f"backbone.{name}" for name, _ in made.backbone.named_parameters()}
         before, copied = copy.deepcopy(made.state_dict()), copy.deepcopy(made).train()
@@ -156,54 +151,6 @@ def test_a_deep_copy_is_independent_and_only_the_backbone_is_named_so():
         assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
 
     assert offenders(check) == []
-
-
-OF_A_BATCH = {"dinov2", "dinov2, centred", "wmse"}
-"""Forms whose loss depends on which images are together: masks or whitened slices follow the batch of a process."""
-
-
-def of_a_share(rank, form):
-    """Return loss, mean gradients, and state after an update, of a process that has its share of the batch."""
-    world = world_size()
-    made, batch = make_form(form, still=False, world=world)
-    rows = slice(rank * 16 // world, (rank + 1) * 16 // world)
-    share = {name: value[rows] for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
-    batch = Batch(**{**vars(batch), **share, "views": tuple(view[rows].double() for view in batch.views)})
-    # Running statistics of BatchNorm and no stochastic depth: neither depends on the other images.
-    made.double().eval()
-    step = Step(0, 40, 20)
-    torch.manual_seed(0)
-    loss = made(batch, step).value
-    loss.backward()
-    made.before_update(step)
-    made.after_update(step)
-    trained = {name: p.grad for name, p in made.named_parameters() if p.grad is not None}
-    means = {name: sum_(value.detach().clone()) / world for name, value in {"loss": loss, **trained}.items()}
-    return {name: value.numpy() for name, value in [*made.state_dict().items(), *means.items()]}
-
-
-@pytest.mark.parametrize("form", [form for form in (*sorted(runs.METHODS), *VARIANTS) if form not in OF_A_BATCH])
-def test_two_processes_do_what_one_does_with_both_their_batches(form):
-    alone = of_a_share(0, form)
-    for results in two_processes.run(of_a_share, form):
-        assert results.keys() == alone.keys()
-        for name, wanted in alone.items():
-            atol = 1e-8 * np.abs(wanted).max(initial=1e-9)
-            np.testing.assert_allclose(results[name], wanted, rtol=1e-6, atol=atol, err_msg=name)
-
-
-@pytest.mark.parametrize(("method", "copies"), [("byol", "target_"), ("dino", "teacher_")])
-def test_momentum_copies_start_alike_and_follow(method, copies):
-    made, batch = make(method)
-    online = dict(made.named_parameters())
-    pairs = {name.removeprefix(copies): p for name, p in online.items() if name.startswith(copies)}
-    before = {name: p.clone() for name, p in pairs.items()}
-    assert pairs and all(torch.equal(before[name], online[name]) for name in before)
-    one_update(made.train(), optimizer_of(made, lr=0.1), batch, Step(0, 40, 20))
-    for name, p in pairs.items():
-        torch.testing.assert_close(p, 0.996 * before[name] + 0.004 * online[name], rtol=1e-5, atol=1e-6)
-    assert any(not torch.equal(p, before[name]) for name, p in pairs.items())
-    assert list(made.exports()) == (["student", "teacher"] if method == "byol" else ["teacher", "student"])
 
 
 class Constants(TorchFunctionMode):
@@ -366,11 +313,10 @@ def test_state_that_is_not_saved_is_found(kind, tmp_path):
 
 
 def test_what_is_exported_fits_the_backbone_strictly():
-    def check(form):
-        made, _ = make_form(form)
-        method, _, *backbone = VARIANTS.get(form, (form, {}))
+    def check(method):
+        made, _ = make(method)
         for name, network in made.exports().items():
-            fresh = build(*(backbone or runs.METHODS[method][2:]), seed=1).module
+            fresh = build(runs.METHODS[method][2], seed=1).module
             fresh.load_state_dict(network.state_dict())
             assert name in ("student", "teacher")
 
@@ -380,8 +326,8 @@ def test_what_is_exported_fits_the_backbone_strictly():
 def test_heads_are_sequences_that_take_the_output_of_the_exported_backbone():
     """What `pretrain` writes beside the backbone: built again from kinds and tensors, it is the same network."""
 
-    def check(form):
-        made, batch = make_form(form)
+    def check(method):
+        made, batch = make(method)
         made.eval()
         for exported, network in made.exports().items():
             with torch.no_grad():
@@ -408,10 +354,10 @@ def test_an_update_on_a_gpu_reads_no_value_and_mixes_no_devices():
             return tuple(moved(each) for each in value)
         return torch.empty_like(value, device="cuda") if isinstance(value, torch.Tensor) else value
 
-    def check(form):
-        if vars(find_module("method", VARIANTS.get(form, [form])[0])).keys() & {"random_numbers", "masked_rows", "MemoryBank"}:
+    def check(method):
+        if vars(find_module("method", method)).keys() & {"random_numbers", "masked_rows", "MemoryBank"}:
             return
-        made, batch = make_form(form)
+        made, batch = make(method)
         made.train()
         with FakeTensorMode(allow_non_fake_inputs=True):
             made._apply(moved)
@@ -422,7 +368,7 @@ def test_an_update_on_a_gpu_reads_no_value_and_mixes_no_devices():
                 made.before_update(step)
                 made.after_update(step)
             assert loss.value.device.type == "cuda" and loss.value.shape == ()
-        checked.append(form)
+        checked.append(method)
 
     checked = []
     assert offenders(check) == [] and len(checked) > len(runs.METHODS) / 2

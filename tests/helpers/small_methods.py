@@ -17,8 +17,8 @@ from sslbench.pretraining.networks import make_method
 from sslbench.train.method import Batch, Method, Setup
 
 
-def make(method, *, small=None, world=1, **changes):
-    """Return a method around its small backbone, and a fixed batch of 16 images, those of `world` processes."""
+def make(method, *, small=None, **changes):
+    """Return a method around its small backbone, and a fixed batch of 16 images."""
     own, augment, name = small or runs.METHODS[method]
     own = {**own, **changes}
     backbone = build(name, seed=0)
@@ -26,7 +26,7 @@ def make(method, *, small=None, world=1, **changes):
     kinds = config.build(Augment, augment, "test")
     sizes = kinds.sizes
     dim = feature_dim(backbone.module, 32, backbone.preprocessing.channels)
-    setup = Setup(dim, sizes, 16 // world, 16, world, 96, 10, 40, 20, name)
+    setup = Setup(dim, sizes, 16, 16, 1, 96, 10, 40, 20, name)
     made = make_method(backbone.module, {"name": method, **own}, setup, seed=0)
     generator = torch.Generator().manual_seed(1)
     images = torch.rand(16, 3, 32, 32, generator=generator) * 2 - 1

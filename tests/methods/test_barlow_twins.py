@@ -1,9 +1,12 @@
 import numpy as np
 import pytest
 import torch
+from helpers import two_processes
 from helpers.training_samples import random_rows
+from torch import nn
 
 from sslbench.methods import barlow_twins
+from sslbench.train.method import Batch, Setup, Step
 
 SETTINGS = pytest.mark.parametrize("normalisation", ["paper", "vissl"])
 
@@ -46,3 +49,29 @@ def test_means_far_from_zero_do_not_cost_precision():
     exact = barlow_twins.barlow_twins_loss(torch.from_numpy(za), torch.from_numpy(zb)).item()
     single = barlow_twins.barlow_twins_loss(torch.from_numpy(za).float(), torch.from_numpy(zb).float()).item()
     assert single == pytest.approx(exact, rel=1e-3)
+
+
+def run_method(rank, images, normalisation):
+    """Loss and gradients of one process, averaged as DistributedDataParallel does."""
+    from sslbench.distributed.collectives import sum_, world_size
+
+    torch.manual_seed(0)
+    world = world_size()
+    mine = torch.from_numpy(images)[:, rank * 8 // world : (rank + 1) * 8 // world]
+    setup = Setup(12, (2, 2), mine.shape[1], 8, world, 8, 0, 10, 5, "linear")
+    config = barlow_twins.Config(projector=(6,), normalisation=normalisation)
+    method = barlow_twins.Method(nn.Flatten(), config, setup).double()
+    loss = method(Batch(tuple(mine), None, torch.arange(mine.shape[1])), Step(0, 10, 5))
+    loss.value.backward()
+    gradients = [sum_(p.grad) / world for p in method.parameters()]
+    return [(sum_(loss.value.detach().clone()) / world).numpy(), *(g.numpy() for g in gradients)]
+
+
+@SETTINGS
+def test_two_processes_do_what_one_does_with_both_their_batches(normalisation):
+    images = random_rows(2, 8, 3, 2, 2, seed=3)
+    alone = run_method(0, images, normalisation)
+    for results in two_processes.run(run_method, images, normalisation):
+        assert len(results) == len(alone) > 1
+        for ours, wanted in zip(results, alone, strict=True):
+            np.testing.assert_allclose(ours, wanted, rtol=1e-9, atol=1e-12 * np.abs(wanted).max())

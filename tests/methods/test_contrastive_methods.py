@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers import two_processes
 from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of, unit
 
 from sslbench.errors import UsageError
@@ -93,6 +94,41 @@ def test_loss_of_neighbours_is_the_formula():
         lambda x: nnclr.cross_view_contrast(neighbours, torch.nn.functional.normalize(x, dim=1), 0.2), p
     )
     assert value == pytest.approx(slow_neighbours(z, p, queue, 0.2), rel=1e-12)
+
+
+def _one_of_two(rank, x, labels, queue):
+    mine, own = x[:, 3 * rank : 3 * rank + 3], torch.from_numpy(labels[3 * rank : 3 * rank + 3])
+    rows = torch.from_numpy(unit(queue))
+    losses = (
+        lambda x: dcl.decoupled(x, 0.2, 0.5),
+        lambda x: supcon.supervised_contrastive(x, own, 0.2),
+        lambda x: nnclr.cross_view_contrast(
+            nnclr.nearest(torch.nn.functional.normalize(x[0].detach(), dim=1), rows),
+            torch.nn.functional.normalize(x[1], dim=1),
+            0.2,
+        ),
+    )
+    return [gradient(loss, mine) for loss in losses]
+
+
+def test_two_processes_equal_one():
+    x, labels, queue = random_rows(2, 6, 4), np.array([0, 1, 0, 1, 2, 0]), random_rows(7, 4, seed=5)
+    rows = torch.from_numpy(unit(queue))
+    whole = [
+        gradient(lambda x: dcl.decoupled(x, 0.2, 0.5), x),
+        gradient(lambda x: supcon.supervised_contrastive(x, torch.from_numpy(labels), 0.2), x),
+        gradient(
+            lambda x: nnclr.cross_view_contrast(
+                nnclr.nearest(torch.nn.functional.normalize(x[0].detach(), dim=1), rows),
+                torch.nn.functional.normalize(x[1], dim=1),
+                0.2,
+            ),
+            x,
+        ),
+    ]
+    for (value, slope), *parts in zip(whole, *two_processes.run(_one_of_two, x, labels, queue), strict=True):
+        assert sum(part[0] for part in parts) / 2 == pytest.approx(value, rel=1e-12)
+        np.testing.assert_allclose(np.concatenate([part[1] for part in parts], axis=1) / 2, slope, atol=1e-14)
 
 
 def test_queue_of_nnclr_holds_the_newest_embeddings():

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers import two_processes
 from helpers.training_samples import (
     gradient,
     made,
@@ -15,6 +16,7 @@ from helpers.training_samples import (
 
 from sslbench.errors import UsageError
 from sslbench.methods import densecl
+from sslbench.train.method import Batch
 
 CONFIG = densecl.Config(projector=(16, 8), queue=1024)
 SIZES = (64, 64)
@@ -78,3 +80,25 @@ def test_the_queues_get_the_keys_of_images_and_the_mean_keys_of_places():
 def test_what_cannot_be_trained_is_refused(backbone, sizes, changes, message):
     with pytest.raises(UsageError, match=message):
         make(dataclasses.replace(CONFIG, **changes), backbone=backbone, sizes=sizes)
+
+
+def run_method(rank, images):
+    """Queues and keys after an update with BatchNorm's running statistics."""
+    from sslbench.distributed.collectives import gather, world_size
+
+    world = world_size()
+    mine = [torch.from_numpy(v)[rank * 4 // world : (rank + 1) * 4 // world].float() for v in images]
+    method, setup, _ = make(images_per_update=4, batch_size=len(mine[0]), world=world)
+    method.eval()
+    value = method(Batch(tuple(mine), None, torch.arange(len(mine[0]))), step_of(0, setup)).value
+    everyone = gather(method._new_keys[0])
+    method.after_update(step_of(0, setup))
+    return [everyone.numpy(), gather(value[None]).mean().numpy(), method.queue.numpy(), method.dense_queue.numpy()]
+
+
+def test_two_processes_shuffle_and_do_what_one_does():
+    images = [random_rows(4, 3, 64, 64, seed=seed) for seed in (0, 1)]
+    alone = run_method(0, images)
+    for results in two_processes.run(run_method, images):
+        for ours, wanted in zip(results, alone, strict=True):
+            np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-5)

@@ -4,13 +4,14 @@ import functools
 import numpy as np
 import pytest
 import torch
+from helpers import two_processes
 from helpers.training_samples import made, network, random_rows, setup_for, step_of
 from torch import nn
 
 from sslbench.errors import UsageError
 from sslbench.methods import dino
 from sslbench.methods._parts import self_distillation
-from sslbench.train.method import Batch, Step
+from sslbench.train.method import Batch, Setup, Step
 
 CONFIG = dino.Config(prototypes=24, hidden=(32, 32), bottleneck=16)
 CROPS = (32, 32, 16, 16, 16)
@@ -155,3 +156,32 @@ def test_stochastic_depth_is_for_the_student_alone():
     with torch.no_grad():
         assert not torch.equal(method.backbone(view), method.backbone(view))
         assert torch.equal(method.teacher_backbone(view), method.teacher_backbone(view))
+
+
+def run_method(rank, images):
+    """Loss, averaged gradients and the centre after an update."""
+    from sslbench.distributed.collectives import sum_, world_size
+
+    torch.manual_seed(0)
+    world = world_size()
+    mine = torch.from_numpy(images)[:, rank * 8 // world : (rank + 1) * 8 // world]
+    setup = Setup(12, (2, 2, 2), mine.shape[1], 8, world, 8, 0, 10, 5, "flatten")
+    config = dino.Config(prototypes=6, hidden=(8,), bottleneck=4)
+    method = dino.Method(nn.Flatten(), config, setup).double()
+    with torch.no_grad():
+        method.center.copy_(torch.arange(6) / 10)
+    loss = method(Batch(tuple(mine), None, torch.arange(mine.shape[1])), Step(0, 10, 5))
+    loss.value.backward()
+    method.after_update(Step(0, 10, 5))
+    gradients = [sum_(p.grad) / world for p in method.parameters() if p.requires_grad]
+    value = sum_(loss.value.detach().clone()) / world
+    return [value.numpy(), method.center.numpy(), *(g.numpy() for g in gradients)]
+
+
+def test_two_processes_do_what_one_does_with_both_their_batches():
+    images = random_rows(3, 8, 3, 2, 2, seed=3)
+    alone = run_method(0, images)
+    for results in two_processes.run(run_method, images):
+        assert len(results) == len(alone) > 3
+        for ours, wanted in zip(results, alone, strict=True):
+            np.testing.assert_allclose(ours, wanted, rtol=1e-6, atol=1e-9 * np.abs(wanted).max())

@@ -4,6 +4,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+from helpers import two_processes
 from helpers.training_samples import gradient, made, random_rows, step_of
 
 from sslbench.errors import UsageError
@@ -147,3 +148,29 @@ def test_temperatures_rise_by_epoch():
 def test_what_cannot_be_trained_is_refused(backbone, sizes, changes, message):
     with pytest.raises(UsageError, match=message):
         make(dataclasses.replace(CONFIG, **changes), backbone=backbone, sizes=sizes)
+
+
+def run_method(rank, images):
+    """Loss, averaged gradients and the centres after an update, with masks by position."""
+    from sslbench.distributed.collectives import sum_, world_size
+
+    world = world_size()
+    mine = [torch.from_numpy(v)[rank * 4 // world : (rank + 1) * 4 // world].float() for v in images]
+    method, setup, _ = make(images_per_update=4, batch_size=len(mine[0]), world=world)
+    method.double()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ibot, "draw_masks", lambda views, *_: (torch.arange(16) % 3 == 0).expand(views, -1))
+        loss = method(Batch(tuple(v.double() for v in mine), None, torch.arange(len(mine[0]))), step_of(0, setup))
+    loss.value.backward()
+    method.after_update(step_of(0, setup))
+    gradients = [sum_(p.grad) / world for p in method.parameters() if p.requires_grad]
+    value = sum_(loss.value.detach().clone()) / world
+    return [value.numpy(), method.center.numpy(), method.patch_center.numpy(), *(g.numpy() for g in gradients)]
+
+
+def test_two_processes_do_what_one_does_with_both_their_batches():
+    images = [random_rows(4, 3, size, size, seed=size) for size in CROPS]
+    alone = run_method(0, images)
+    for results in two_processes.run(run_method, images):
+        for ours, wanted in zip(results, alone, strict=True):
+            np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-7 * np.abs(wanted).max())

@@ -4,6 +4,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+from helpers import two_processes
 from helpers.training_samples import gradient, made, random_rows, step_of
 
 from sslbench.errors import UsageError
@@ -83,3 +84,23 @@ def test_the_loss_is_the_weighted_sum_of_its_parts():
 def test_what_cannot_be_trained_is_refused(sizes, changes, setup, message):
     with pytest.raises(UsageError, match=message):
         make(dataclasses.replace(CONFIG, **changes), sizes=sizes, **setup)
+
+
+def run_loss(rank, rows, directions):
+    """SIGReg and its averaged gradient: each process has half of the images."""
+    from sslbench.distributed.collectives import sum_, world_size
+
+    world = world_size()
+    share = slice(rank * 6 // world, (rank + 1) * 6 // world)
+    x = torch.from_numpy(rows.copy()).requires_grad_()
+    value = lejepa.sigreg(x[:, share], torch.from_numpy(directions))
+    value.backward()
+    return [part.numpy() / world for part in (sum_(value.detach().clone()), sum_(x.grad))]
+
+
+def test_two_processes_do_what_one_does_with_both_their_batches():
+    rows, directions = rows_and_directions()
+    alone = run_loss(0, rows, directions)
+    for results in two_processes.run(run_loss, rows, directions):
+        for ours, wanted in zip(results, alone, strict=True):
+            np.testing.assert_allclose(ours, wanted, rtol=1e-9, atol=1e-12)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers import two_processes
 from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of, unit
 
 from sslbench.errors import UsageError
@@ -109,6 +110,38 @@ def test_groups_move_with_the_embeddings_and_pass_their_gradient_on():
     value, slope = gradient(loss, z)
     assert value == pytest.approx(slow(z), rel=1e-10)
     assert slope[3, 2] == pytest.approx(slope_at(slow, z, (3, 2)), rel=1e-5)
+
+
+def _one_of_two(rank, x, targets, groups):
+    share = slice(3 * rank, 3 * rank + 3)
+    fixed = torch.from_numpy(targets[:, share])
+    start = torch.from_numpy(groups)
+    return [
+        gradient(loss, x[:, share])
+        for loss in (
+            lambda x: mmcr.mmcr_loss(x, fixed, 0.2),
+            emp_ssl.emp_ssl_loss,
+            lambda x: directclr.directclr_loss(*x, 3, 0.2),
+            lambda x: smog.moved_groups(start, torch.nn.functional.normalize(x[0], dim=1), 0.6)[:, 0].sum(),
+        )
+    ]
+
+
+def test_two_processes_equal_one():
+    x, targets, groups = random_rows(2, 6, 4), random_rows(2, 6, 4, seed=1), unit(random_rows(3, 4, seed=2))
+    fixed, start = torch.from_numpy(targets), torch.from_numpy(groups)
+    whole = [
+        gradient(loss, x)
+        for loss in (
+            lambda x: mmcr.mmcr_loss(x, fixed, 0.2),
+            emp_ssl.emp_ssl_loss,
+            lambda x: directclr.directclr_loss(*x, 3, 0.2),
+            lambda x: smog.moved_groups(start, torch.nn.functional.normalize(x[0], dim=1), 0.6)[:, 0].sum(),
+        )
+    ]
+    for (value, slope), *parts in zip(whole, *two_processes.run(_one_of_two, x, targets, groups), strict=True):
+        assert sum(part[0] for part in parts) / 2 == pytest.approx(value, rel=1e-10)
+        np.testing.assert_allclose(np.concatenate([part[1] for part in parts], axis=1) / 2, slope, atol=1e-12)
 
 
 def test_smog_takes_groups_and_momentum_network_anew_after_some_updates():

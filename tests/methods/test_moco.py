@@ -7,6 +7,7 @@ import torch
 from helpers import two_processes
 from helpers.training_samples import (
     batch_of,
+    gradient,
     network,
     random_rows,
     setup_for,
@@ -36,6 +37,21 @@ def test_equals_the_formula():
     key = key[:3]
     ours = moco.info_nce(*(torch.from_numpy(x) for x in (query, key, queue)), 0.07)
     assert ours.item() == pytest.approx(slow_info_nce(query, key, queue, 0.07), rel=1e-12)
+
+
+def _one_of_two(rank, query, key, queue):
+    mine = slice(3 * rank, 3 * rank + 3)
+    key, queue = torch.from_numpy(key[mine]), torch.from_numpy(queue)
+    return gradient(lambda q: moco.info_nce(functional.normalize(q, dim=1), key, queue, 0.2), query[mine])
+
+
+def test_two_processes_equal_one_with_the_same_queue():
+    query, key, queue = random_rows(6, 5), unit(random_rows(6, 5, seed=1)), unit(random_rows(8, 5, seed=2))
+    given = (torch.from_numpy(key), torch.from_numpy(queue))
+    value, slope = gradient(lambda q: moco.info_nce(functional.normalize(q, dim=1), *given, 0.2), query)
+    (first, first_slope), (second, second_slope) = two_processes.run(_one_of_two, query, key, queue)
+    assert (first + second) / 2 == pytest.approx(value, rel=1e-12)
+    np.testing.assert_allclose(np.concatenate([first_slope, second_slope]) / 2, slope, atol=1e-14)
 
 
 def test_v1_has_a_linear_head():

@@ -4,8 +4,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers import two_processes
 from helpers.training_samples import (
     batch_of,
+    gradient,
     network,
     random_rows,
     setup_for,
@@ -33,6 +35,20 @@ def test_equals_the_formula():
     query, key = random_rows(4, 6), random_rows(4, 6, seed=1)
     ours = moco_v3.contrastive(torch.from_numpy(query), torch.from_numpy(key), 0.2)
     assert ours.item() == pytest.approx(slow_contrastive(query, key, 0, 0.2), rel=1e-12)
+
+
+def _one_of_two(rank, query, key):
+    mine = slice(3 * rank, 3 * rank + 3)
+    return gradient(lambda q: moco_v3.contrastive(q, torch.from_numpy(key[mine]), 0.2), query[mine])
+
+
+def test_two_processes_equal_one():
+    query, key = random_rows(6, 5), random_rows(6, 5, seed=1)
+    value, slope = gradient(lambda q: moco_v3.contrastive(q, torch.from_numpy(key), 0.2), query)
+    (first, first_slope), (second, second_slope) = two_processes.run(_one_of_two, query, key)
+    assert second == pytest.approx(slow_contrastive(query[3:], key, 3, 0.2), rel=1e-12)
+    assert (first + second) / 2 == pytest.approx(value, rel=1e-12)
+    np.testing.assert_allclose(np.concatenate([first_slope, second_slope]) / 2, slope, atol=1e-14)
 
 
 def test_the_patch_projection_can_be_trained():

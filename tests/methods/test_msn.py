@@ -4,6 +4,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+from helpers import two_processes
 from helpers.training_samples import (
     gradient,
     made,
@@ -78,3 +79,24 @@ def test_the_large_anchors_lose_patches_and_the_small_ones_and_the_target_none()
 def test_what_cannot_be_trained_is_refused(backbone, sizes, changes, setup, message):
     with pytest.raises(UsageError, match=message):
         make(dataclasses.replace(CONFIG, **changes), backbone=backbone, sizes=sizes, **setup)
+
+
+def run_loss(rank, anchors, targets, prototypes):
+    """Loss and averaged gradients: each process has half of the images, of both views."""
+    from sslbench.distributed.collectives import sum_, world_size
+
+    world = world_size()
+    share = slice(rank * 4 // world, (rank + 1) * 4 // world)
+    x = torch.from_numpy(anchors.copy()).requires_grad_()
+    p = torch.from_numpy(prototypes.copy()).requires_grad_()
+    value = msn.msn_loss(x[:, share].flatten(0, 1), torch.from_numpy(targets)[share], p)
+    value.backward()
+    return [part.numpy() / world for part in (sum_(value.detach().clone()), sum_(x.grad), sum_(p.grad))]
+
+
+def test_two_processes_do_what_one_does_with_both_their_batches():
+    rows = random_rows(2, 4, 6), random_rows(4, 6, seed=1), random_rows(5, 6, seed=2)
+    alone = run_loss(0, *rows)
+    for results in two_processes.run(run_loss, *rows):
+        for ours, wanted in zip(results, alone, strict=True):
+            np.testing.assert_allclose(ours, wanted, rtol=1e-9, atol=1e-12)

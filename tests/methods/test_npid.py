@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers import two_processes
 from helpers.training_samples import (
     batch_of,
     gradient,
@@ -110,6 +111,28 @@ def test_negatives_are_uniform_over_all_images():
     counts = np.bincount(MemoryBank(8, 4).draw(400, generators).flatten().numpy(), minlength=8)
     assert len(counts) == 8
     assert ((counts - 5000) ** 2 / 5000).sum() < 24.3  # chi squared with 7 degrees of freedom: 1 in 1,000 exceeds it
+
+
+def _half_of_a_batch(rank, memory, rows, negatives):
+    bank, mine = bank_of(memory), slice(3 * rank, 3 * rank + 3)
+    own = np.arange(10, 16)[mine]
+    value, slope = gradient(lambda x: loss_of(bank, x, own, negatives[mine], 0.2, "nce"), rows[mine])
+    bank.update_(torch.from_numpy(own), torch.from_numpy(unit(rows[mine])), 0.5)
+    return value, slope, bank.log_z.item(), bank.vectors.numpy()
+
+
+def test_two_processes_equal_one():
+    memory, rows = unit(random_rows(20, 6)), random_rows(6, 6, seed=1)
+    negatives = np.random.default_rng(2).integers(0, 20, (6, 7))
+    one = bank_of(memory)
+    value, slope = gradient(lambda x: loss_of(one, x, np.arange(10, 16), negatives, 0.2, "nce"), rows)
+    one.update_(torch.arange(10, 16), torch.from_numpy(unit(rows)), 0.5)
+    (first, *_), (second, *_) = results = two_processes.run(_half_of_a_batch, memory, rows, negatives)
+    assert (first + second) / 2 == pytest.approx(value, rel=1e-12)
+    np.testing.assert_allclose(np.concatenate([part[1] for part in results]) / 2, slope, atol=1e-14)
+    for _, _, log_z, vectors in results:
+        assert log_z == pytest.approx(one.log_z.item(), rel=1e-12)
+        np.testing.assert_allclose(vectors, one.vectors.numpy(), atol=1e-15)
 
 
 def test_the_normalisation_of_one_process_is_a_mean():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers import two_processes
 from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of, unit
 
 from sslbench.errors import UsageError
@@ -33,6 +34,18 @@ def test_tico_is_its_algorithm():
         return 1 - np.mean(np.sum(x * unit(targets), axis=1)) + 8 * np.mean([row @ covariance @ row for row in x])
 
     assert slope[2, 1] == pytest.approx((fixed(z + shift) - fixed(z - shift)) / 2e-6, rel=1e-5)
+
+
+def _covariance_of_one(rank, z):
+    mine = torch.from_numpy(z[3 * rank : 3 * rank + 3])
+    return tico.next_covariance(torch.zeros(4, 4, dtype=torch.float64), mine, 0.5).numpy()
+
+
+def test_covariance_of_two_processes_is_that_of_one():
+    z = random_rows(6, 4)
+    wanted = tico.next_covariance(torch.zeros(4, 4, dtype=torch.float64), torch.from_numpy(z), 0.5).numpy()
+    for found in two_processes.run(_covariance_of_one, z):
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
 def slow_relations(query, key, queue, student, teacher):

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers import two_processes
 from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of, unit
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,6 +58,19 @@ def test_autocast_does_not_reach_the_loss():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         value = simclr.nt_xent(x, 0.1)
     assert torch.equal(value, simclr.nt_xent(x.float(), 0.1))
+
+
+def _one_of_two(rank, x):
+    return gradient(lambda mine: simclr.nt_xent(mine, 0.1), x[:, 3 * rank : 3 * rank + 3])
+
+
+def test_two_processes_equal_one():
+    x = random_rows(3, 6, 8)
+    value, slope = gradient(lambda x: simclr.nt_xent(x, 0.1), x)
+    (first, first_slope), (second, second_slope) = two_processes.run(_one_of_two, x)
+    assert (first + second) / 2 == pytest.approx(value, rel=1e-12)
+    # DistributedDataParallel averages what each process adds up.
+    np.testing.assert_allclose(np.concatenate([first_slope, second_slope], axis=1) / 2, slope, atol=1e-14)
 
 
 def test_the_head_can_have_batch_norm():

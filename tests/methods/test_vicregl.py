@@ -4,10 +4,12 @@ import functools
 import numpy as np
 import pytest
 import torch
+from helpers import two_processes
 from helpers.training_samples import gradient, made, random_rows, step_of
 
 from sslbench.errors import UsageError
 from sslbench.methods import vicregl
+from sslbench.train.method import Batch
 
 CONFIG = vicregl.Config(projector=(32, 32), place_projector=(16, 16), matches=(3, 2))
 SIZES = (64, 64)
@@ -124,3 +126,29 @@ def test_views_of_two_sizes_train():
 def test_what_cannot_be_trained_is_refused(backbone, sizes, changes, message):
     with pytest.raises(UsageError, match=message):
         make(dataclasses.replace(CONFIG, **changes), backbone=backbone, sizes=sizes)
+
+
+def run_method(rank, images, boxes):
+    """Loss and gradients of one process, averaged as DistributedDataParallel does."""
+    from sslbench.distributed.collectives import sum_, world_size
+
+    world = world_size()
+    rows = slice(rank * 4 // world, (rank + 1) * 4 // world)
+    method, setup, _ = make(images_per_update=4, batch_size=4 // world, world=world)
+    method.double().eval()  # with BatchNorm's running statistics, which do not depend on the batch
+    views = tuple(torch.from_numpy(view)[rows] for view in images)
+    batch = Batch(views, None, torch.arange(len(views[0])), boxes=torch.from_numpy(boxes)[rows])
+    loss = method(batch, step_of(0, setup))
+    loss.value.backward()
+    gradients = [sum_(p.grad) / world for p in method.parameters()]
+    return [(sum_(loss.value.detach().clone()) / world).numpy(), *(g.numpy() for g in gradients)]
+
+
+def test_two_processes_do_what_one_does_with_both_their_batches():
+    images = [random_rows(4, 3, 64, 64, seed=seed) for seed in (0, 1)]
+    boxes = random_rows(4, 2, 4, seed=2)
+    alone = run_method(0, images, boxes)
+    for results in two_processes.run(run_method, images, boxes):
+        assert len(results) == len(alone) > 1
+        for ours, wanted in zip(results, alone, strict=True):
+            np.testing.assert_allclose(ours, wanted, rtol=1e-8, atol=1e-10 * np.abs(wanted).max())
