@@ -46,7 +46,7 @@ COMMANDS = {
     "leaderboard": "Make one table of result records, also as CSV, HTML, LaTeX.",
     "reproduce": "Run a record, or a published number, again and compare.",
     "compare": "Test whether two results differ.",
-    "selective": "Measure how well a classifier knows its errors; sets of classes.",
+    "selective": "Measure if a classifier knows its errors; sets of classes.",
     "list": "List names: methods, protocols, presets, benchmarks, ...",
     "show": "Draw features or predictions; print a recipe or benchmark.",
     "demo": "Pretrain and evaluate on bundled digits; offline, two minutes.",

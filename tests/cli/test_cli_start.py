@@ -127,7 +127,7 @@ def test_inspect_of_a_resnet_imports_torch_alone(shared):
 def test_every_command_is_there_and_helps(capsys):
     assert set(COMMANDS) == {
         *"pretrain eval run sweep extract cluster predict export inspect convert diff cka diff-preset".split(),
-        *"check-data data leaderboard reproduce compare list show score demo".split(),
+        *"check-data data leaderboard reproduce compare selective list show score demo".split(),
     }
     for name in COMMANDS:
         code, out, _ = run(capsys, name, "--help")

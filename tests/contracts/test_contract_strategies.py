@@ -328,6 +328,7 @@ def close(found, expected, what, tolerance, *, statistics=True):
 
 
 OF_EACH_PROCESS = {
+    "capi": "each of its blocks leaves out a share of the images of a process",
     "dinov2": "its masks have shares spread over the images of a process, whose nearest neighbours KoLeo parts",
     "ijepa": "contexts are cut to the shortest of a process's images, as they go through the network together",
     "wmse": "a process whitens slices of its own images",

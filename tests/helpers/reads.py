@@ -12,6 +12,8 @@ OWN = str(Path(sslbench.__file__).parent)
 # Processes, devices and locks, on which no number depends.
 OF_THE_MACHINE = tuple(f"{OWN}/{part}" for part in ("distributed/", "runtime/", "train/lock.py"))
 LIBRARIES = (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), "/proc", "/sys", "/dev", "/usr/share")
+# The file of decoded samples that a training writes for itself: where it lies and how large it may be.
+KEPT, KEPT_SETTINGS = "/.decoded-samples.", ("$SSLBENCH_CACHE ", "$SSLBENCH_DECODED_CACHE ")
 _seen = []  # sets of running blocks; a hook of the interpreter stays for good
 
 
@@ -50,4 +52,6 @@ def reads(*allowed):
     finally:
         _seen.remove(files)
         environ.__getitem__ = original
-        found |= {path for path in files if not path.startswith(tuple(str(folder) for folder in allowed))}
+        found -= {name for name in found if name.startswith(KEPT_SETTINGS)}
+        folders = tuple(str(folder) for folder in allowed)
+        found |= {path for path in files if KEPT not in path and not path.startswith(folders)}
