@@ -417,7 +417,7 @@ def small_pictures(source: Source, *, workers: int, reading: Reading) -> npt.NDA
     for batch in loader.batches(source, np.arange(len(source)), preprocessing, batch_size=64, workers=workers):
         if len(batch.indices):
             # Of videos the mean of their frames.
-            pictures = batch.images.unflatten(1, (-1, 3)).float().mean(1)
+            pictures = batch.images.reshape(len(batch.indices), -1, 3, 16, 16).float().mean(1)
             vectors[batch.indices] = pictures.flatten(1).numpy()
     return vectors
 
