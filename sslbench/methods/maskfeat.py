@@ -37,6 +37,8 @@ from sslbench.methods._parts.vision_transformers import (
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
+_ALONG = 1e-4  # tangent of the angle up to which a gradient is along an axis
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -67,7 +69,9 @@ def hog(images: Tensor, patch: tuple[int, int], *, cell: int, bins: int) -> Tens
     upright = bordered[..., :-2, :] + 2 * bordered[..., 1:-1, :] + bordered[..., 2:, :]
     level = bordered[..., :-2] + 2 * bordered[..., 1:-1] + bordered[..., 2:]
     x, y = upright[..., :-2] - upright[..., 2:], level[..., :-2, :] - level[..., 2:, :]
-    orientation = (torch.atan2(x, y) / math.pi * bins).floor() % bins
+    # A gradient along an axis lies between the first and the last orientation, of which rounding would choose one.
+    across = torch.where(x.abs() < _ALONG * y.abs(), 0.0, x)
+    orientation = (torch.atan2(across, y) / math.pi * bins).floor() % bins
     (height, width), (rows, columns) = patch, images.shape[-2:]
     strength = torch.hypot(x, y)
     strength *= _bell(height, images)[:, None].tile(rows // height, 1) * _bell(width, images).tile(columns // width)

@@ -54,6 +54,14 @@ def test_histograms_agree_with_those_of_a_loop_over_pixels():
             assert histogram.numpy() == pytest.approx(wanted, abs=1e-9)
 
 
+def test_rounding_does_not_decide_the_orientation_of_a_gradient_along_an_axis():
+    ramp = torch.arange(16.0)[:, None].expand(1, 1, 16, 16) / 10
+    noisy = (ramp + 1e-7 * torch.randn(1, 1, 16, 16) for _ in range(4))
+    for image in (*noisy, 2 - ramp):
+        histograms = maskfeat.hog(image, (8, 8), cell=8, bins=9)
+        torch.testing.assert_close(histograms, torch.eye(9)[0].expand(1, 4, 9), rtol=0, atol=1e-4)
+
+
 def test_brightness_and_contrast_of_a_channel_change_no_histogram():
     images = torch.from_numpy(random_rows(1, 3, 16, 16))
     factors, shifts = torch.tensor([2.0, 0.5, 3.0])[:, None, None], torch.tensor([1.0, -4.0, 0.0])[:, None, None]
