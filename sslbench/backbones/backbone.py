@@ -36,7 +36,6 @@ class Kind:
         pixels: the images themselves: there are no weights.
         users: a module of the user's code, with its own preprocessing; known by its code, not by a library's version.
         in_memory: it was passed from Python and cannot be built again by its name.
-        frames: frames of a video that it takes at a time, their channels one after the other; 1: images.
     """
 
     options: frozenset[str] = frozenset()
@@ -44,7 +43,6 @@ class Kind:
     pixels: bool = False
     users: bool = False
     in_memory: bool = False
-    frames: int = 1
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -145,13 +143,11 @@ class Backbone:
         return "" if self.calibration is None else tensors_sha256({"": self.calibration})
 
 
-def probe_images(preprocessing: Preprocessing, count: int = 1, frames: int = 1) -> Tensor:
-    """Return noise of the size that the backbone expects, always the same: (count, frames * its channels, H, W)."""
+def probe_images(preprocessing: Preprocessing, count: int = 1) -> Tensor:
+    """Return noise of the size that the backbone expects, always the same: (count, its channels, H, W)."""
     size = preprocessing.crop or preprocessing.squash or preprocessing.resize
     height, width = size if isinstance(size, tuple) else (PROBE_SIDE, PROBE_SIDE)
-    return torch.randn(
-        count, frames * preprocessing.channels, height, width, generator=torch.Generator().manual_seed(0)
-    )
+    return torch.randn(count, preprocessing.channels, height, width, generator=torch.Generator().manual_seed(0))
 
 
 def _structure(module: nn.Module) -> str:

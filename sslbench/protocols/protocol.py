@@ -296,7 +296,7 @@ class Kind(abc.ABC, Generic[S]):
         open_sets: the further sets of images that these settings name.
         of_a_set: the settings that the record of a further set depends on, the others at their defaults.
         file_classifier: choice of the classifier in the weights file; None: these settings train one.
-        videos: it takes videos, too, whose frames are encoded together or one by one.
+        videos: it takes videos, too, whose frames are encoded one by one.
         cost: work of one run for the shapes at hand, without further sets, or the reason why it cannot be told; the
             shapes of a protocol on images have no width.
         on_features: a run gets features of train and test alone, which may be made elsewhere, ahead or in int8.

@@ -39,7 +39,7 @@ class ClipOptions:
     fps: float = setting(0.0, "frames per second of a clip, by time stamps, in place of a stride", within="[0, inf)")
     clips: int = setting(1, "clips of a video, evenly spaced; needs stride or fps", within="[1, 256]")
     at: str = setting("", "frames by number from 0 (0|12|30) or by time (0.5s|1s|2s), in place of all these")
-    short: Literal["stop", "repeat"] = setting("stop", "video shorter than a clip: unreadable, or its last frame again")
+    short: Literal["stop", "repeat"] = setting("stop", "video shorter than a clip: unreadable, or frames of it again")
 
     def __post_init__(self) -> None:
         others = [name for name in ("frames", "stride", "fps", "clips", "short") if self._given(name)]

@@ -142,7 +142,7 @@ class InputEncoder:
 
     def _widths(self, side: int) -> dict[str, tuple[int, int]]:
         encoder = self._encoder
-        shape = (1, self._preprocessing.channels * encoder.frames, side, side)
+        shape = (1, self._preprocessing.channels, side, side)
         images = torch.zeros(shape, device=encoder.device, dtype=encoder.dtype)
         dimensions: dict[str, int] = {}
         with torch.inference_mode():

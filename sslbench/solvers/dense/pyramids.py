@@ -45,7 +45,21 @@ class Pyramid(nn.Module):
         ]
 
 
-class UPerNetHead(nn.Module):
+class PyramidHead(nn.Module):
+    """Norms of the maps of several layers, and their pyramid."""
+
+    def __init__(self, channels: Sequence[int], *, plain: bool, normalised: bool) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.BatchNorm2d(each) if normalised else nn.Identity() for each in channels)
+        self.pyramid = Pyramid(channels, plain=plain)
+
+    def levels(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """Return the pyramid of maps (N, channels, h, w), from the first layer to the last."""
+        levels: list[Tensor] = self.pyramid(*(norm(x) for norm, x in zip(self.norms, maps, strict=True)))
+        return levels
+
+
+class UPerNetHead(PyramidHead):
     """Head of UPerNet: pooled context on the coarsest map, then fusion from the coarsest to the finest.
 
     Xiao et al., "Unified perceptual parsing for scene understanding", ECCV 2018, section 3; scales of pooling, 512
@@ -63,9 +77,7 @@ class UPerNetHead(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         """Initialise from torch's default generator; `plain`: the maps have one size."""
-        super().__init__()
-        self.norms = nn.ModuleList(nn.BatchNorm2d(each) if normalised else nn.Identity() for each in channels)
-        self.pyramid = Pyramid(channels, plain=plain)
+        super().__init__(channels, plain=plain, normalised=normalised)
         *finer, coarsest = self.pyramid.channels
         self.pooled = nn.ModuleList(
             nn.Sequential(nn.AdaptiveAvgPool2d(side), convolution(coarsest, width, 1)) for side in _POOLED
@@ -78,7 +90,7 @@ class UPerNetHead(nn.Module):
 
     def forward(self, *maps: Tensor) -> Tensor:
         """Return the logits (N, outputs, h', w') of maps (N, channels, h, w), from the first layer to the last."""
-        *finer, last = self.pyramid(*(norm(x) for norm, x in zip(self.norms, maps, strict=True)))
+        *finer, last = self.levels(maps)
         size = (int(last.shape[2]), int(last.shape[3]))
         fused = self.context(torch.cat([last, *(resized(pool(last), size) for pool in self.pooled)], dim=1))
         levels = [fused]
@@ -91,7 +103,7 @@ class UPerNetHead(nn.Module):
         return logits
 
 
-class FPNHead(nn.Module):
+class FPNHead(PyramidHead):
     """Semantic head of feature pyramid networks: every level is enlarged step by step to the finest, then summed.
 
     Kirillov et al., "Panoptic feature pyramid networks", CVPR 2019, section 3; 256 channels of the pyramid, 128 of the
@@ -109,9 +121,7 @@ class FPNHead(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         """Initialise from torch's default generator; `plain`: the maps have one size."""
-        super().__init__()
-        self.norms = nn.ModuleList(nn.BatchNorm2d(each) if normalised else nn.Identity() for each in channels)
-        self.pyramid = Pyramid(channels, plain=plain)
+        super().__init__(channels, plain=plain, normalised=normalised)
         self.laterals = nn.ModuleList(nn.Conv2d(each, width, 1) for each in self.pyramid.channels)
         self.smoothings = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in self.pyramid.channels)
         narrow, n = width // 2, len(self.pyramid.channels)
@@ -123,8 +133,7 @@ class FPNHead(nn.Module):
 
     def forward(self, *maps: Tensor) -> Tensor:
         """Return the logits (N, outputs, h', w') of maps (N, channels, h, w), from the first layer to the last."""
-        pyramid = self.pyramid(*(norm(x) for norm, x in zip(self.norms, maps, strict=True)))
-        levels = [lateral(x) for lateral, x in zip(self.laterals, pyramid, strict=True)]
+        levels = [lateral(x) for lateral, x in zip(self.laterals, self.levels(maps), strict=True)]
         for i in range(len(levels) - 1, 0, -1):
             # Nearest, as in feature pyramid networks of detectors.
             levels[i - 1] = levels[i - 1] + functional.interpolate(levels[i], size=levels[i - 1].shape[-2:])
