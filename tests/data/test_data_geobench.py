@@ -53,6 +53,15 @@ def test_a_change_of_test_moves_no_pixel_of_train_and_bands_change_the_key(tmp_p
     assert len(keys) == 3 and before.digests().tobytes() not in keys
 
 
+def test_a_change_of_train_changes_the_scale_in_the_same_process(tmp_path):
+    place = f"{geobench.make(tmp_path)}?bands=red"
+    before = open_data(place)["test"].images
+    with h5py.File(tmp_path / "id_0000.hdf5", "r+") as file:
+        file["04 - Red"][:] = 30_000
+    after = open_data(place)["test"].images
+    assert not np.array_equal(before.read(0), after.read(0)) and not np.array_equal(before.digests(), after.digests())
+
+
 def test_without_a_scale_bands_are_the_stored_16_bits(tmp_path):
     images = open_data(f"{geobench.make(tmp_path, bands=WITH_NIR)}?scale=none&bands=nir")["train"].images
     assert images.read(0).dtype == np.uint16
@@ -103,6 +112,21 @@ def test_files_that_are_missing_or_damaged_are_named(tmp_path):
         open_data(place)
     (tmp_path / "label_map.json").unlink()
     with pytest.raises(SslbenchError, match=r"label_map\.py"):
+        open_data(place)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"train": ["id_0000"], "test": ["id_0001", "id_0000"]}, "names 1 sample twice, in one part or two: id_0000"),
+        ({"train": ["id_0000"], "test": [1, "id_0001"]}, r"default_partition\.json: 'test' is .*a list of samples"),
+        ({"train": 3}, r"default_partition\.json: 'train' is 3, and a list"),
+    ],
+)
+def test_a_partition_that_is_none_is_named(tmp_path, parts, message):
+    place = geobench.make(tmp_path)
+    (tmp_path / "default_partition.json").write_text(json.dumps(parts))
+    with pytest.raises(DataError, match=message):
         open_data(place)
 
 

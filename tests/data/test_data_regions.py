@@ -242,6 +242,15 @@ def test_damage_is_named_with_its_file(tmp_path):
         file.write_text(json.dumps(changed))
         with pytest.raises(DataError, match=message):
             open_objects(str(tmp_path))
+    file.write_text(json.dumps(rows))
+    for parts, message in (
+        ({"train": [1, 2], "test": [2]}, "names an image twice"),
+        ({"train": [[1]]}, "no whole num"),
+    ):
+        (tmp_path / "densecap_splits.json").write_text(json.dumps(parts))
+        with pytest.raises(DataError, match=f"densecap_splits.json .*{message}|densecap_splits.json: .*{message}"):
+            open_objects(str(tmp_path))
+    (tmp_path / "densecap_splits.json").unlink()
     file.write_text(json.dumps(rows)[:-40])
     with pytest.raises(DataError, match=r"region_descriptions.json is not a list of mappings"):
         list(json_list(file))

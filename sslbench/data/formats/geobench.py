@@ -9,6 +9,7 @@ and 255, as SSL4EO-S12 does (Wang et al. 2023, arXiv 2211.07044). (Statistics in
 `scale=none` gives bands of 16 bits without a sign as they are.
 """
 
+import collections
 import dataclasses
 import functools
 import json
@@ -26,6 +27,7 @@ from sslbench.data.containers.hdf5 import open_hdf5
 from sslbench.data.containers.members import by_split, split_name
 from sslbench.data.decode.picture import UnreadableImage, check_size
 from sslbench.data.format import SampleReader, SampleRequest, SourceFormat
+from sslbench.data.hashes import stamp_of
 from sslbench.data.images import Files, digests_with
 from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside, make_coding, with_ignored
@@ -184,8 +186,11 @@ def _partition(spec: str, options: GeoBenchOptions) -> dict[str, list[str]]:
     if not file.is_file():
         names = [found.name.removesuffix(_PARTITION.format("")) for found in Path(spec).glob(_PARTITION.format("*"))]
         raise UsageError(f"{spec} has no partition '{options.partition}'", did_you_mean(options.partition, names))
-    parts = _json(file)
-    return {split_name(split) or split: sorted(names) for split, names in parts.items() if names}
+    parts = {split_name(split) or split: sorted(names) for split, names in _lists(file).items() if names}
+    counts = collections.Counter(name for names in parts.values() for name in names)
+    if twice := [name for name, number in counts.items() if number > 1]:
+        raise DataError(f"{file} names {counted(len(twice), 'sample')} twice, in one part or two: {some(twice)}")
+    return parts
 
 
 def _json(file: Path) -> dict[str, Any]:
@@ -195,6 +200,15 @@ def _json(file: Path) -> dict[str, Any]:
         raise DataError(f"cannot read {file}: {' '.join(str(error).split())[:200]}") from error
     if not isinstance(content, dict):
         raise DataError(f"{file} should be an object of names")
+    return content
+
+
+def _lists(file: Path) -> dict[str, list[str]]:
+    """Return name -> names."""
+    content = _json(file)
+    for key, names in content.items():
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise DataError(f"{file}: '{key}' is {names!r:.60}, and a list of samples is expected")
     return content
 
 
@@ -210,32 +224,40 @@ def _images(spec: str, names: Sequence[str], train: Sequence[str], options: GeoB
     if options.scale == "none":
         return BandImages(files, bands, np.zeros(0), np.zeros(0))
     step = -(-len(train) // _MEASURED)
-    low, high = _scales(spec, bands, tuple(train[::step]))
+    measured = [(Path(spec) / f"{name}.hdf5").absolute() for name in train[::step]]
+    stamps = tuple(stamp_of(path.stat()) if path.is_file() else None for path in measured)
+    low, high = _scales(tuple(map(str, measured)), stamps, bands)
     return BandImages(files, bands, np.array(low), np.array(high))
 
 
 @functools.lru_cache(maxsize=8)
-def _scales(spec: str, bands: tuple[str, ...], train: tuple[str, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean minus and plus two standard deviations of each band over the pixels of images."""
+def _scales(
+    paths: tuple[str, ...], stamps: tuple[Any, ...], bands: tuple[str, ...]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean minus and plus two standard deviations of each band over the pixels of files.
+
+    `stamps`: of the files, which tell their versions apart.
+    """
     sums, squares, number = np.zeros(len(bands)), np.zeros(len(bands)), np.zeros(len(bands))
-    for image in _readable(spec, bands, train):
+    for image in _readable(paths, bands):
         for i, band in enumerate(image):
             values = band[np.isfinite(band)].astype(np.float64)
             sums[i] += values.sum()
             squares[i] += np.square(values).sum()
             number[i] += values.size
     if not number.all():
-        raise DataError(f"{spec}: no image of train can be read, so its bands have no scale", "Give ?scale=none.")
+        folder = Path(paths[0]).parent
+        raise DataError(f"{folder}: no image of train can be read, so its bands have no scale", "Give ?scale=none.")
     mean = sums / number
     spread = np.sqrt(np.maximum(squares / number - mean**2, 0.0))
     spread[spread == 0] = 1.0
     return tuple((mean - _SPREAD * spread).tolist()), tuple((mean + _SPREAD * spread).tolist())
 
 
-def _readable(spec: str, bands: Sequence[str], names: Sequence[str]) -> Iterator[list[npt.NDArray[Any]]]:
-    for name in names:
+def _readable(paths: Sequence[str], bands: Sequence[str]) -> Iterator[list[npt.NDArray[Any]]]:
+    for path in paths:
         try:
-            yield _read_bands(str(Path(spec) / f"{name}.hdf5"), bands)
+            yield _read_bands(path, bands)
         except OSError:  # listed by the evaluation
             continue
 
@@ -244,7 +266,7 @@ def _labels(spec: str, names: Sequence[str]) -> Target:
     """Return the classes of samples, by label_map.json or label_stats.json."""
     root = Path(spec)
     if (root / "label_map.json").is_file():
-        of = {name: label for label, members in _json(root / "label_map.json").items() for name in members}
+        of = {name: label for label, members in _lists(root / "label_map.json").items() for name in members}
         if missing := [name for name in names if name not in of]:
             raise DataError(
                 f"{root / 'label_map.json'}: {counted(len(missing), 'sample')} without a class: {some(missing)}"

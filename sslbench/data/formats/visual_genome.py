@@ -130,7 +130,11 @@ def _splits(root: Path, used: Mapping[int, int]) -> list[str] | None:
     lists = json_of(file)
     if not isinstance(lists, dict) or not all(isinstance(numbers, list) for numbers in lists.values()):
         raise DataError(f"{file} should have lists of image ids: train, val, test")
+    if not all(type(number) is int for numbers in lists.values() for number in numbers):
+        raise DataError(f"{file}: an image id is no whole number")
     part = {number: split_name(name) or name for name, numbers in lists.items() for number in numbers}
+    if len(part) < sum(map(len, lists.values())):
+        raise DataError(f"{file} names an image twice, in one part or two")
     return [part.get(number, "other") for number in used]
 
 
