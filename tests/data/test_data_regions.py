@@ -171,6 +171,8 @@ def test_references_by_json_and_pickle_are_the_same_and_a_part_is_chosen(tmp_pat
     chosen = open_as(f"{tmp_path / 'refs(unc).p'}?part=testB&min_size=1", Texts)
     assert list(chosen) == ["train", "test"]
     assert chosen["test"].ids == open_as(f"{tmp_path / 'refs(unc).p'}?min_size=1", Texts)["testB"].ids
+    with pytest.raises(UsageError, match="the part that is tested would be train, too"):
+        open_as(f"{tmp_path / 'refs(unc).p'}?part=train", Texts)
     with pytest.raises(UsageError, match="has no such part") as told:
         open_as(f"{tmp_path / 'refs(unc).p'}?part=testa", Texts)
     assert "testA" in str(told.value.remedy)
@@ -237,6 +239,8 @@ def test_damage_is_named_with_its_file(tmp_path):
         ({"x": "left"}, "region_id 10"),
         ({"x": float("nan")}, "region 10: its box is .* not four numbers"),
         ({"region_id": "a"}, "region_id is 'a', not a whole number"),
+        ({"region_id": 10**30}, "region_id is 10{30}, not a whole number"),
+        ({"x": "1", "width": "2"}, "region 10: its box is .* not four numbers"),
     ):
         changed = [rows[0] | {"regions": [rows[0]["regions"][0] | broken]}, *rows[1:]]
         file.write_text(json.dumps(changed))
@@ -259,6 +263,33 @@ def test_damage_is_named_with_its_file(tmp_path):
     (tmp_path / "coco" / "m.json").write_text(text.replace(f'"{phrase("p2", 0)}"', "3.5"))
     with pytest.raises(DataError, match=r"its caption is 3\.5, not a text"):
         open_objects(spec)
+
+
+def test_names_of_an_object_are_a_list(tmp_path):
+    write_genome(tmp_path, SAMPLES)
+    file = tmp_path / "objects.json"
+    rows = json.loads(file.read_text())
+    rows[0]["objects"][0]["names"] = "cat"
+    file.write_text(json.dumps(rows))
+    with pytest.raises(DataError, match="object_id 10: 'cat' is missing or of another kind"):
+        open_objects(f"{tmp_path}?kind=objects")
+
+
+def test_sides_that_no_image_has_are_named(tmp_path):
+    write_genome(tmp_path / "vg", SAMPLES)
+    file = tmp_path / "vg" / "image_data.json"
+    rows = json.loads(file.read_text())
+    file.write_text(json.dumps([rows[0] | {"height": 10**30}, *rows[1:]]))
+    with pytest.raises(DataError, match=r"image_data.json, image 1: height and width are 10{30} and"):
+        open_objects(str(tmp_path / "vg"))
+    folder = tmp_path / "sa"
+    folder.mkdir()
+    next(iter(SAMPLES.values()))[0].save(folder / "sa_1.jpg")
+    about = {"image_id": 1, "width": 10**30, "height": 4, "file_name": "sa_1.jpg"}
+    row = {"id": 1, "bbox": [0, 0, 2, 2], "segmentation": [[0, 0, 2, 0, 2, 2]]}
+    (folder / "sa_1.json").write_text(json.dumps({"image": about, "annotations": [row]}))
+    with pytest.raises(DataError, match=r"sa_1.json is no annotation of SA-1B: ValueError: height and width"):
+        open_objects(str(folder))
 
 
 def test_regions_and_their_texts_are_ranked_with_the_image_as_the_unit(tmp_path):

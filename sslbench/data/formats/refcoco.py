@@ -17,13 +17,10 @@ from sslbench.config import setting
 from sslbench.data.containers.listed import finds_all, images_folder
 from sslbench.data.containers.members import split_name, split_rank
 from sslbench.data.containers.sniff import json_of
-from sslbench.data.format import SampleReader, SourceFormat
 from sslbench.data.formats import coco
 from sslbench.data.objects import ObjectSource
-from sslbench.data.objects.boxes import as_samples
 from sslbench.data.objects.crops import ElsewhereOptions
-from sslbench.data.objects.regions import RegionTexts, region_readers
-from sslbench.data.source import Source
+from sslbench.data.objects.regions import RegionTexts, region_format
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError, WeightsError
 from sslbench.names import did_you_mean
@@ -98,6 +95,9 @@ def open_objects(spec: str, options: Options) -> dict[str, ObjectSource]:
     sources = {part: _of_part(f"{spec} ({part})", every, named[part]) for part in sorted(named, key=split_rank)}
     if not options.part:
         return sources
+    if options.part in ("train", "val"):
+        problem = f"{spec}?part={options.part}: the part that is tested would be {options.part}, too"
+        raise UsageError(problem, "Leave it out, or give a part for tests: testA, testB.")
     if options.part not in sources:
         raise UsageError(
             f"{spec}?part={options.part}: {file.name} has no such part", did_you_mean(options.part, sources)
@@ -176,13 +176,4 @@ def _of_part(name: str, every: ObjectSource, named: dict[int, list[str]]) -> Obj
     return dataclasses.replace(chosen, target=target, notes=(*chosen.notes, *about))
 
 
-def open(spec: str, options: ReferenceOptions) -> dict[str, Source]:
-    """Return the images labelled with the classes of the objects that are named, or crops of these."""
-    return as_samples(spec, open_objects(spec, options), options)
-
-
-FORMAT = SourceFormat(
-    __doc__,
-    SampleReader(recognises, lambda request: open(request.spec, request.options), ReferenceOptions),
-    region_readers(recognises, open_objects, ReferenceBoxes, ReferenceTexts),
-)
+FORMAT = region_format(__doc__, recognises, open_objects, ReferenceOptions, ReferenceBoxes, ReferenceTexts)

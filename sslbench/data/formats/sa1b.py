@@ -24,7 +24,7 @@ from sslbench.data.format import SourceFormat
 from sslbench.data.formats.tar import tar_members
 from sslbench.data.images import Files
 from sslbench.data.objects import ObjectSource
-from sslbench.data.objects.columns import ObjectColumns
+from sslbench.data.objects.columns import LONGEST_SIDE, ObjectColumns
 from sslbench.data.objects.regions import RegionTexts, region_readers
 from sslbench.data.regular import open_regular, reading
 from sslbench.data.strings import expanded
@@ -171,6 +171,8 @@ def _add(
         content = json.loads(text)
         about = content["image"]
         size = int(about["height"]), int(about["width"])
+        if not all(0 <= side < LONGEST_SIDE for side in size):
+            raise ValueError(f"height and width are {size}")
         for one in content["annotations"]:
             x, y, width, height = one["bbox"]
             texts = captions.get((about.get("image_id", 0), one["id"]), ()) if captions else ()

@@ -19,14 +19,12 @@ from sslbench.data.containers.listed import find_listed, images_folder
 from sslbench.data.containers.members import split_name
 from sslbench.data.containers.sniff import json_of
 from sslbench.data.containers.view import viewed
-from sslbench.data.format import SampleReader, SourceFormat
 from sslbench.data.formats.coco.rows import json_list
 from sslbench.data.objects import ObjectSource
-from sslbench.data.objects.boxes import as_samples, size_in_file
-from sslbench.data.objects.columns import ObjectColumns
+from sslbench.data.objects.boxes import size_in_file
+from sslbench.data.objects.columns import LONGEST_SIDE, ObjectColumns
 from sslbench.data.objects.crops import ElsewhereOptions
-from sslbench.data.objects.regions import RegionTexts, region_readers
-from sslbench.data.source import Source
+from sslbench.data.objects.regions import RegionTexts, region_format
 from sslbench.data.wording import part_name
 from sslbench.errors import DataError, UsageError
 from sslbench.targets.texts import as_texts
@@ -116,7 +114,7 @@ def _images(file: Path) -> dict[int, tuple[str, tuple[int, int]]]:
         parts = str(row.get("url") or "").split("/")[-2:]
         name = "/".join(parts) if len(parts) == 2 and parts[0] in _FOLDERS else f"{number}.jpg"
         height, width = (row.get(key) or 0 for key in ("height", "width"))
-        if not all(type(side) is int and side >= 0 for side in (height, width)):
+        if not all(type(side) is int and 0 <= side < LONGEST_SIDE for side in (height, width)):
             raise DataError(f"{file}, image {number}: height and width are {height!r:.40} and {width!r:.40}")
         found[number] = name, (height, width)
     return found
@@ -140,7 +138,7 @@ def _splits(root: Path, used: Mapping[int, int]) -> list[str] | None:
 
 def _whole(file: Path, row: Mapping[str, Any], key: str) -> int:
     value = row.get(key)
-    if type(value) is not int:
+    if type(value) is not int or value.bit_length() > 63:
         raise DataError(f"{file}: {key} is {value!r:.40}, not a whole number, in {json.dumps(row)[:80]}")
     return value
 
@@ -159,7 +157,10 @@ def _add(columns: ObjectColumns, file: Path, image: int, one: Mapping[str, Any])
     try:
         x, y = one["x"], one["y"]
         width, height = (one["width"], one["height"]) if "width" in one else (one["w"], one["h"])
-        texts = as_texts([one["phrase"]] if "phrase" in one else one["names"])
+        given = [one["phrase"]] if "phrase" in one else one["names"]
+        if not isinstance(given, list):
+            raise TypeError(f"{given!r:.40}")
+        texts = as_texts(given)
         box = (x, y, x + width, y + height)
     except (KeyError, TypeError) as error:
         raise DataError(f"{file}, {key} {number}: {error} is missing or of another kind") from error
@@ -169,13 +170,4 @@ def _add(columns: ObjectColumns, file: Path, image: int, one: Mapping[str, Any])
         columns.add(image, number, box, texts[0], texts=texts)
 
 
-def open(spec: str, options: GenomeOptions) -> dict[str, Source]:
-    """Return the images labelled with the classes of their objects, or crops of these."""
-    return as_samples(spec, open_objects(spec, options), options)
-
-
-FORMAT = SourceFormat(
-    __doc__,
-    SampleReader(recognises, lambda request: open(request.spec, request.options), GenomeOptions),
-    region_readers(recognises, open_objects, GenomeBoxes, GenomeTexts),
-)
+FORMAT = region_format(__doc__, recognises, open_objects, GenomeOptions, GenomeBoxes, GenomeTexts)

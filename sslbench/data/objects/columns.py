@@ -19,7 +19,8 @@ from sslbench.targets.target import Images
 
 REGION = "region"
 """Class of objects that have none."""
-_FARTHEST = 1e9
+LONGEST_SIDE = 1_000_000_000
+"""Limit of coordinates and sides in pixels."""
 
 
 @dataclasses.dataclass
@@ -66,10 +67,10 @@ class ObjectColumns:
             DataError: the box is not four numbers of pixels.
         """
         try:
-            corners = [float(value) for value in box]
+            corners = [value + 0.0 for value in box]  # of texts it fails
         except (TypeError, ValueError, OverflowError):
             corners = []
-        if len(corners) != 4 or not all(abs(value) < _FARTHEST for value in corners):  # NaN is not
+        if len(corners) != 4 or not all(abs(value) < LONGEST_SIDE for value in corners):  # NaN is not
             raise DataError(f"{self.spec}, {self.numbered} {number}: its box is {list(box)!r:.80}, not four numbers")
         self._images.append(image)
         self._numbers.append(number)

@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from sslbench.arrays import BoolArray
 from sslbench.config import setting
-from sslbench.data.format import Reader
+from sslbench.data.format import Reader, SampleReader, SampleRequest, SourceFormat
 from sslbench.data.objects import ObjectSource
+from sslbench.data.objects.boxes import as_samples
 from sslbench.data.objects.crops import CropOptions, Crops, crops_of
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
@@ -53,6 +54,27 @@ def region_readers(
         Boxes: Reader(lambda spec, _: recognises(spec), read, boxes),
         Texts: Reader(lambda spec, _: recognises(spec), open_texts, texts),
     }
+
+
+def region_format(
+    doc: str,
+    recognises: Callable[[str], bool],
+    read: Callable[[str, Any], dict[str, ObjectSource]],
+    samples: type[Any],
+    boxes: type[Any],
+    texts: type[RegionTexts],
+) -> SourceFormat:
+    """Return a format of objects with texts, which is also read as images with the classes of their objects.
+
+    `samples`: the kind of options of images and crops; for the others see `region_readers`.
+    """
+
+    def open_samples(request: SampleRequest[Any]) -> dict[str, Source]:
+        return as_samples(request.spec, read(request.spec, request.options), request.options)
+
+    return SourceFormat(
+        doc, SampleReader(recognises, open_samples, samples), region_readers(recognises, read, boxes, texts)
+    )
 
 
 def text_sources(spec: str, sources: Mapping[str, ObjectSource], options: RegionTexts) -> dict[str, Source]:
