@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -26,7 +27,7 @@ def as_texts(values: Iterable[object]) -> list[str]:
     found = []
     for value in values:
         if not isinstance(value, str):
-            raise TypeError(value)
+            raise TypeError(reprlib.repr(value))
         found += [text] if (text := " ".join(value.split())) else []
     return found
 

@@ -197,6 +197,23 @@ def test_a_pickle_of_references_runs_nothing(tmp_path, capsys):
     assert "run" not in capsys.readouterr().out.split()
 
 
+@pytest.mark.parametrize("where", ["row", "split", "ann_id", "sent"])
+def test_lists_that_share_lists_end_in_a_message(tmp_path, where):
+    save(tmp_path / "images", SAMPLES)
+    write_references(tmp_path, SAMPLES, ["train"])
+    value = ["x"]
+    for _ in range(60):
+        value = [value, value]
+    (row, *_) = references(SAMPLES, ["train"])
+    if where == "sent":
+        row["sentences"] = [{"sent": value}]
+    elif where != "row":
+        row[where] = value
+    (tmp_path / "refs(unc).p").write_bytes(pickle.dumps([value if where == "row" else row]))
+    with pytest.raises(DataError, match=r"refs\(unc\).p, reference 0: "):
+        open_objects(str(tmp_path))
+
+
 def test_regions_and_objects_of_visual_genome_are_chosen_by_use(tmp_path):
     write_genome(tmp_path, SAMPLES)
     assert open_data(str(tmp_path))["train"].target.classes == ("cat", "dog")

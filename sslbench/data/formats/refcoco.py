@@ -8,6 +8,7 @@ the folder or the one around it, or in refer's `images/mscoco/images/train2014/`
 
 import dataclasses
 import re
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +124,14 @@ def _references(file: Path) -> Named:
         raise DataError(f"{file} is not a list of references")
     for i, row in enumerate(rows):
         try:
-            part, number = str(row["split"]), row["ann_id"]
+            (part,), number = as_texts([row["split"]]), row["ann_id"]
             texts = as_texts(_python2(one["sent"]) for one in row["sentences"])
-        except (KeyError, TypeError) as error:
-            raise DataError(f"{file}, reference {i}: {error} is missing or of another kind: {row!r:.80}") from error
+        except (KeyError, TypeError, ValueError) as error:
+            problem = f"{file}, reference {i}: {error} is missing or of another kind"
+            # Not `repr`: lists of a pickle may share lists, whose text would never end.
+            raise DataError(f"{problem}: {reprlib.repr(row)}") from error
         if type(number) is not int:
-            raise DataError(f"{file}, reference {i}: ann_id is {number!r:.40}, not a whole number")
+            raise DataError(f"{file}, reference {i}: ann_id is {reprlib.repr(number)}, not a whole number")
         found.setdefault(split_name(part) or part, {}).setdefault(number, []).extend(texts)
     return found
 

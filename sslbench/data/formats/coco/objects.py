@@ -275,7 +275,7 @@ def _texts(spec: str, rows: list[Row]) -> list[tuple[str, ...]] | None:
         try:
             found.append(tuple(as_texts(captions_in(row))))
         except TypeError as error:
-            what = f"its caption is {error.args[0]!r:.60}, not a text"
+            what = f"its caption is {error}, not a text"
             raise DataError(
                 f"{spec}, {_name(row)}: {what}", "A caption is a text; captions is a list of them."
             ) from error
