@@ -127,6 +127,14 @@ def rank() -> int:
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 
+def subgroup(size: int) -> distributed.ProcessGroup | None:
+    """Return the group of `size` processes in a row that this one is in; every process calls this.
+
+    None outside `process_group`. The number of processes is a multiple of `size`.
+    """
+    return distributed.new_subgroups(size)[0] if distributed.is_initialized() else None
+
+
 def barrier() -> None:
     """Wait for all processes."""
     if world_size() > 1:

@@ -21,6 +21,7 @@ from sslbench.data.loading.batch import first_look, measure
 from sslbench.data.source import Source
 from sslbench.data.views import Augment, without_colours
 from sslbench.distributed import this_process
+from sslbench.distributed.collectives import subgroup
 from sslbench.errors import DataError, UsageError
 from sslbench.names import find_object
 from sslbench.preprocessing import Preprocessing
@@ -61,17 +62,26 @@ def make_method(backbone: nn.Module, settings: dict[str, Any], setup: Setup, *, 
         return method_type(backbone, config, setup)
 
 
-def with_sync_bn(method: Method[Any], device: torch.device, *, enabled: bool, world: int) -> Method[Any]:
-    """Return the method with BatchNorm synchronised over all processes, if requested and on GPUs."""
-    if not enabled or world == 1:
+def with_sync_bn(method: Method[Any], device: torch.device, settings: PretrainSettings, *, world: int) -> Method[Any]:
+    """Return the method with BatchNorm synchronised over all processes or groups of them, if requested and on GPUs."""
+    if world == 1 and settings.sync_bn_group:
+        log.warning("sync_bn_group has no effect: there is one process")
+    if not settings.sync_bn or world == 1:
         return method
     if device.type != "cuda":
+        if settings.sync_bn_group:
+            raise UsageError(
+                f"sync_bn_group={settings.sync_bn_group}: torch synchronises BatchNorm on GPUs only, and the device is "
+                f"{device.type}",
+                "Leave it out, or use GPUs.",
+            )
         if this_process().rank == 0:
             log.warning(
                 "sync_bn is off: torch synchronises BatchNorm on GPUs only; every process has its own statistics"
             )
         return method
-    converted: Method[Any] = nn.SyncBatchNorm.convert_sync_batchnorm(method)  # type: ignore[no-untyped-call]
+    group = subgroup(settings.sync_bn_group) if settings.sync_bn_group else None
+    converted: Method[Any] = nn.SyncBatchNorm.convert_sync_batchnorm(method, group)  # type: ignore[no-untyped-call]
     return converted
 
 

@@ -162,7 +162,7 @@ def prepare(request: PretrainRequest) -> PreparedPretraining:
     parameter_groups(method, settings.optimizer, parts=settings.groups)  # refuses names before anything is written
     if settings.activation_checkpointing:
         checkpoint_activations(backbone)
-    method = with_sync_bn(method, device, enabled=settings.sync_bn, world=process.world)
+    method = with_sync_bn(method, device, settings, world=process.world)
     choices = ["auto", *method.exports()]
     if settings.export not in choices:
         raise UsageError(

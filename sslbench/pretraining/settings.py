@@ -65,6 +65,12 @@ class PretrainSettings:
     tf32: bool = setting(True, "TensorFloat-32 for what is computed in fp32, on GPUs that have it")
     cudnn_benchmark: bool = setting(True, "let cuDNN try its convolutions and take the fastest (GPU only)")
     sync_bn: bool = setting(False, "BatchNorm over all processes (GPU only)")
+    sync_bn_group: int | None = setting(
+        None,
+        "processes in a row that share BatchNorm's statistics, such as those of a machine; null: all",
+        within="[2, inf)",
+        needs="sync_bn=true",
+    )
     strategy: Literal["ddp", "fsdp"] = setting("ddp", "ddp, or fsdp: shard parameters, gradients and optimizer state")
     zero: bool = setting(False, "shard the optimizer state over the processes")
     colours: Literal["workers", "device"] = setting(
@@ -123,6 +129,12 @@ class PretrainSettings:
         refuse_outside(self, "pretrain")
         refuse_unknown_device(self.device)
         _check_batch(self.batch_size, self.accumulate, world)
+        if self.sync_bn_group and world > 1 and world % self.sync_bn_group:
+            fitting = [n for n in range(2, world + 1) if world % n == 0]
+            raise UsageError(
+                f"sync_bn_group={self.sync_bn_group} does not divide {world} processes into equal groups",
+                f"Use {' or '.join(map(str, fitting))}.",
+            )
         if self.clip_each and not self.clip_norm:
             raise UsageError(
                 "clip_each=true clips nothing without clip_norm", "Set clip_norm=3, or leave clip_each out."
@@ -277,6 +289,7 @@ def plain(settings: PretrainSettings) -> dict[str, Any]:
     # Settings of later versions are omitted at their defaults, so that runs of earlier versions can be continued.
     defaults = {
         "clip_each": False,
+        "sync_bn_group": None,
         "eval_linear": False,
         "decoder": (),
         "groups": None,

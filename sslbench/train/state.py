@@ -110,7 +110,9 @@ def new_state(  # noqa: PLR0913  how a run computes, each from another setting
 
 def moving_average(network: nn.Module) -> nn.Module:
     """Return a copy of a network for its moving average: without gradients, in evaluation mode."""
-    return copy.deepcopy(network).eval().requires_grad_(False)
+    # Groups of processes cannot be copied: the copy refers to the same ones.
+    groups = [module.process_group for module in network.modules() if isinstance(module, nn.SyncBatchNorm)]
+    return copy.deepcopy(network, {id(group): group for group in groups}).eval().requires_grad_(False)
 
 
 @torch.no_grad()

@@ -11,21 +11,25 @@ import numpy as np
 import pytest
 import timm
 import torch
-from helpers import two_processes
+from helpers import runs, two_processes
 from PIL import Image
+from torch import distributed  # noqa: TID251
 from torch.distributed.fsdp import FSDPModule  # noqa: TID251
 
 from sslbench.backbones.build import build
 from sslbench.data.formats import folder
 from sslbench.data.open import open_data
 from sslbench.distributed import messages
-from sslbench.distributed.collectives import barrier, process_group_if_known
+from sslbench.distributed.collectives import barrier, process_group_if_known, subgroup
 from sslbench.distributed.messages import show_once, shown_elsewhere
 from sslbench.distributed.parallel import blocks, whole, wrap
 from sslbench.errors import DataError
 from sslbench.evaluation import Request, RunSettings, encode, make_task, opening
 from sslbench.methods._parts.vision_transformers import drop_samples, embed, give_blocks, run_blocks
+from sslbench.pretraining.networks import with_sync_bn
+from sslbench.train.state import moving_average
 
+SYNCHRONISED = runs.settings("simclr", sync_bn=True, sync_bn_group=2)
 VIT = {"img_size": 32, "patch_size": 8, "depth": 3, "embed_dim": 24, "num_heads": 2}
 
 
@@ -70,6 +74,22 @@ def test_one_block_is_whole_at_a_time_and_its_norms_stay_in_float32():
         assert found["gradient"] == "torch.float32"
         assert found["next block is sharded"]
         assert 0.49 < found["share"] < 0.51
+
+
+def grouped(rank):
+    """Sum over the group of this process, and the processes that share the statistics of a norm and of its average."""
+    torch.manual_seed(0)
+    alone = torch.tensor([rank + 1.0])
+    distributed.all_reduce(alone, group=subgroup(1))
+    method = with_sync_bn(torch.nn.Sequential(torch.nn.BatchNorm1d(3)), torch.device("cuda"), SYNCHRONISED, world=2)
+    average = moving_average(method)
+    ranks = [distributed.get_process_group_ranks(each[0].process_group) for each in (method, average)]
+    return alone.item(), ranks, average[0].weight is not method[0].weight
+
+
+def test_norms_share_statistics_in_groups_and_so_do_their_averages():
+    for rank, found in enumerate(two_processes.run(grouped)):
+        assert found == (rank + 1.0, [[0, 1], [0, 1]], True)
 
 
 def dropped(rank):

@@ -576,6 +576,25 @@ def test_an_infinite_norm_clips_nothing_and_logs_the_norm(settings):
         settings(-1.0)
 
 
+def test_groups_of_norms_have_to_be_equal_and_synchronised():
+    grouped = runs.settings("simclr", batch_size=24, sync_bn=True, sync_bn_group=4)
+    grouped.check(world=4)
+    with pytest.raises(UsageError, match=r"sync_bn_group=4 does not divide 6 processes .*\nUse 2 or 3 or 6."):
+        grouped.check(world=6)
+    with pytest.raises(UsageError, match="sync_bn_group has no effect without sync_bn=true"):
+        runs.settings("simclr", sync_bn=False, sync_bn_group=2).check()
+
+
+def group_on_cpus(rank, out):
+    with pytest.raises(UsageError, match="sync_bn_group=2: torch synchronises BatchNorm on GPUs only"):
+        runs.run("simclr", out, sync_bn=True, sync_bn_group=2, device="cpu")
+
+
+def test_groups_of_norms_are_refused_without_gpus(tmp_path):
+    two_processes.run(group_on_cpus, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def run_of_two(rank, out):
     return runs.run("swav", out, epochs=2, workers=1).steps
 
