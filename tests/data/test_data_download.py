@@ -3,12 +3,15 @@
 import contextlib
 import gzip
 import hashlib
+import importlib.util
 import io
 import logging
 import socket
 import struct
+import sys
 import tarfile
 import threading
+import types
 from pathlib import Path
 
 import fsspec
@@ -156,6 +159,61 @@ def test_what_cannot_be_downloaded_says_what_to_do(server, tmp_path):
         assert code != 0 and words in err
     with pytest.raises(UsageError):
         find_download("torchvision:Nothing")
+    for name in ("tfds:nothing", "hf:me/nothing"):
+        code, _, err = run("download", name, "--yes", "--out", tmp_path)
+        assert code != 0 and "--out has no effect" in err
+
+
+class Tfds(types.ModuleType):
+    """The part of TFDS that fetches and prepares, for data sets that it downloads itself and for others."""
+
+    def __init__(self):
+        super().__init__("tensorflow_datasets")
+        self.core = types.SimpleNamespace(DatasetNotFoundError=LookupError)
+        self.download = types.SimpleNamespace(DownloadConfig=dict)
+        self.prepared, self.fails = [], None
+
+    def list_builders(self, **_):
+        return ["by_hand", "by_itself"]
+
+    def builder(self, name, **form):
+        if name not in self.list_builders():
+            raise LookupError(name)
+
+        def prepare(download_config):
+            if self.fails:
+                raise ValueError(self.fails)
+            self.prepared.append((name, form, download_config))
+
+        manual = "Register, and put a.tar\n  into the folder." if name == "by_hand" else None
+        return types.SimpleNamespace(
+            MANUAL_DOWNLOAD_INSTRUCTIONS=manual, data_dir="/prepared", download_and_prepare=prepare
+        )
+
+
+def test_tfds_prepares_what_was_fetched_by_hand_and_downloads_the_rest(tmp_path, monkeypatch):
+    tfds = Tfds()
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", tfds)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    archives = ("--archive", tmp_path)
+    for arguments, words in (
+        (("download", "tfds:by_hand", "--yes"), "put a.tar into the folder. Then: sslbench data prepare tfds:by_hand"),
+        (("prepare", "tfds:by_hand"), "--archive FOLDER"),
+        (("prepare", "tfds:by_itself", *archives), "sslbench data download tfds:by_itself"),
+        (("prepare", "tfds:by_hands", *archives), "'by_hand'"),
+        (("prepare", "tfds:by_hand", *archives, "--no-verify"), "--no-verify does not go with"),
+    ):
+        code, _, err = run(*arguments)
+        assert code != 0 and words in err and "Traceback" not in err
+    assert tfds.prepared == []
+    assert run("prepare", "tfds:by_hand", *archives)[:2] == (0, "tfds:by_hand: --data tfds:by_hand\n")
+    assert run("download", "tfds:by_itself", "--yes")[:2] == (0, "tfds:by_itself: --data tfds:by_itself\n")
+    form = {"file_format": "array_record"}  # the only one that is written without TensorFlow
+    assert tfds.prepared == [("by_hand", form, {"manual_dir": str(tmp_path)}), ("by_itself", form, None)]
+    for fails, words in (("No module named 'tensorflow'", "pip install tensorflow"), ("disk full", "disk full")):
+        tfds.fails = fails
+        code, _, err = run("prepare", "tfds:by_hand", *archives)
+        assert code != 0 and words in err
 
 
 def test_every_data_set_that_a_benchmark_names_is_listed_with_a_way_to_get_it(tmp_path, monkeypatch):

@@ -289,7 +289,7 @@ def test_a_name_is_looked_up_and_the_newest_version_taken(tmp_path, monkeypatch)
     fetched = re.search(r"sslbench data download (\S+)\.", str(caught.value))
     assert find_download(fetched[1]).data == "tfds:gone"
     if importlib.util.find_spec("tensorflow_datasets") is None:
-        assert "pip install tensorflow-datasets, then" in str(caught.value)
+        assert "pip install 'sslbench[tfds]', then" in str(caught.value)
     with pytest.raises(DataError, match=r"in gone or .*\nIf it lies elsewhere"):
         open_data("tfds:./gone")
 

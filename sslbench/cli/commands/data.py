@@ -110,13 +110,17 @@ def prepare(
     """Lay out the data set NAME from its official archives, where benchmarks look for it.
 
     Nothing is downloaded. Without NAME the data sets and their archives are listed. The same command continues an
-    interrupted run.
+    interrupted run. tfds:NAME is prepared by TFDS from the archives in the folder --archive.
     """
     terminal.show_messages()
     if name is None:
         options.refuse(click.get_current_context(), used=(), what="a list of data sets (NAME is missing)")
         for line in prepared.described():
             click.echo(line)
+        return
+    if name.startswith("tfds:"):
+        options.refuse(click.get_current_context(), used=("archives",), what="data sets of TFDS ($TFDS_DATA_DIR)")
+        click.echo(f"{name}: --data {downloading.prepare_tfds(name, archives)}")
         return
     prepared.archives_of(name)
     folder = prepared.prepare(name, archives, root=out, verify=not no_verify)
@@ -140,6 +144,10 @@ def download(
     sslbench data download hf:uoft-cs/cifar10 --yes
     """  # noqa: D301
     terminal.show_messages()
+    if out is not None and name.startswith(("hf:", "tfds:")):
+        raise UsageError(
+            f"--out has no effect on {name}, which lies in its library's folder", "Set $HF_HOME, or $TFDS_DATA_DIR."
+        )
     wanted = downloading.find_download(name)
     echo(wanted.terms(), err=True)
     if not yes:

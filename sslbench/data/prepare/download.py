@@ -2,7 +2,9 @@
 
 import dataclasses
 import datetime
+import importlib.util
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -177,16 +179,71 @@ def _archives(wanted: Download, root: Path) -> str:
 
 
 def _tfds(wanted: Download) -> None:
+    builder = _tfds_builder(wanted.data)
+    if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
+        raise UsageError(f"{wanted.data} has to be fetched by hand", _by_hand(wanted.data, builder))
+    _prepare_tfds(wanted, builder)
+
+
+def prepare_tfds(data: str, archives: Sequence[Path]) -> str:
+    """Prepare a data set of TFDS whose archives the user got by hand, and return the location for --data.
+
+    Args:
+        data: `tfds:NAME`.
+        archives: the folder with the archives, which TFDS calls its manual directory; exactly one.
+
+    Raises:
+        UsageError: TFDS downloads this data set itself, or there is no such folder; the message says what to do.
+        DataError: TFDS cannot prepare it.
+    """
+    builder = _tfds_builder(data)
+    if not builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
+        raise UsageError(
+            f"{data} is fetched by TFDS itself, and `data prepare` downloads nothing",
+            f"sslbench data download {data}: downloads and prepares it",
+        )
+    if len(archives) != 1 or not archives[0].is_dir():
+        raise UsageError(f"{data} needs the folder with its archives", _by_hand(data, builder))
+    import tensorflow_datasets as tfds
+
+    _prepare_tfds(find_download(data), builder, tfds.download.DownloadConfig(manual_dir=str(archives[0])))
+    return data
+
+
+def _by_hand(data: str, builder: Any) -> str:
+    words = " ".join(str(builder.MANUAL_DOWNLOAD_INSTRUCTIONS).split())
+    return f"{words} Then: sslbench data prepare {data} --archive FOLDER"
+
+
+def _tfds_builder(data: str) -> Any:
+    """Return the builder of a data set of TFDS."""
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise UsageError(
-            f"downloading {wanted.data} needs the package tensorflow-datasets", "pip install tensorflow-datasets"
+            f"preparing {data} needs the package tensorflow-datasets", "pip install 'sslbench[tfds]'"
         ) from error
+    # Without TensorFlow only ArrayRecord can be written.
+    form = {} if importlib.util.find_spec("tensorflow") else {"file_format": "array_record"}
+    name = data.partition(":")[2]
     try:
-        tfds.builder(wanted.data.partition(":")[2]).download_and_prepare()
+        return tfds.builder(name, **form)
+    except tfds.core.DatasetNotFoundError as error:
+        # Those of communities would be looked up on the network, by TensorFlow.
+        known = tfds.list_builders(with_community_datasets=False)
+        raise UsageError(f"TFDS has no data set called '{name}'", did_you_mean(name, known)) from error
+
+
+def _prepare_tfds(wanted: Download, builder: Any, config: Any = None) -> None:
+    try:
+        builder.download_and_prepare(download_config=config)
     except Exception as error:  # of its downloads, parsers and writers
-        raise _unreachable(wanted, Path("~/tensorflow_datasets"), error) from error
+        if "No module named 'tensorflow'" in str(error):
+            raise UsageError(
+                f"preparing {wanted.data} needs TensorFlow, since TFDS encodes its images anew; reading it does not",
+                "pip install tensorflow, and the same command again",
+            ) from error
+        raise _unreachable(wanted, Path(str(builder.data_dir)), error) from error
 
 
 def _unreachable(wanted: Download, place: Path, error: Exception) -> DataError:

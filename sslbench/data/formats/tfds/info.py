@@ -85,7 +85,7 @@ def find_folder(location: str) -> Path:
                 )
             return max(found, key=lambda folder: _version(folder.name))
     named = not location.startswith((".", "/", "~"))
-    package = "" if importlib.util.find_spec("tensorflow_datasets") else "pip install tensorflow-datasets, then "
+    package = "" if importlib.util.find_spec("tensorflow_datasets") else "pip install 'sslbench[tfds]', then "
     fetch = f"To download it: {package}sslbench data download tfds:{location}. " if named else ""
     raise DataError(
         f"TFDS has prepared no such data set in {places[0]} or {places[1]}",
