@@ -78,9 +78,8 @@ def untrained(architecture, *, narrow=True):
     """The architecture, by default with the same layers, patches and strides but few channels in each."""
     name, *options = architecture.split(",")
     if narrow:
-        name, options = (
-            (f"{name}w0.125", options) if "resnet" in name else (name, ["embed_dim=48", "num_heads=6", *options])
-        )
+        heads = [] if "swin" in name else ["num_heads=6"]  # of each stage in its own number there
+        name, options = (f"{name}w0.125", options) if "resnet" in name else (name, ["embed_dim=48", *heads, *options])
     return load_backbone("random", backbone=",".join([name, *options]))
 
 

@@ -5,6 +5,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+import scipy.io
 from PIL import Image
 from sample_data import reidentification as sample
 
@@ -52,6 +53,44 @@ def test_veri_and_msmt17_are_read_as_market_is(tmp_path):
             picture(tmp_path / "msmt" / ("train" if split == "train" else "test") / name[:4] / f"{name}.jpg")
     (answers,) = open_data(str(tmp_path / "msmt"))["test"].target.queries.tasks[""].values()
     assert answers.positives == ("test/0001/0001_2_03_d.jpg",) and answers.ignored == ("test/0001/0001_1_02_c.jpg",)
+
+
+def write_cuhk03(root, names=("1_001_1_01.png", "1_002_1_01.png", "1_002_1_02.png", "1_002_2_06.png"), query=2):
+    files = np.array([[name] for name in names], dtype=object)
+    rows = {"train_idx": [[1]], "query_idx": [[query]], "gallery_idx": [[3], [4]]}
+    root.mkdir()
+    content = {"filelist": files, "labels": [[1], [7], [7], [7]], **rows}
+    scipy.io.savemat(root / "cuhk03_new_protocol_config_labeled.mat", content)
+    for name in names:
+        picture(root / "images_labeled" / name)
+
+
+def test_cuhk03_has_the_split_of_its_mat_file(tmp_path):
+    write_cuhk03(tmp_path / "cuhk03")
+    found = open_data(f"{tmp_path}/cuhk03?boxes=labeled")
+    assert found["train"].ids == ("images_labeled/1_001_1_01.png",) and found["train"].target.classes == ("1",)
+    (answers,) = found["test"].target.queries.tasks[""].values()
+    assert answers.positives == ("images_labeled/1_002_2_06.png",)
+    assert answers.ignored == ("images_labeled/1_002_1_02.png",)
+
+
+@pytest.mark.parametrize(
+    ("written", "option", "message"),
+    [
+        ({}, "", "not the folder .*images_detected"),
+        ({"query": 9}, "?boxes=labeled", "query_idx has 9, and there are 4 files"),
+        ({"names": ("a.png", "b.png", "c.png", "d.png")}, "?boxes=labeled", "a.png is no name of CUHK03"),
+    ],
+)
+def test_bad_cuhk03_is_told(tmp_path, written, option, message):
+    write_cuhk03(tmp_path / "cuhk03", **written)
+    with pytest.raises(DataError, match=message):
+        open_data(f"{tmp_path}/cuhk03{option}")
+
+
+def test_boxes_are_of_cuhk03_alone(tmp_path):
+    with pytest.raises(DataError, match=r"is not CUHK03, so \?boxes=labeled has no effect"):
+        open_data(sample.make(tmp_path) + "?boxes=labeled")
 
 
 def test_a_table_needs_no_cameras(tmp_path):

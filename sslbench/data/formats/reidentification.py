@@ -1,19 +1,24 @@
-"""Re-identification: Market-1501, DukeMTMC, VeRi-776, MSMT17, or a table of the columns identity, split and camera.
+"""Re-identification: Market-1501, DukeMTMC, VeRi-776, MSMT17, CUHK03, or a table of identity, split and camera.
 
-Zheng et al. (ICCV 2015), Ristani et al. (ECCVW 2016), Liu et al. (ECCV 2016), Wei et al. (CVPR 2018). Queries search
-the gallery; images of the query's identity and camera are taken out of its ranking, and identities of the gallery
-without a query match nothing. Images of Market's identity -1 (junk) are left out. A table (.csv, .tsv, .parquet) has
-the splits query and gallery, and perhaps train; without a column of cameras no image is taken out.
+Zheng et al. (ICCV 2015), Ristani et al. (ECCVW 2016), Liu et al. (ECCV 2016), Wei et al. (CVPR 2018), Li et al. (CVPR
+2014) in the split of Zhong et al. (CVPR 2017). Queries search the gallery; images of the query's identity and camera
+are taken out of its ranking, and identities of the gallery without a query match nothing. Images of Market's identity
+-1 (junk) are left out. A table (.csv, .tsv, .parquet) has the splits query and gallery, and perhaps train; without a
+column of cameras no image is taken out.
 """
 
 import dataclasses
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
+import numpy as np
+
+from sslbench.config import setting
 from sslbench.data.containers.listed import find_listed, folders_beside
-from sslbench.data.format import NoOptions, SampleReader, SampleRequest, SourceFormat
+from sslbench.data.format import SampleReader, SampleRequest, SourceFormat
 from sslbench.data.formats import table
 from sslbench.data.images import Files
 from sslbench.data.labels import single_labels
@@ -38,8 +43,18 @@ _LISTS = {
     "query": ("list_query.txt", "test"),
     "gallery": ("list_gallery.txt", "test"),
 }
+_CUHK03 = "cuhk03_new_protocol_config_{}.mat"
 T = TypeVar("T")
 _SPLITS = ("train", "gallery", "query")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options behind a '?': cuhk03?boxes=labeled."""
+
+    boxes: Literal["detected", "labeled"] | None = setting(
+        None, "people of CUHK03 as a detector found them, or as labelled by hand; by default detected"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +73,10 @@ def _folders(root: Path) -> dict[str, str]:
 
 def _is_msmt(root: Path) -> bool:
     return all((root / name).is_file() for name, _ in _LISTS.values())
+
+
+def _is_cuhk03(root: Path) -> bool:
+    return any((root / _CUHK03.format(boxes)).is_file() for boxes in ("detected", "labeled"))
 
 
 def _columns(file: Path) -> bool:
@@ -84,16 +103,20 @@ def _lower(columns: Mapping[str, T]) -> dict[str, T]:
 def recognises(spec: str) -> bool:
     """Return whether the string is a folder of one of the layouts, or a table of identities with queries."""
     path = Path(spec)
-    return bool(path.is_dir() and (_folders(path) or _is_msmt(path))) or _columns(path)
+    return bool(path.is_dir() and (_folders(path) or _is_msmt(path) or _is_cuhk03(path))) or _columns(path)
 
 
-def open(request: SampleRequest[NoOptions]) -> dict[str, Source]:
+def open(request: SampleRequest[Options]) -> dict[str, Source]:
     """Return the images for training, where there are any, and queries with their gallery as test."""
     spec, root = request.spec, Path(request.spec)
     notes: tuple[str, ...] = ()
+    if request.options.boxes and not (root.is_dir() and _is_cuhk03(root)):
+        raise DataError(f"{spec} is not CUHK03, so ?boxes={request.options.boxes} has no effect", "Leave it out.")
     with reading():
         if root.is_file():
             images, root, notes = _of_table(root)
+        elif _is_cuhk03(root):
+            images = [*_of_cuhk03(root, request.options.boxes or "detected")]
         else:
             images = [*(_of_lists(root) if _is_msmt(root) else _of_folders(root))]
     junk = sum(image.identity == _JUNK for image in images)
@@ -155,6 +178,34 @@ def _of_lists(root: Path) -> Iterator[_Image]:
                 yield _Image(f"{folder}/{path}", identity, parts[2], split)
 
 
+def _of_cuhk03(root: Path, boxes: str) -> Iterator[_Image]:
+    from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
+
+    file, folder = root / _CUHK03.format(boxes), f"images_{boxes}"
+    if not (root / folder).is_dir():
+        raise DataError(
+            f"{file} is there, but not the folder {root / folder}",
+            "Write the images of cuhk-03.mat there as PNG: 1_001_1_01.png is pair of cameras, person, view and number.",
+        )
+    try:
+        content: dict[str, Any] = loadmat(file, squeeze_me=True)
+        names, identities = (np.atleast_1d(content[key]).tolist() for key in ("filelist", "labels"))
+        rows = {split: np.atleast_1d(content[f"{split}_idx"]).tolist() for split in _SPLITS}
+    except KeyError as error:
+        raise DataError(f"{file} has no array {error}") from None
+    except (OSError, ValueError, TypeError, IndexError, NotImplementedError, zlib.error, MatReadError) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+    for split, numbers in rows.items():
+        for number in numbers:  # from 1
+            if not (isinstance(number, int) and 1 <= number <= min(len(names), len(identities))):
+                raise DataError(f"{file}: {split}_idx has {number}, and there are {len(names):,} files")
+            name = str(names[number - 1])
+            if len(parts := name.split("_")) != 4:
+                raise DataError(f"{file}: {name} is no name of CUHK03", "Names are such as 1_001_1_01.png.")
+            yield _Image(f"{folder}/{name}", str(identities[number - 1]), parts[2], split)
+
+
 def _of_table(file: Path) -> tuple[list[_Image], Path, tuple[str, ...]]:
     cells = table.read_cells(file)
     columns = _lower(cells.columns)
@@ -178,4 +229,4 @@ def _of_table(file: Path) -> tuple[list[_Image], Path, tuple[str, ...]]:
     return [_Image(*row) for row in rows], listed.folder, (*cells.notes, *listed.notes, *notes)
 
 
-FORMAT = SourceFormat(__doc__, SampleReader(recognises, open, NoOptions))
+FORMAT = SourceFormat(__doc__, SampleReader(recognises, open, Options))
