@@ -187,9 +187,7 @@ def join_boxes(sources: Mapping[str, Boxes]) -> tuple[Boxes, tuple[str, ...]]:
         notes.append("keypoints are left out: the sources have different ones")
         parts = [part.without_keypoints() for part in parts]
     if any(part.federated is not None for part in parts):
-        notes.append(
-            "the lists of absent classes of LVIS are left out: in several sources every class counts everywhere"
-        )
+        notes.append("the lists of absent classes are left out: in several sources every class counts everywhere")
     boxes = Boxes(
         classes,
         tuple(objects for part in parts for objects in part.objects),

@@ -75,7 +75,6 @@ FILES = {
     "ICDAR": ("gt_p.txt", "1,2,3,2,3,4,1,4,word\n"),
     "VisDrone": ("p.txt", "1,2,3,4,1,4,0,0\n"),
     "MIT's LabelMe": ("p.xml", "<annotation><filename>p.png</filename><imagesize><nrows>4</nrows></imagesize>"),
-    "Open Images": ("oidv6-bbox.csv", "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax\n"),
     "run lengths": ("train.csv", "ImageId_ClassId,EncodedPixels\np.png_1,1 5\n"),
     "boxes in a cell": ("LOC_train_solution.csv", "ImageId,PredictionString\np,n01 1 2 3 4\n"),
     "VIAME": ("p.csv", "# 1: Detection or Track-id,2: Video or Image Identifier\n"),

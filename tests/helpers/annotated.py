@@ -167,3 +167,40 @@ def add(archive, name, content):
     member = tarfile.TarInfo(name)
     member.size = len(content)
     archive.addfile(member, io.BytesIO(content))
+
+
+OPEN_IMAGES = {"cat": "/m/01yrx", "dog": "/m/0bt9lr"}
+"""Class -> its label."""
+
+
+def write_open_images(root, samples, *, labels=True, suffix=".png"):
+    """Open Images V7: the first half of the pictures is train, the other validation; one class each, verified.
+
+    The other class is verified to be absent from every second picture. Boxes of less than 60 pixels are groups.
+    """
+    half = len(samples) // 2
+    for split, stems in (("train", list(samples)[:half]), ("validation", list(samples)[half:])):
+        save(root / split, {stem: samples[stem] for stem in stems}, suffix)
+        boxes, verified = [], []
+        for stem in stems:
+            (width, height), own = samples[stem][0].size, samples[stem][1]
+            for name, x1, y1, x2, y2 in own:
+                shares = [x1 / width, x2 / width, y1 / height, y2 / height]
+                group = int((x2 - x1) * (y2 - y1) < 60)
+                boxes.append([stem, "xclick", OPEN_IMAGES[name], 1, *shares, 0, -1, group, 0, 0])
+            verified.append([stem, "verification", OPEN_IMAGES[own[0][0]], 1])
+            if int(stem[1:]) % 2:
+                other = NAMES[1 - NAMES.index(own[0][0])]
+                verified.append([stem, "crowdsource-verification", OPEN_IMAGES[other], 0])
+        head = ["ImageID", "Source", "LabelName", "Confidence"]
+        flags = ["IsOccluded", "IsTruncated", "IsGroupOf", "IsDepiction", "IsInside"]
+        corners = ["XMin", "XMax", "YMin", "YMax"]
+        tables = {f"{split}-annotations-bbox.csv": [[*head, *corners, *flags], *boxes]}
+        if labels:
+            tables[f"oidv7-{split}-annotations-human-imagelabels.csv"] = [head, *verified]
+        for name, rows in tables.items():
+            with (root / name).open("w", newline="") as file:
+                csv.writer(file).writerows(rows)
+    rows = "".join(f"{label},{name.title()}\n" for name, label in OPEN_IMAGES.items())
+    (root / "oidv7-class-descriptions.csv").write_text(f"LabelName,DisplayName\n{rows}")
+    return root

@@ -172,7 +172,6 @@ _EXPORTS = (
     Export("a list of WIDER FACE", _DATUMARO, (".txt",), r"\A\S+\.(jpe?g|png)\s*\n\d+\s*\n(\d+ ){9}\d+"),
     Export("an annotation of ICDAR (text)", _DATUMARO, (".txt",), r"\A\ufeff?(-?\d+, ?){8}[^\d\s,-]"),
     Export("an annotation of VisDrone", _BOXES, (".txt",), r"\A(-?\d+,){7}-?\d+,?\s*(\n|\Z)"),
-    Export("a table of Open Images", _DATUMARO, (".csv",), r"\AImageID,Source,LabelName,Confidence"),
     Export(
         "a table of masks as run lengths",
         "Write the masks as PNG of the images' names, in masks/ beside images/.",

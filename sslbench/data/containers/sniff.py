@@ -113,6 +113,8 @@ _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", 
 
 BOX_COLUMNS = ("xmin", "ymin", "xmax", "ymax")
 """Columns of a table of boxes."""
+OPEN_IMAGES = frozenset(("ImageID", "LabelName", "Confidence"))
+"""Columns of the tables of Open Images."""
 _OF_BOXES = dict(zip(("x_min", "y_min", "x_max", "y_max"), BOX_COLUMNS, strict=True))
 
 
@@ -145,13 +147,22 @@ def is_json_table(spec: str) -> bool:
     return match is not None and PurePosixPath(match[1]).suffix.lower() in SUFFIXES
 
 
-def has_box_columns(spec: str) -> bool:
-    """Return whether a .csv or .tsv has the columns xmin, ymin, xmax and ymax."""
-    if not spec.lower().endswith((".csv", ".tsv")):
-        return False
+def header_of(spec: str) -> list[str]:
+    """Return the names in the first line of a table; [''] if it cannot be read."""
     lines = head_text(spec).splitlines()
-    names = re.split(r"[,;\t|]", lines[0] if lines else "")
-    return set(BOX_COLUMNS) <= {box_column(name.strip().strip('"')) for name in names}
+    return [name.strip().strip('"') for name in re.split(r"[,;\t|]", lines[0] if lines else "")]
+
+
+def has_box_columns(spec: str) -> bool:
+    """Return whether a .csv or .tsv has the columns xmin, ymin, xmax and ymax, in pixels."""
+    if not spec.lower().endswith((".csv", ".tsv")) or is_open_images(spec):
+        return False
+    return set(BOX_COLUMNS) <= {box_column(name) for name in header_of(spec)}
+
+
+def is_open_images(spec: str) -> bool:
+    """Return whether a .csv has the columns of boxes or labels of Open Images."""
+    return spec.lower().endswith(".csv") and set(header_of(spec)) >= OPEN_IMAGES
 
 
 def box_column(name: str) -> str:

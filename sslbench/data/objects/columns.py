@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from sslbench.arrays import IntArray
 from sslbench.data.images import Files
@@ -81,6 +82,38 @@ class ObjectColumns:
         self._crowd.append(crowd)
         self._texts.append(tuple(texts))
         self._masks.append(mask)
+
+    def extend(
+        self,
+        images: IntArray,
+        numbers: IntArray,
+        boxes: npt.NDArray[np.float64],
+        names: Sequence[str],
+        classes: IntArray,
+        crowd: npt.NDArray[np.bool_],
+    ) -> None:
+        """Add n objects at once, without masks, texts or points.
+
+        Args:
+            images: int64 (n,), positions of their images.
+            numbers: int64 (n,), as in `add`.
+            boxes: float64 (n, 4), x1, y1, x2, y2, finite.
+            names: classes of some of them, each once.
+            classes: int64 (n,), positions among the names.
+            crowd: bool (n,).
+        """
+        used = np.unique(classes)
+        known = np.zeros(len(names), dtype=np.int64)
+        known[used] = [self._names.setdefault(names[c], len(self._names)) for c in used.tolist()]
+        self._images.frombytes(images.astype(np.int64).tobytes())
+        self._numbers.frombytes(numbers.astype(np.int64).tobytes())
+        self._boxes.frombytes(boxes.tobytes())
+        self._areas.frombytes(np.full(len(boxes), np.nan).tobytes())
+        self._points.frombytes(np.full((len(boxes), 2), np.nan).tobytes())
+        self._classes.frombytes(known[classes].tobytes())
+        self._crowd.extend(crowd.tobytes())
+        self._texts += [()] * len(boxes)
+        self._masks += [None] * len(boxes)
 
     def sources(
         self,

@@ -16,7 +16,14 @@ from sslbench.data import labels
 from sslbench.data.containers.listed import ListedFiles, find_listed, finds_all, folders_beside, images_folder
 from sslbench.data.containers.members import by_split, split_name
 from sslbench.data.containers.sniff import SUFFIXES as IMAGE_SUFFIXES
-from sslbench.data.containers.sniff import has_base64_rows, has_box_columns, is_base64_image, is_json_table, read_text
+from sslbench.data.containers.sniff import (
+    has_base64_rows,
+    has_box_columns,
+    is_base64_image,
+    is_json_table,
+    is_open_images,
+    read_text,
+)
 from sslbench.data.containers.view import viewed
 from sslbench.data.format import Column, SampleReader, SampleRequest, SourceFormat
 from sslbench.data.formats.table.lists import TableColumns, read_json, read_json_lines, read_lines
@@ -72,7 +79,7 @@ class TableOptions:
 def recognises(spec: str) -> bool:
     """Return whether the string ends like a table, and is no folder, no manifest, and no file with images or boxes."""
     lower = spec.lower()
-    if not lower.endswith(SUFFIXES) or Path(spec).is_dir() or has_box_columns(spec):
+    if not lower.endswith(SUFFIXES) or Path(spec).is_dir() or has_box_columns(spec) or is_open_images(spec):
         return False
     if lower.endswith(".json"):
         return is_json_table(spec)
