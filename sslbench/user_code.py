@@ -26,14 +26,14 @@ def sha256(things: Iterable[Any]) -> str:
     code = {f"{_module_name(each)}.{getattr(each, '__qualname__', type(each).__qualname__)}": each for each in own}
     if not code:
         return ""
-    without_file = [_of_process(thing) for thing in code.values() if _file(_module_name(thing)) is None]
+    without_file = [of_process(thing) for thing in code.values() if _file(_module_name(thing)) is None]
     lines = [*sorted(code), *sorted(without_file), *_files(map(_module_name, code.values()))]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
 
 
 @functools.cache
-def _of_process(thing: Any) -> str:
-    """Return a word for code without a file, typed into a notebook: no other process can tell what it was."""
+def of_process(thing: Any) -> str:
+    """Return a word for an object, or code without a file (of a notebook): no other process can tell what it was."""
     return uuid.uuid4().hex
 
 

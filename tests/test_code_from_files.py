@@ -54,7 +54,7 @@ PLACES = {
     # a function of batches: likewise
     "pretraining/networks.py": {"find_object"},
     # decoders: files' names are NamedByFile
-    "data/decode/handlers.py": {"find_object"},
+    "data/decode/reading.py": {"find_object"},
     # a source: the user's word; catalogs, lists and benchmarks go through names.refuse_location
     "data/format.py": {"find_module"},
     # a method: the user's word; recipes go through recipes._mark_code

@@ -21,6 +21,8 @@ from sslbench.backbones.layer_spec import split_layers
 from sslbench.backbones.layers import last_linear
 from sslbench.backbones.named import download_hint
 from sslbench.config import build_partial, resolve
+from sslbench.data.decode.handlers import Decoder
+from sslbench.data.decode.reading import names_of_handlers
 from sslbench.data.in_memory import Columns, sources_of
 from sslbench.errors import UsageError, WeightsError
 from sslbench.features.external import are_features
@@ -167,6 +169,9 @@ def options_of(
     given = {key: str(value) if isinstance(value, torch.device) else value for key, value in given.items()}
     if run is not None and not isinstance(run, evaluation.RunSettings):
         raise UsageError(f"run should be RunSettings, not {type(run).__name__}", "Its settings are arguments as well.")
+    if "decoder" in given:
+        chosen = given["decoder"]
+        given["decoder"] = names_of_handlers(chosen.handlers if isinstance(chosen, Decoder) else chosen)
     start = {} if run is None else dataclasses.asdict(run)
     settings, _ = resolve(evaluation.RunSettings, [("the options", start | _chosen(given, of_run))])
     values = _chosen(given, fields - {"preprocessing"})

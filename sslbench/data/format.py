@@ -35,6 +35,7 @@ class SampleRequest(Generic[O]):
         attribute_columns: columns (keys of a manifest's images) to keep as attributes.
         value_columns: columns of numbers to predict, in place of labels.
         together: all processes of a run read this location now, so the first one may do it for all.
+        decoder: names of the user's decoders; files with their suffixes are images, too.
     """
 
     spec: str
@@ -44,6 +45,7 @@ class SampleRequest(Generic[O]):
     attribute_columns: tuple[str, ...] = ()
     value_columns: tuple[str, ...] = ()
     together: bool = False
+    decoder: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

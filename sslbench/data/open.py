@@ -53,6 +53,7 @@ def open_data(
     attribute_columns: Sequence[str] = (),
     value_columns: Sequence[str] = (),
     together: bool = False,
+    decoder: Sequence[str] = (),
 ) -> dict[str, Source]:
     """Open images with labels; the format is recognised from the string and the files.
 
@@ -67,6 +68,7 @@ def open_data(
         attribute_columns: of a table or a manifest, further columns (keys of its images) to keep as attributes.
         value_columns: of a table, columns of numbers to predict, in place of a label column.
         together: all processes of a run call this now: the first one lists the files of an image folder.
+        decoder: names of the user's decoders, whose suffixes are those of images in a folder, too.
 
     Returns:
         Split name ('train', 'val', 'test' or the data's own) -> source; {"all": source} if there are no splits.
@@ -101,6 +103,7 @@ def open_data(
         tuple(attribute_columns),
         tuple(value_columns),
         together,
+        tuple(decoder),
     )
     _refuse_columns(location.text, request, reader.columns)
     sources = dict(reader.open(request))

@@ -109,8 +109,8 @@ def _parts_to_encode(request: Request, run: RunSettings, in_memory: InMemoryData
         parts = {"train": both.train, "test": both.test}
     else:
         with process_group_if_known(run.torch_device()):  # the first process lists the files of a folder
-            parts = dict(open_parts(request, request.data, in_memory))
-            test = None if request.test_data is None else open_parts(request, request.test_data, in_memory)
+            parts = dict(open_parts(request, run, request.data, in_memory))
+            test = None if request.test_data is None else open_parts(request, run, request.test_data, in_memory)
         if test is not None:
             parts = {**parts, **({"test": test["all"]} if set(test) == {"all"} else test)}
     for note in dict.fromkeys(note for part in parts.values() for note in part.notes):

@@ -45,12 +45,17 @@ def _opened(request: Request, run: RunSettings, in_memory: InMemoryData | None) 
             return _objects(request, run)
         return _of_kinds(kinds, request, run)
     if in_memory:
-        opener = functools.partial(open_parts, request, in_memory=in_memory)
+        opener = functools.partial(open_parts, request, run, in_memory=in_memory)
         fraction = run.test_fraction
         return train_test_of(opener, request.data, request.test_data, seed=run.seed, test_fraction=fraction)
     refuse_targets_of_pixels(request.data)
     return train_test(
-        request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction, **_columns(request)
+        request.data,
+        request.test_data,
+        seed=run.seed,
+        test_fraction=run.test_fraction,
+        decoder=run.decoder,
+        **_columns(request),
     )
 
 
@@ -73,11 +78,13 @@ def _objects(request: Request, run: RunSettings) -> TrainTest:
     return split_objects(request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction)
 
 
-def open_parts(request: Request, place: str, in_memory: InMemoryData | None = None) -> Mapping[str, Source]:
+def open_parts(
+    request: Request, run: RunSettings, place: str, in_memory: InMemoryData | None = None
+) -> Mapping[str, Source]:
     """Return split -> source of a location of a request, or of data in memory under this name."""
     if in_memory and place in in_memory:
         return in_memory[place]
-    return open_data(place, **_columns(request), together=True)
+    return open_data(place, **_columns(request), together=True, decoder=run.decoder)
 
 
 def _columns(request: Request) -> dict[str, Any]:

@@ -199,7 +199,7 @@ def predict(
     refuse_missing_folder(out)
     _refuse_what_is_read(out, [request.weights, request.data, *([] if probe is None else [str(probe)])])
     refuse_targets_of_pixels(request.data)
-    parts = open_data(request.data, image_column=request.image_column)
+    parts = open_data(request.data, image_column=request.image_column, decoder=run.decoder)
     if request.limit is not None:
         number = request.limit
         parts = {name: limit(part, number, run.seed) if number < len(part) else part for name, part in parts.items()}

@@ -111,7 +111,12 @@ def encode(
     named_layers = tuple(name for name in backbone.aliases if name in by_module.values())
     layers = resolve_layers(backbone, request.layers or named_layers or (backbone.default_layer,))
     if source is None:
-        parts = open_data(request.data, image_column=request.image_column, label_column=request.label_column)
+        parts = open_data(
+            request.data,
+            image_column=request.image_column,
+            label_column=request.label_column,
+            decoder=run.decoder,
+        )
         source = part_to_encode(parts)
         source = source if request.limit is None else limit(source, request.limit, run.seed)
     images = source

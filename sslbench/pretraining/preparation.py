@@ -295,7 +295,13 @@ def _space(request: PretrainRequest) -> Literal["RGB", "lightness"]:
 
 def _open(request: PretrainRequest) -> Source:
     refuse_targets_of_pixels(request.data)
-    parts = open_data(request.data, image_column=request.image_column, label_column=request.label_column, together=True)
+    parts = open_data(
+        request.data,
+        image_column=request.image_column,
+        label_column=request.label_column,
+        together=True,
+        decoder=request.settings.decoder,
+    )
     name = "train" if "train" in parts else "all" if "all" in parts else None
     if name is None and len(parts) > 1:
         raise UsageError(f"{request.data} has the splits {', '.join(parts)}, but none called train")

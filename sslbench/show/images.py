@@ -66,7 +66,12 @@ def images_of(request: Request, run: RunSettings) -> Source:
     if kind := kind_alone(request.data):
         parts = open_as(request.data, kind)
     else:
-        parts = open_data(request.data, image_column=request.image_column, label_column=request.label_column)
+        parts = open_data(
+            request.data,
+            image_column=request.image_column,
+            label_column=request.label_column,
+            decoder=run.decoder,
+        )
     source = part_to_encode(parts)
     return source if request.limit is None else limit(source, request.limit, run.seed)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+import sslbench
 from sslbench.data.decode.handlers import (
     Decoder,
     PictureDecoder,
@@ -20,7 +21,9 @@ from sslbench.data.decode.handlers import (
     resolve,
 )
 from sslbench.data.decode.picture import RGB, Decoded, OtherChannels, UnreadableImage, Wanted
+from sslbench.data.decode.reading import names_of_handlers
 from sslbench.data.loading import loader
+from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import Preprocessing
 
@@ -216,3 +219,100 @@ class TestNames:
         module.write_text(module.read_text() + "# another version\n")
         assert identified(first) != first
         assert identified(("fast",)) == ("fast",)
+
+
+def read_raw(path, file):
+    if not path.endswith(".RAW8"):
+        return None
+    return np.frombuffer(file.read(), np.uint8).reshape(8, 8)
+
+
+read_raw.suffixes = (".raw8",)
+
+
+class Brighter:
+    """A handler with a state, whose name does not tell it."""
+
+    suffixes = (".raw8",)
+
+    def __init__(self, by):
+        self.by = by
+
+    def __call__(self, path, file):
+        return read_raw(path, file) // 2 + self.by
+
+
+@pytest.fixture
+def scans(tmp_path):
+    """Files that only the user's own handler can read, in folders by class, dark and bright."""
+    noise = np.random.default_rng(0)
+    for split, number in (("train", 6), ("test", 4)):
+        for name, least in (("dark", 0), ("bright", 100)):
+            folder = tmp_path / "scans" / split / name
+            folder.mkdir(parents=True)
+            for i in range(number):
+                pixels = (noise.integers(0, 90, (8, 8)) + least).astype(np.uint8)
+                (folder / f"{i}.RAW8").write_bytes(pixels.tobytes())
+    return str(tmp_path / "scans")
+
+
+class TestFilesOfAnySuffix:
+    def test_a_folder_lists_the_files_that_a_handler_declares(self, scans):
+        with pytest.raises(DataError, match=r"has no image \(12 files of other kinds \(\.raw8\)\)"):
+            open_data(scans)
+        decoder = names_of_handlers(read_raw)
+        parts = open_data(scans, decoder=decoder)
+        assert {split: len(part) for split, part in parts.items()} == {"train": 12, "test": 8}
+        assert parts["train"].ids[0] == "bright/0.RAW8" and parts["train"].target.classes == ("bright", "dark")
+        joined = open_data(f"several:a={scans},b={scans}", decoder=decoder)
+        assert len(joined["train"]) == 24
+
+    def test_files_of_several_kinds_are_samples_beside_each_other(self, scans, tmp_path):
+        (tmp_path / "scans" / "train" / "dark" / "7.png").write_bytes(png())
+        assert len(open_data(scans, decoder=names_of_handlers(read_raw))["train"]) == 13
+
+    @pytest.mark.parametrize("suffixes", [".raw8", ("raw8",), (8,), (".a/b",)])
+    def test_what_is_no_list_of_suffixes_is_refused(self, scans, suffixes):
+        odd = Brighter(1)
+        odd.suffixes = suffixes
+        with pytest.raises(UsageError, match="suffixes of a decoder are"):
+            open_data(scans, decoder=names_of_handlers(odd))
+
+
+class TestObjects:
+    def run(self, scans, decoder):
+        network = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten())
+        return sslbench.evaluate(
+            network,
+            scans,
+            protocols=["knn"],
+            settings={"knn": {"k": [3]}},
+            decoder=decoder,
+            resize=8,
+            crop=8,
+            floors=False,
+            overlaps=False,
+            workers=0,
+        )
+
+    def test_functions_decoders_and_objects_are_given_from_python(self, scans):
+        one, other = Brighter(1), Brighter(100)
+        for decoder in (read_raw, Decoder(read_raw), [lambda path, file: None, one]):
+            assert self.run(scans, decoder)[0].metrics["top1"].value == 100.0
+        for decoder in ("reference", lambda path, file: None):
+            with pytest.raises(DataError, match="has no image"):
+                self.run(scans, decoder)
+        names = [identified(names_of_handlers(each))[0] for each in (read_raw, one, other, one)]
+        assert names[0].startswith(f"{__name__}:read_raw@")
+        # Equal code, another state: features of one are not those of the other.
+        assert names[1] != names[2] and names[1] == names[3]
+        assert name_of(resolve(names[1:2])[0]).endswith("Brighter") and resolve(names[1:2])[0] is one
+
+    def test_an_object_of_another_process_is_a_message(self):
+        with pytest.raises(UsageError, match="was an object of another process"):
+            resolve(("object 12345: readers.Brighter@0a1b2c3d",))
+
+    @pytest.mark.parametrize("decoder", [3, [3], {"png": read_raw}])
+    def test_what_is_no_handler_is_refused(self, scans, decoder):
+        with pytest.raises(UsageError, match=r"Give functions of \(path, file\)"):
+            self.run(scans, decoder)

@@ -98,10 +98,17 @@ def open_parts(
     test_fraction: float,
     image_column: str | None = None,
     label_column: str | None = None,
+    decoder: Sequence[str] = (),
 ) -> OpenedParts:
     """Open both parts with `splits.train_test`."""
     parts = train_test(
-        data, test_data, seed=seed, test_fraction=test_fraction, image_column=image_column, label_column=label_column
+        data,
+        test_data,
+        seed=seed,
+        test_fraction=test_fraction,
+        image_column=image_column,
+        label_column=label_column,
+        decoder=decoder,
     )
     return OpenedParts(data, parts)
 

@@ -6,7 +6,7 @@ first, then the source's own (`HasHandlers`), then the default one, which reads 
 
 import dataclasses
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,21 +18,14 @@ from sslbench import user_code
 from sslbench.data.decode.files import decode, from_pillow, jpeg_decoder
 from sslbench.data.decode.picture import RGB, Decoded, UnreadableImage, Wanted, as_wanted, from_array, from_fractions
 from sslbench.data.decode.reading import DEFAULT as DEFAULT
-from sslbench.data.decode.reading import WAYS, check_decoder, object_of
+from sslbench.data.decode.reading import WAYS, Handler, find_handler, is_object
 from sslbench.data.decode.reading import Reading as Reading
+from sslbench.data.decode.reading import resolve as resolve
 from sslbench.data.decode.videos import ClipHandler
 from sslbench.data.joined import JoinedImages
 from sslbench.errors import SslbenchError, UsageError
-from sslbench.names import find_object, refuse_named_by_file
 from sslbench.preprocessing import Preprocessing
 from sslbench.targets.target import Images
-
-Handler = Callable[[str, BinaryIO], Any]
-"""(path, file) -> the decoded content, or None to leave the file to the next handler.
-
-A picture is an array (H, W) or (H, W, channels) or a tensor (channels, H, W), of uint8, uint16 or floating
-point values from 0 to 1; a Pillow image; or a `Decoded`. The frames of a video are an array (T, H, W, 3) of uint8.
-"""
 
 
 class Decoder:
@@ -233,13 +226,6 @@ def as_picture(value: Any, path: str, wanted: Wanted, handler: str) -> Decoded:
     )
 
 
-def resolve(decoder: Iterable[str]) -> tuple[Handler, ...]:
-    """Import the user's handlers among the names in `Preprocessing.decoder`."""
-    names = tuple(decoder)
-    check_decoder(names)
-    return tuple(_find(name) for name in names if name not in WAYS)
-
-
 def identified(decoder: Iterable[str]) -> tuple[str, ...]:
     """Return the names with a digest of each handler's code, so that stored features are never stale.
 
@@ -251,7 +237,9 @@ def identified(decoder: Iterable[str]) -> tuple[str, ...]:
     named = []
     for name in names:
         plain = name.partition("@")[0]
-        code = "" if name in WAYS else user_code.sha256([_find(plain)])
+        code = "" if name in WAYS else user_code.sha256([find_handler(plain)])
+        # The code of an object does not tell its state.
+        code = user_code.of_process(plain) if is_object(plain) else code
         named.append(f"{plain}@{code[:8]}" if code else plain)
     return tuple(named) if any(name in WAYS for name in named) else (*named, "reference")
 
@@ -260,14 +248,6 @@ def name_of(handler: Handler) -> str:
     """Return a handler's dotted name: 'my_pkg.read.dicom'."""
     thing = handler if hasattr(handler, "__qualname__") else type(handler)
     return f"{thing.__module__}.{thing.__qualname__}"
-
-
-def _find(name: str) -> Handler:
-    refuse_named_by_file(name)
-    handler = find_object(object_of(name))
-    if not callable(handler):
-        raise UsageError(f"decoder '{name.partition('@')[0]}' is not a function", "It should be one of (path, file).")
-    return handler  # type: ignore[no-any-return]
 
 
 def versioned_name(handler: Handler) -> str:

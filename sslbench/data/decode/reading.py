@@ -1,12 +1,23 @@
-"""Settings of image reading and names of decoders, apart from the decoder: listing images does not load torch."""
+"""Settings of image reading and the user's decoders, apart from the decoder: listing images does not load torch."""
 
 import dataclasses
-from collections.abc import Iterable
+import itertools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, BinaryIO
 
 from sslbench.errors import UsageError
-from sslbench.names import did_you_mean, refuse_missing_module, refuse_named_by_file
+from sslbench.names import did_you_mean, find_object, refuse_missing_module, refuse_named_by_file
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.runtime.resources import StartMethod
+
+Handler = Callable[[str, BinaryIO], Any]
+"""(path, file) -> the decoded content, or None to leave the file to the next handler.
+
+A picture is an array (H, W) or (H, W, channels) or a tensor (channels, H, W), of uint8, uint16 or floating
+point values from 0 to 1; a Pillow image; or a `Decoded`. The frames of a video are an array (T, H, W, 3) of uint8.
+An attribute `suffixes` of a handler, such as ('.dcm',), says which files of a folder are samples for it.
+"""
 
 WAYS = ("reference", "fast")
 """Names of the default handler's modes; see `Preprocessing.decoder`."""
@@ -28,6 +39,7 @@ class Reading:
 
 
 DEFAULT = Reading()
+_SUFFIX = re.compile(r"\.[^./\\\s]+")
 
 
 def check_decoder(decoder: Iterable[str]) -> None:
@@ -36,7 +48,7 @@ def check_decoder(decoder: Iterable[str]) -> None:
     if len([name for name in names if name in WAYS]) > 1:
         raise UsageError(f"decoder {', '.join(names)}: 'reference' and 'fast' exclude each other")
     for name in names:
-        if name not in WAYS:
+        if name not in WAYS and not name.startswith(_GIVEN):
             refuse_named_by_file(name)
             refuse_missing_module(object_of(name))
 
@@ -55,3 +67,83 @@ def object_of(name: str) -> str:
             f"{did_you_mean(name, WAYS)} Name your own function with its module: my_module.my_function.",
         )
     return f"{module}:{attribute}"
+
+
+_GIVEN = "object "
+_objects: dict[str, Handler] = {}
+_count = itertools.count(1)
+
+
+def names_of_handlers(handlers: Handler | str | Sequence[Handler | str]) -> tuple[str, ...]:
+    """Return handlers given in Python as names, by which settings, records and keys know them.
+
+    A function of a module has its own name; other objects (instances, lambdas) have one that is valid in this process.
+
+    Raises:
+        UsageError: one is neither a name nor callable.
+
+    Examples:
+        >>> names_of_handlers([names_of_handlers, "fast"])
+        ('sslbench.data.decode.reading:names_of_handlers', 'fast')
+        >>> names_of_handlers(lambda path, file: None)[0].split(": ")[1]
+        'sslbench.data.decode.reading.<lambda>'
+    """
+    listed = [handlers] if isinstance(handlers, str) or callable(handlers) else handlers
+    if not isinstance(listed, Sequence):
+        raise UsageError(f"decoder is of the type {type(handlers).__name__}", "Give functions of (path, file).")
+    return tuple(handler if isinstance(handler, str) else _named(handler) for handler in listed)
+
+
+def _named(handler: Handler) -> str:
+    if not callable(handler):
+        raise UsageError(f"a decoder is of the type {type(handler).__name__}", "Give functions of (path, file).")
+    module, name = getattr(handler, "__module__", ""), getattr(handler, "__qualname__", "")
+    if name and "<" not in name and find_object(f"{module}:{name}") is handler:
+        return f"{module}:{name}"
+    known = next((key for key, given in _objects.items() if given is handler), None)
+    if known is None:
+        thing = handler if name else type(handler)
+        known = f"{_GIVEN}{next(_count)}: {thing.__module__}.{thing.__qualname__}"
+        _objects[known] = handler
+    return known
+
+
+def resolve(decoder: Iterable[str]) -> tuple[Handler, ...]:
+    """Return the user's handlers among the names in `Preprocessing.decoder`, imported."""
+    names = tuple(decoder)
+    check_decoder(names)
+    return tuple(find_handler(name) for name in names if name not in WAYS)
+
+
+def find_handler(name: str) -> Handler:
+    """Return the handler of a name, with a digest or without one."""
+    refuse_named_by_file(name)
+    plain = name.partition("@")[0]
+    if plain.startswith(_GIVEN):
+        if plain not in _objects:
+            raise UsageError(f"the decoder '{plain}' was an object of another process", "Give it again, in Python.")
+        return _objects[plain]
+    handler = find_object(object_of(name))
+    if not callable(handler):
+        raise UsageError(f"decoder '{plain}' is not a function", "It should be one of (path, file).")
+    return handler  # type: ignore[no-any-return]
+
+
+def is_object(name: str) -> bool:
+    """Return whether a name stands for an object of this process, whose code does not tell its state."""
+    return name.startswith(_GIVEN)
+
+
+def suffixes_of(decoder: Iterable[str]) -> frozenset[str]:
+    """Return the suffixes of files that the user's handlers declare, in lower case.
+
+    Raises:
+        UsageError: `suffixes` of a handler is no list of suffixes.
+    """
+    found = set[str]()
+    for handler in resolve(decoder):
+        declared = getattr(handler, "suffixes", ())
+        if isinstance(declared, str) or not all(isinstance(s, str) and _SUFFIX.fullmatch(s) for s in declared):
+            raise UsageError(f"suffixes of a decoder are {declared!r:.80}", "Write suffixes = ('.dcm', '.ima').")
+        found |= {suffix.lower() for suffix in declared}
+    return frozenset(found)

@@ -11,7 +11,8 @@ from typing import TypedDict
 from sslbench.data.containers.exports import NOT_READ, Export, annotates, export_in, export_of
 from sslbench.data.containers.members import names_no_class, split_name
 from sslbench.data.containers.sniff import ARRAYS, SUFFIXES, VIDEOS, is_clutter
-from sslbench.data.format import NoOptions, Reader, SampleReader, SourceFormat
+from sslbench.data.decode.reading import suffixes_of
+from sslbench.data.format import NoOptions, Reader, SampleReader, SampleRequest, SourceFormat
 from sslbench.data.formats._parts.layout import find_class_places, has_voc_xml
 from sslbench.data.images import Files
 from sslbench.data.labels import NUMBERED_FOLDERS, single_labels
@@ -36,12 +37,13 @@ def recognises(spec: str) -> bool:
     return Path(spec).is_dir()
 
 
-def open(spec: str, *, together: bool = False) -> dict[str, Source]:
+def open(spec: str, *, together: bool = False, suffixes: frozenset[str] = frozenset()) -> dict[str, Source]:
     """Return the images below a folder.
 
     Sub-folders train/, val/, test/ (or training, valid, validation, testing, in any case) are splits. Images anywhere
     below a class folder belong to that class. Ids are paths relative to the folder (to the split's, if split). With
-    `together`, all processes of a run call this now, and the first one lists the files.
+    `together`, all processes of a run call this now, and the first one lists the files. `suffixes` are those of further
+    files that count as images.
     """
 
     def listed() -> dict[str, _Listing]:
@@ -49,9 +51,12 @@ def open(spec: str, *, together: bool = False) -> dict[str, Source]:
         with reading():
             folders = split_folders(root)
             if not folders:
-                return {"all": _list_split(root, name, ())}
+                return {"all": _list_split(root, name, (), suffixes)}
             around = tuple(_around_splits(root, set(folders.values())))
-            return {split: _list_split(root / folder, f"{name} ({split})", around) for split, folder in folders.items()}
+            return {
+                split: _list_split(root / folder, f"{name} ({split})", around, suffixes)
+                for split, folder in folders.items()
+            }
 
     listings: dict[str, _Listing] = from_first(listed) if together else listed()
     sources = {}
@@ -184,9 +189,9 @@ def _left_out(names: list[str], where: str) -> str:
     return f"{where}: hidden or system files and folders left out: {some([printable(n) for n in sorted(names)])}"
 
 
-def _list_split(root: Path, name: str, notes: tuple[str, ...]) -> _Listing:
+def _list_split(root: Path, name: str, notes: tuple[str, ...], suffixes: frozenset[str]) -> _Listing:
     found = _FolderContent()
-    _walk(str(root), found)
+    _walk(str(root), found, SUFFIXES | suffixes)
     # Labels and features are stored as arrays, too, and pictures of videos beside these; so they count only alone.
     for kind in (VIDEOS, ARRAYS):
         if not found.images and kind & set(found.others):
@@ -198,7 +203,8 @@ def _list_split(root: Path, name: str, notes: tuple[str, ...]) -> _Listing:
             raise DataError(f"{root} has no image{others}: {export[0].name} is {export[1].title}", export[1].remedy)
         raise DataError(
             f"{root} has no image{others}",
-            f"Image files end in {', '.join(sorted(SUFFIXES)[:8])} or similar; a table (.csv) can list others.",
+            f"Image files end in {', '.join(sorted(SUFFIXES)[:8])} or similar. Others are found by a --decoder of "
+            "yours with `suffixes`, or listed in a table (.csv).",
         )
     in_classes = [image for image in found.images if "/" in image]
     level: int | None = 0 if in_classes else None
@@ -299,9 +305,13 @@ def _open_foreground(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     return foreground_of(layout.open_maps(spec, options))
 
 
+def _open_samples(request: SampleRequest[NoOptions]) -> dict[str, Source]:
+    return open(request.spec, together=request.together, suffixes=suffixes_of(request.decoder))
+
+
 FORMAT = SourceFormat(
     __doc__,
-    SampleReader(recognises, lambda request: open(request.spec, together=request.together), NoOptions),
+    SampleReader(recognises, _open_samples, NoOptions),
     readers={
         LabelMaps: Reader(_recognises_maps, layout.open_maps, LabelMapOptions, _holds_only_maps),
         Foreground: Reader(_recognises_maps, _open_foreground, LabelMapOptions),

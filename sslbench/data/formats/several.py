@@ -80,6 +80,7 @@ def open(request: SampleRequest[NoOptions]) -> dict[str, Source]:
             attribute_columns=columns,
             value_columns=request.value_columns,
             together=request.together,
+            decoder=request.decoder,
         )
 
     return _joined(request.spec, parts, _each(request.spec, parts, opened))

@@ -51,7 +51,7 @@ class Parts(Generic[S]):
 TrainTest = Parts[Source]
 
 
-def train_test(
+def train_test(  # noqa: PLR0913  the arguments of `open_data`, and how to split
     data: str,
     test_data: str | None = None,
     *,
@@ -61,6 +61,7 @@ def train_test(
     label_column: str | None = None,
     attribute_columns: Sequence[str] = (),
     value_columns: Sequence[str] = (),
+    decoder: Sequence[str] = (),
 ) -> TrainTest:
     """Open one data location, or two, and return the train and the test part; every process of a group calls this.
 
@@ -75,10 +76,11 @@ def train_test(
         label_column: as in `open_data`.
         attribute_columns: as in `open_data`, of the location of the test part.
         value_columns: as in `open_data`.
+        decoder: as in `open_data`.
     """
     further: dict[str, Any] = {"attribute_columns": attribute_columns}
     columns: dict[str, Any] = {"image_column": image_column, "label_column": label_column}
-    columns |= {"value_columns": value_columns, "together": True}
+    columns |= {"value_columns": value_columns, "together": True, "decoder": decoder}
     scored = data if test_data is None else test_data
 
     def opener(place: str) -> Mapping[str, Source]:

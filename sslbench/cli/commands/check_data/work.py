@@ -154,6 +154,7 @@ def _open(given: CheckFlags) -> OpenedParts:
         test_fraction=given.test_fraction,
         image_column=given.image_column,
         label_column=given.label_column,
+        decoder=given.decoder,
     )
 
 
