@@ -22,7 +22,7 @@ from sslbench.library.recipes import compose
 from sslbench.names import did_you_mean, from_file, list_names
 from sslbench.protocols import find as find_protocol
 from sslbench.runtime.resources import refuse_unknown_device
-from sslbench.weights.format_name import find_format
+from sslbench.weights.format_name import EXPORTS, find_format
 from sslbench.weights.reading.sniff import refuse_other_kind, refuse_path
 
 
@@ -62,19 +62,34 @@ def refuse_wrong_network(format: str | None, stem: str | None) -> None:
         parse_rule(stem)
 
 
+def check_network(
+    weights: WeightsFlags,
+    preprocessing: PreprocessingFlags,
+    data: DataFlags | None = None,
+    *,
+    device: str | None = None,
+) -> None:
+    """Refuse flags on network, preprocessing and data that do not exist, are not possible or do not go together.
+
+    Files that are no weights come last, since mistakes in the command are told before those in a file.
+    """
+    places = () if data is None else (data.data, data.test_data)
+    refuse_mistyped([weights.weights], places, backbone=weights.backbone, device=device)
+    refuse_wrong_network(weights.format, weights.stem)
+    weights.layer_names()
+    if weights.weights == "random":
+        random_backbone(weights.backbone)
+    elif is_pixels(weights.weights or ""):
+        pixels_backbone(str(weights.weights), weights.backbone)
+    preprocessing.check()
+    refuse_other_files([weights.weights])
+
+
 def checked_run(
-    run: RunFlags, weights: WeightsFlags | None = None, preprocessing: PreprocessingFlags | None = None
+    run: RunFlags, weights: WeightsFlags, preprocessing: PreprocessingFlags, data: DataFlags
 ) -> RunSettings:
-    """Return the settings of a run by its flags, after a check of them and of those on network and preprocessing."""
-    if weights is not None:
-        refuse_wrong_network(weights.format, weights.stem)
-        weights.layer_names()
-        if weights.weights == "random":
-            random_backbone(weights.backbone)
-        elif is_pixels(weights.weights or ""):
-            pixels_backbone(str(weights.weights), weights.backbone)
-    if preprocessing is not None:
-        preprocessing.check()
+    """Return the settings of a run by its flags, after `check_network` and a check of them."""
+    check_network(weights, preprocessing, data, device=run.device)
     return resolve_run({}, run.settings)[0]
 
 
@@ -92,12 +107,10 @@ def request_of(weights: NetworkFlags, data: DataFlags, preprocessing: Preprocess
 
 
 def refuse_other_files(weights: Sequence[str | None]) -> None:
-    """Refuse files that are no weights, by their first bytes, and folders; what does not exist is left out.
-
-    It comes last: mistakes in the command are told before those in a file.
-    """
+    """Refuse files that are no weights, by their first bytes, and folders; what does not exist is left out."""
     for word in weights:
-        if word is not None and _is_plain(word) and Path(word).exists():
+        # Exported networks are refused by the commands, which say what to give instead.
+        if word is not None and _is_plain(word) and Path(word).exists() and not word.endswith(EXPORTS):
             refuse_other_kind(Path(word))
 
 

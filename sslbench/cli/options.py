@@ -84,8 +84,18 @@ class NetworkFlags:
         return {key: value for key, value in vars(self).items() if key != "layers"}
 
     def layer_names(self) -> tuple[str, ...]:
-        """Return the layers in --layers; () without the flag."""
-        return listed_layers(self.layers)
+        """Return the layers in --layers; () without the flag.
+
+        Example:
+            >>> NetworkFlags(layers="res4:avg(8,3),res5avg").layer_names()
+            ('res4:avg(8,3)', 'res5avg')
+        """
+        layers = tuple(split_layers(self.layers)) if self.layers else ()
+        for layer in layers:
+            # Pools whose size follows from the image are no words of the grammar of layers.
+            if layer.partition(":")[2] not in SIZED_BY_THE_IMAGE:
+                parse_layer(layer)
+        return layers
 
 
 WEIGHTS = (
@@ -93,6 +103,8 @@ WEIGHTS = (
     "needs --backbone); 'pixels'."
 )
 """Help of --weights."""
+WEIGHTS_REMEDY = "Give a weights file, 'random' (with --backbone) or 'pixels'."
+"""Remedy where it is missing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,26 +260,13 @@ def is_typed(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
-def refuse_loading_flags(ctx: click.Context, weights: str | None) -> None:
-    """Refuse flags about a weights file for an untrained network and for pixels."""
-    if weights == "random" or is_pixels(weights or ""):
+def require_weights(ctx: click.Context, weights: str | None, remedy: str = WEIGHTS_REMEDY) -> None:
+    """Refuse a command without --weights, and flags about a weights file for an untrained network and for pixels."""
+    if not weights:
+        raise UsageError("--weights is missing", remedy)
+    if weights == "random" or is_pixels(weights):
         unused = {"format", "allow_partial", "trust_pickle"}
         refuse(ctx, used={str(p.name) for p in ctx.command.params} - unused, what=f"--weights {weights}")
-
-
-def listed_layers(text: str | None) -> tuple[str, ...]:
-    """Return the layers in a flag; () without it.
-
-    Example:
-        >>> listed_layers("res4:avg(8,3),res5avg")
-        ('res4:avg(8,3)', 'res5avg')
-    """
-    layers = tuple(split_layers(text)) if text else ()
-    for layer in layers:
-        # Pools whose size follows from the image are no words of the grammar of layers.
-        if layer.partition(":")[2] not in SIZED_BY_THE_IMAGE:
-            parse_layer(layer)
-    return layers
 
 
 def gigabytes(text: str) -> float:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from sslbench import evaluation
-from sslbench.backbones.named import random_backbone
 from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import note
 from sslbench.cli.flags import argument_options, flag, same, take_flags
@@ -66,10 +65,11 @@ def command(
     sslbench cka moco.pth simclr.pth --data photos/ --measure mutual-knn
     """  # noqa: D301
     terminal.show_messages()
-    networks = (
-        _Network(a, backbone, format, options.listed_layers(layers), trust_pickle),
-        _Network(b, backbone_b or backbone, format_b, options.listed_layers(layers_b or layers), trust_pickle),
-    )
+    sides = (a, backbone, format, layers), (b, backbone_b or backbone, format_b, layers_b or layers)
+    networks = [
+        options.WeightsFlags(weights=w, backbone=b, format=f, layers=names, trust_pickle=trust_pickle)
+        for w, b, f, names in sides
+    ]
     if debiased and measure != "cka":
         raise UsageError(f"--debiased applies to CKA, not to --measure {measure}", "Leave --debiased out.")
     for path in (csv_path, png_path):
@@ -81,20 +81,17 @@ def command(
     if all(stored):
         used = ("layers", "layers_b", "measure", "debiased", "csv_path", "png_path")
         options.refuse(ctx, used=used, what="features, which are already computed")
-        files = [each for each in networks if not Path(each.weights).is_dir()]
-        if any(each.layers for each in files) and len(files) == len(networks):
+        files = [side for side in (a, b) if not Path(side).is_dir()]
+        if (layers or layers_b) and len(files) == len(networks):
             raise UsageError("--layers names layers of networks or of stored features", "A .npy file is one layer.")
-        early.refuse_missing_files(*(each.weights for each in files))
-    else:
-        _refuse_wrong_networks(networks, data, preprocessing, run)
+        early.refuse_missing_files(*files)
+        from sslbench.evaluation import similarity
 
-    from sslbench.evaluation import similarity
-
-    if all(stored):
-        sides = tuple(similarity.read(Path(each.weights), each.layers) for each in networks)
+        features = [similarity.read(Path(str(each.weights)), each.layer_names()) for each in networks]
     else:
-        sides = _encode(networks, data, preprocessing, run)
-    found = similarity.similarity(*sides, measure="cka-debiased" if debiased else measure)
+        features = _encode(networks, data, preprocessing, run)
+        from sslbench.evaluation import similarity
+    found = similarity.similarity(*features, measure="cka-debiased" if debiased else measure)
     corner = f"{found.names[0]} \\ {found.names[1]}"
     rows = [
         [name, *("n/a" if value != value else f"{value:.3f}" for value in row)]
@@ -108,24 +105,13 @@ def command(
             note(f"written: {path.resolve()}")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Network:
-    """Weights on one side of the comparison."""
-
-    weights: str
-    backbone: str | None
-    format: str | None
-    layers: tuple[str, ...]
-    trust_pickle: bool
-
-
-def _refuse_wrong_networks(
-    networks: Sequence[_Network],
+def _encode(
+    networks: Sequence[options.WeightsFlags],
     data: options.DataFlags,
     preprocessing: options.PreprocessingFlags,
     run: options.RunFlags,
-) -> None:
-    """Refuse paths, names and values that do not exist or do not go together."""
+) -> list["LayerFeatures"]:
+    """Return the features of both networks on the same images; refuse flags that do not go together."""
     if data.data and data.test_data:
         raise UsageError(
             "--data and --test-data exclude each other", "Both networks encode the same images; give one set."
@@ -134,41 +120,17 @@ def _refuse_wrong_networks(
         if each.format and each.weights == "random":
             raise UsageError(f"{name} applies to a weights file, which '{each.weights}' is not")
     for each in networks:
-        early.refuse_mistyped([each.weights], (data.data, data.test_data), backbone=each.backbone, device=run.device)
-        if each.weights == "random":
-            random_backbone(each.backbone)
-        early.refuse_wrong_network(each.format, None)
-    early.checked_run(run, preprocessing=preprocessing)
-    early.refuse_other_files([each.weights for each in networks])
+        settings = early.checked_run(run, each, preprocessing, data)
 
-
-def _encode(
-    networks: Sequence[_Network],
-    data: options.DataFlags,
-    preprocessing: options.PreprocessingFlags,
-    run: options.RunFlags,
-) -> tuple["LayerFeatures", "LayerFeatures"]:
-    """Return the features of both networks on the same images."""
     from sslbench.evaluation.similarity import encode
 
-    settings = early.checked_run(run)
     images = data.test_data or data.data or options.default_data()
-    requests = [
-        evaluation.Request(
-            **dataclasses.asdict(network),
-            data=images,
-            image_column=data.image_column,
-            label_column=data.label_column,
-            limit=data.limit,
-            tasks=(),
-            preprocessing=preprocessing.values(),
-        )
-        for network in networks
-    ]
+    given = dataclasses.replace(data, data=images, test_data=None)
+    requests = [early.request_of(network, given, preprocessing) for network in networks]
     store = run.store_folder()
     evaluation.check_writable(store)
     with terminal.progress() as progress:
         first, source = encode(requests[0], settings, store=store, progress=progress)
         # The same images in the same order: CKA compares row by row.
         second, _ = encode(requests[1], settings, store=store, progress=progress, source=source)
-    return first, second
+    return [first, second]

@@ -40,17 +40,11 @@ def command(
     sslbench pretrain clusterfit --data assignments.csv
     """  # noqa: D301
     terminal.show_messages()
-    if not weights.weights:
-        raise UsageError("--weights is missing", "Give a weights file, 'random' (with --backbone) or 'pixels'.")
-    options.refuse_loading_flags(ctx, weights.weights)
-    places = (data.data, data.test_data)
-    early.refuse_mistyped([weights.weights], places, backbone=weights.backbone, device=run.device)
-
-    settings, layers = early.checked_run(run, weights, preprocessing), weights.layer_names()
-    if len(layers) > 1:
+    options.require_weights(ctx, weights.weights)
+    if len(layers := weights.layer_names()) > 1:
         raise UsageError(f"--layers {weights.layers} names {len(layers)} layers", "Name the one to cluster.")
     refuse_output_file(Path(out))
-    early.refuse_other_files([weights.weights])
+    settings = early.checked_run(run, weights, preprocessing, data)
 
     from sslbench.evaluation.cluster import cluster, write_assignments
     from sslbench.features.presence import announced

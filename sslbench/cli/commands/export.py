@@ -10,7 +10,6 @@ from sslbench.cli.echo import echo
 from sslbench.cli.flags import argument_options, flag, take_flags
 from sslbench.cli.help import GroupedCommand
 from sslbench.data.regular import refuse_missing_file
-from sslbench.errors import UsageError
 from sslbench.weights.format_name import check_export
 
 
@@ -40,23 +39,16 @@ def command(
     sslbench export --weights moco_v2.pth.tar --layers res5avg --out net.pt2
     """  # noqa: D301
     terminal.show_messages()
-    if not weights.weights:
-        raise UsageError("--weights is missing", "Give a weights file.")
-    options.refuse_loading_flags(ctx, weights.weights)
-    early.refuse_mistyped([weights.weights], backbone=weights.backbone)
-
-    early.refuse_wrong_network(weights.format, weights.stem)
-    layers = weights.layer_names()
-    preprocessing.check()
+    options.require_weights(ctx, weights.weights, "Give a weights file.")
     check_export(out, overwrite=force)
-    early.refuse_other_files([weights.weights])
+    early.check_network(weights, preprocessing)
     if probe is not None:
         refuse_missing_file(probe)
 
     from sslbench.evaluation.prediction import export_network
 
     request = evaluation.Request(
-        **weights.loading(), data="", tasks=(), layers=layers, preprocessing=preprocessing.values()
+        **weights.loading(), data="", tasks=(), layers=weights.layer_names(), preprocessing=preprocessing.values()
     )
     report = export_network(request, out, probe=probe, overwrite=force)
     channels, height, width = report.shape

@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from sslbench import evaluation
-from sslbench.backbones.named import is_pixels, pixels_backbone, random_backbone
 from sslbench.cli import early, options, slurm, terminal
 from sslbench.cli.commands.eval.check import expand
 from sslbench.cli.commands.eval.flags import EvalOptions
@@ -63,12 +62,18 @@ def command(
     resources, others = slurm.take_launcher(values, launcher)
     if unknown := [*names, *others]:
         raise UsageError(f"extract takes no '{unknown[0]}'", "Images follow --data, and weights --weights.")
-    every = _refuse_mistyped(ctx, weights, data, run, output)
-    settings = early.checked_run(run, options.WeightsFlags(**{**vars(weights), "weights": every[0]}), preprocessing)
-    layers = weights.layer_names()
-    if output is not None and len(layers) > 1:
-        raise UsageError(f"-o writes one layer, and --layers names {len(layers)}")
-    early.refuse_other_files(every)
+    every = expand(weights.weights)
+    for word in every or [""]:
+        options.require_weights(ctx, word)
+    if output is not None:
+        external_files.check_path(Path(output))
+        if len(every) > 1:
+            raise UsageError(f"-o writes the features of one network, and --weights names {len(every)}")
+        if len(layers := weights.layer_names()) > 1:
+            raise UsageError(f"-o writes one layer, and --layers names {len(layers)}")
+    for word in every:
+        network = options.WeightsFlags(**{**vars(weights), "weights": word})
+        settings = early.checked_run(run, network, preprocessing, data)
     # Each of the weights takes its place in turn.
     request = early.request_of(weights, data, preprocessing, weights="", groups=groups)
     requests, store = [dataclasses.replace(request, weights=word) for word in every], run.store_folder()
@@ -103,28 +108,3 @@ def _extract(requests: Sequence[Request], settings: RunSettings, store: Path, ou
         # Features of the only network: with several -o was refused.
         external_files.write_one_file(found, Path(output))
         echo(f"features, names, labels and sizes of the images: {output}")
-
-
-def _refuse_mistyped(
-    ctx: click.Context,
-    weights: SeveralWeights,
-    data: options.DataFlags,
-    run: options.RunFlags,
-    output: str | None,
-) -> list[str]:
-    """Refuse paths and names that do not exist before anything heavy is imported; return all weights."""
-    if not weights.weights:
-        raise UsageError("--weights is missing", "Give a weights file, 'random' (with --backbone) or 'pixels'.")
-    every = expand(weights.weights)
-    for word in every:
-        options.refuse_loading_flags(ctx, word)
-        if word == "random":
-            random_backbone(weights.backbone)
-        if is_pixels(word):
-            pixels_backbone(word, weights.backbone)
-    early.refuse_mistyped(every, (data.data, data.test_data), backbone=weights.backbone, device=run.device)
-    if output is not None:
-        external_files.check_path(Path(output))
-        if len(every) > 1:
-            raise UsageError(f"-o writes the features of one network, and --weights names {len(every)}")
-    return every

@@ -9,9 +9,7 @@ from sslbench.cli.echo import echo, note
 from sslbench.cli.flags import argument_options, flag, take_flags
 from sslbench.cli.help import GroupedCommand, hide
 from sslbench.data.regular import refuse_missing_file
-from sslbench.errors import UsageError
 from sslbench.runtime.folders import refuse_missing_folder
-from sslbench.weights.format_name import EXPORTS
 
 _UNUSED = {
     "layers": "The classifier takes the layer that it was trained on.",
@@ -63,14 +61,9 @@ def command(
     terminal.show_messages()
     names = {str(parameter.name) for parameter in ctx.command.params}
     options.refuse(ctx, used=names - set(_UNUSED), what="predict", reasons=_UNUSED)
-    if not weights.weights:
-        raise UsageError("--weights is missing", "Give a weights file with a classifier, or that of the --probe.")
-    early.refuse_mistyped([weights.weights], [data.data], backbone=weights.backbone, device=run.device)
-
-    settings = early.checked_run(run, weights, preprocessing)
+    options.require_weights(ctx, weights.weights, "Give a weights file with a classifier, or that of the --probe.")
     refuse_missing_folder(csv_path)
-    if not weights.weights.endswith(EXPORTS):  # `predict` tells what they are
-        early.refuse_other_files([weights.weights])
+    settings = early.checked_run(run, weights, preprocessing, data)
     if probe is not None:
         refuse_missing_file(probe)
 

@@ -70,8 +70,6 @@ def command(
     names = {str(parameter.name) for parameter in ctx.command.params}
     if out.suffix.lower() in (".html", ".png", ".json"):
         raise UsageError(f"--out {out}: show writes a page with pictures into a folder", f"Give --out {out.stem}.")
-    places = (data.data, data.test_data) if weights.weights else ()  # with a record, its own reader refuses them
-    early.refuse_mistyped([weights.weights], places, backbone=weights.backbone, device=run.device)
     if words == ("features",):
         options.refuse(ctx, used=names - _IMAGES, what="show features")
         files = draw_features(ctx, out, projection, features_path, labels_path, weights, data, preprocessing, run)
@@ -160,14 +158,11 @@ def draw_features(
     else:
         if labels is not None:
             raise UsageError("--labels belongs to --features", "Labels of images are in --data.")
-        if not weights.weights:
-            raise UsageError("--weights is missing", "Give weights and --data, or --features FILE.npy.")
+        options.require_weights(ctx, weights.weights, "Give weights and --data, or --features FILE.npy.")
         used_here = {str(p.name) for p in ctx.command.params} - {"test_data"}
         reasons = {"test_data": "Give the images as --data."}
         options.refuse(ctx, used=used_here, what="show features", reasons=reasons)
-        options.refuse_loading_flags(ctx, weights.weights)
-    settings = early.checked_run(run, weights, preprocessing)
-    early.refuse_other_files([weights.weights])
+    settings = early.checked_run(run, weights, preprocessing, data)
 
     from sslbench.show.scatter import points_of_features, points_of_images, show_scatter
 
@@ -219,10 +214,9 @@ def draw_images(
 ) -> list[Path]:
     """Draw the patches of a sample of images; return the files."""
     terminal.show_messages()
-    options.refuse_loading_flags(ctx, weights.weights)
+    options.require_weights(ctx, weights.weights)
     drawn, marked = parse_views(views), tuple(parse_point(text) for text in points)
-    settings = early.checked_run(run, weights, preprocessing)
-    early.refuse_other_files([weights.weights])
+    settings = early.checked_run(run, weights, preprocessing, data)
 
     from sslbench.data.open import DEFAULT_OBJECTS
     from sslbench.show.images import Pictures, show_images
@@ -257,6 +251,7 @@ def draw_record(
             f"show takes one record, not {len(words) - 1} words before it", "sslbench show knn RECORD.json"
         )
     terminal.show_messages()
+    early.refuse_mistyped(backbone=weights.backbone, device=run.device)
     settings, _ = early.resolve_run({}, run.settings)
     read(Path(words[-1]))
 

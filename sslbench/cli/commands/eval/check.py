@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from sslbench.backbones.named import is_pixels, pixels_backbone, random_backbone
 from sslbench.cli import early
 from sslbench.cli.commands.eval.flags import EvalOptions, refuse_unused
+from sslbench.cli.options import WeightsFlags
 from sslbench.cli.remote_folder import local_folder
 from sslbench.data.noise import check_values
 from sslbench.errors import UsageError
@@ -90,35 +90,22 @@ def check(ctx: click.Context, chosen: EvalOptions, names: Sequence[str], values:
 def _check_weights_and_images(
     chosen: EvalOptions, benchmarks: Sequence[Benchmark], runs: Sequence[ProtocolRun], run: RunSettings
 ) -> None:
-    # Several weights are left out: a missing one is a hole among the results.
-    early.refuse_mistyped(
-        chosen.weights if len(chosen.weights) == 1 and not chosen.suite else (),
-        (chosen.data.data, chosen.data.test_data),
-        backbone=chosen.network.backbone,
-        device=chosen.run.device,
-    )
     if not is_address(chosen.out):
         refuse_unwritable(local_folder(chosen.out))
     # A benchmark may mix protocols with and without int8, which are told one by one later.
     if not benchmarks and not all(find_protocol(run.protocol).kind.on_features for run in runs):
         float_precision(run.precision)
-    early.refuse_wrong_network(chosen.network.format, chosen.network.stem)
-    chosen.network.layer_names()
-    chosen.preprocessing.check()
     check_values(chosen.noise_shares())
     if not chosen.weights:
         raise UsageError(
             "--weights is missing",
             "Give a weights file; 'random' with --backbone for an untrained network; 'pixels' for raw pixels.",
         )
-    if chosen.weights == ("random",) and not chosen.suite:
-        random_backbone(chosen.network.backbone)
-    if len(chosen.weights) == 1 and is_pixels(chosen.weights[0]):
-        pixels_backbone(chosen.weights[0], chosen.network.backbone)
     # One bad file of several is a hole among the results, and of a folder only its readers know the files.
     weights = expand(chosen.weights)
-    if len(weights) == 1 and not Path(weights[0]).is_dir() and not chosen.suite:
-        early.refuse_other_files(weights)
+    alone = weights[0] if len(weights) == 1 and not Path(weights[0]).is_dir() and not chosen.suite else None
+    network = WeightsFlags(**vars(chosen.network), weights=alone)
+    early.check_network(network, chosen.preprocessing, chosen.data, device=chosen.run.device)
 
 
 def _refuse_wrong_settings(
