@@ -36,6 +36,7 @@ class Kind:
         pixels: the images themselves: there are no weights.
         users: a module of the user's code, with its own preprocessing; known by its code, not by a library's version.
         in_memory: it was passed from Python and cannot be built again by its name.
+        frames: frames of a clip that it takes at a time, one after the other in the channels; 1: it takes images.
     """
 
     options: frozenset[str] = frozenset()
@@ -43,6 +44,7 @@ class Kind:
     pixels: bool = False
     users: bool = False
     in_memory: bool = False
+    frames: int = 1
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -53,7 +55,7 @@ class Backbone:
         name: name on the command line ('resnet50', 'timm:vit_small_patch14_dinov2', 'my_nets:resnet20').
         kind: facts about the networks of its family.
         module: in eval mode, without gradients, on the CPU; takes (B, 3, H, W), normalised, or as many
-            channels as the preprocessing has.
+            channels as the preprocessing has; networks of clips that many for each frame, or an image.
         preprocessing: evaluation transform, unless the user gives another.
         aliases: name of a layer -> module path ('' is the output of the whole module).
         default_layer: layer used without --layers.

@@ -16,7 +16,7 @@ from sslbench.backbones.build import build, check_recorded, families
 from sslbench.backbones.sizes import fit_positions, fit_rotary
 from sslbench.backbones.stems import StemRule, fit_stem, parse_rule, with_channels
 from sslbench.backbones.timm_models import list_pretrained
-from sslbench.backbones.vjepa2 import on_images
+from sslbench.backbones.vjepa2 import fit_frames
 from sslbench.config import build as build_dataclass
 from sslbench.errors import BackboneError, UsageError, WeightsError
 from sslbench.names import from_file
@@ -218,7 +218,7 @@ def load_file(
             "Leave it out: RGB images are converted to lightness.",
         )
     tensors, ignored = _tensors_for(built, recognised)
-    tensors, frames = on_images(tensors, weights)
+    tensors, frames = fit_frames(tensors, built.module, weights)
     tensors, mapped, random = fit_stem(tensors, built, stem, what=weights)
     tensors, rotary = fit_rotary(tensors, built.module)
     tensors, resized = fit_positions(tensors, built.module)
@@ -267,9 +267,9 @@ def _shown_beside(recognised: Recognised, weights: str, named: Backbone) -> list
 
 
 def _without_size(name: str) -> list[str]:
-    """Return the parts of a backbone's name without timm's tag and the size of the images."""
+    """Return the parts of a backbone's name without timm's tag and the size of the images or clips."""
     architecture, *options = name.removeprefix("timm:").split(",")
-    sizes = ("img_size=", "dynamic_img_size=")
+    sizes = ("img_size=", "dynamic_img_size=", "frames=")
     return [architecture.partition(".")[0], *sorted(option for option in options if not option.startswith(sizes))]
 
 

@@ -131,13 +131,18 @@ CPU_CHUNK = 8
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-    """Frozen copy of a backbone on its device; built by `prepare`."""
+    """Frozen copy of a backbone on its device; built by `prepare`.
+
+    Attributes:
+        frames: frames of a video that one pass takes; those of a sample are shared out among passes.
+    """
 
     module: nn.Module
     layers: tuple[Layer, ...]
     device: torch.device
     dtype: torch.dtype
     preprocessing: Preprocessing
+    frames: int = 1
 
     def rows(self, images: Tensor) -> list[npt.NDArray[np.float32]]:
         """Return one array (B, D) per layer for decoded images (B, C, H, W)."""
@@ -148,10 +153,10 @@ class Encoder:
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
         """Encode normalised images (B, 3, H, W) to {text of the layer: (B, D) float32} on `device`.
 
-        Videos of T frames, (B, T * 3, H, W), have the mean of the features of their frames; of layers that keep a
-        vector per token they have all of them, (B, T * N, D).
+        Videos of T frames, (B, T * 3, H, W), have the mean of the features of their frames or clips; of layers that
+        keep a vector per token they have all of them, (B, T * N, D). An image is shown in every frame of a clip.
         """
-        channels = self.preprocessing.channels
+        channels = self.preprocessing.channels * self.frames
         if images.shape[1] >= 2 * channels:
             # As many passes at a time as the batch has samples: the memory of a batch of images.
             every = torch.split(images.reshape(-1, channels, *images.shape[2:]), len(images))
@@ -163,7 +168,8 @@ class Encoder:
         at_scales = []
         for scale in self.preprocessing.scales:
             scaled = _scaled(images, scale).to(self.device, self.dtype, memory_format=torch.channels_last)
-            pieces = torch.split(scaled, CPU_CHUNK) if self.device.type == "cpu" else (scaled,)
+            chunk = max(1, CPU_CHUNK // self.frames)
+            pieces = torch.split(scaled, chunk) if self.device.type == "cpu" else (scaled,)
             with torch.inference_mode(), arithmetic(self.device):
                 outputs = [self._encode(piece) for piece in pieces]
             at_scales.append(
@@ -235,13 +241,15 @@ def prepare(
     module = folded(backbone.module, layers, probe_images(backbone.preprocessing))
     if precision == "int8" and not backbone.kind.pixels:
         module = int8_network(backbone, module, layers, device)
-    module = module.to(device=device, dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    # Convolutions over frames have five dimensions, which this format does not.
+    layout = torch.channels_last if backbone.kind.frames == 1 else torch.preserve_format
+    module = module.to(device=device, dtype=dtype, memory_format=layout)  # type: ignore[call-overload]
     layers = tuple(_on_device(layer, device) for layer in layers)
-    return Encoder(module, layers, device, dtype, backbone.preprocessing)
+    return Encoder(module, layers, device, dtype, backbone.preprocessing, backbone.kind.frames)
 
 
 def _of_sample(x: Tensor, samples: int) -> Tensor:
-    """Return the mean of vectors (samples * T, D) over the frames of a sample, or all of its tokens."""
+    """Return the mean of vectors (samples * T, D) over the passes of a sample, or all of its tokens."""
     if x.ndim == 2:
         return x.reshape(samples, -1, x.shape[1]).mean(1)
     return x.reshape(samples, -1, x.shape[2])

@@ -137,7 +137,7 @@ def list_pretrained(architecture: str) -> list[str]:
 
 # Options accepted from a weights file: sizes and switches, never paths, downloads or names of modules.
 _RECORDED_OPTIONS: Mapping[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("embed_dim", "depth", "patch_size", "reg_tokens", "in_chans"), int),
+    **dict.fromkeys(("embed_dim", "depth", "patch_size", "reg_tokens", "in_chans", "frames"), int),
     **dict.fromkeys(("num_reg_tokens", "ref_feat_shape", "swiglu_align_to"), int),
     **dict.fromkeys(("w0", "group_size", "stem_width"), int),
     **dict.fromkeys(("wa", "wm", "bottle_ratio", "se_ratio", "bn_eps"), (int, float)),

@@ -1,4 +1,4 @@
-"""V-JEPA 2's encoder on single images: timm's transformer with the authors' rotary positions."""
+"""V-JEPA 2's encoder on clips or single images: timm's transformer with the authors' rotary positions."""
 
 import functools
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sslbench.backbones.tubelets import Tubelets
 from sslbench.errors import WeightsError
 
 # Name -> width, blocks, heads and ratio of the MLP of the published networks.
@@ -22,7 +23,7 @@ _POSITIONS_OF_VJEPA1 = (8 * 14 * 14, 8 * 24 * 24)
 
 
 class RotaryPositions(nn.Module):
-    """Rotary positions of the patches of one frame.
+    """Rotary positions of the patches of a clip.
 
     A third of a head, rounded down to an even number, turns with the frame, a third with the row and a third with the
     column; in an image the first does not turn. The frequencies of a third are tiled, not interleaved, although
@@ -30,20 +31,19 @@ class RotaryPositions(nn.Module):
 
     Args:
         head: dimensions of a head of attention.
-        grid: rows and columns of patches.
+        grid: tubelets in time, 1 for an image, rows and columns of patches.
     """
 
     embed: Tensor
 
-    def __init__(self, head: int, grid: tuple[int, int]) -> None:
+    def __init__(self, head: int, grid: tuple[int, int, int]) -> None:
         super().__init__()
         self.feat_shape = grid
         part = 2 * ((head // 3) // 2)
         frequencies = _BASE ** (-torch.arange(part // 2, dtype=torch.float32) / (part / 2))
-        rows, columns = torch.meshgrid(*(torch.arange(side, dtype=torch.float32) for side in grid), indexing="ij")
-        turns = [(place.reshape(-1, 1) * frequencies).repeat(1, 2) for place in (rows, columns)]
-        still = [rows.new_zeros(rows.numel(), width) for width in (part, head - 3 * part)]
-        angles = torch.cat([still[0], *turns, still[1]], dim=1)
+        places = torch.meshgrid(*(torch.arange(side, dtype=torch.float32) for side in grid), indexing="ij")
+        turns = [(place.reshape(-1, 1) * frequencies).repeat(1, 2) for place in places]
+        angles = torch.cat([*turns, places[0].new_zeros(places[0].numel(), head - 3 * part)], dim=1)
         self.register_buffer("embed", torch.cat([angles.sin(), angles.cos()], dim=1), persistent=False)
 
     def get_embed(self) -> Tensor:
@@ -51,17 +51,17 @@ class RotaryPositions(nn.Module):
         return self.embed
 
 
-def build_vjepa2(name: str, options: Mapping[str, Any]) -> tuple[nn.Module, int, int]:
-    """Return an encoder with random weights, the side of its images in pixels, and the number of its blocks."""
+def build_vjepa2(name: str, options: Mapping[str, Any]) -> tuple[nn.Module, Mapping[str, Any]]:
+    """Return an encoder with random weights, and all of its options; with 0 frames it takes images."""
     import timm
 
     width, depth, heads, ratio = SIZES[name]
     given: dict[str, Any] = {"img_size": 256, "patch_size": 16, "in_chans": 3, "embed_dim": width, "depth": depth}
-    given |= {"num_heads": heads, "mlp_ratio": ratio, "norm_eps": 1e-6}
+    given |= {"num_heads": heads, "mlp_ratio": ratio, "norm_eps": 1e-6, "frames": 0}
     if unknown := [key for key in options if key not in given]:
         raise TypeError(f"it has no option '{unknown[0]}', but {', '.join(given)}")
     given |= options
-    eps = float(given.pop("norm_eps"))
+    rest = {key: value for key, value in given.items() if key not in ("norm_eps", "frames")}
     # timm's nearest network has the same blocks; its own tokens, positions and norms are switched off.
     module = timm.create_model(
         "vit_pe_spatial_base_patch16_512",
@@ -70,28 +70,37 @@ def build_vjepa2(name: str, options: Mapping[str, Any]) -> tuple[nn.Module, int,
         use_abs_pos_emb=False,
         use_pre_transformer_norm=False,
         use_post_transformer_norm=True,
-        norm_layer=functools.partial(nn.LayerNorm, eps=eps),
-        **given,
+        norm_layer=functools.partial(nn.LayerNorm, eps=float(given["norm_eps"])),
+        **rest,
     )
-    side = int(given["img_size"])
-    grid = side // int(given["patch_size"])
-    module.rope = RotaryPositions(given["embed_dim"] // given["num_heads"], (grid, grid))
-    return module, side, int(given["depth"])
+    side, patch, frames = int(given["img_size"]), int(given["patch_size"]), int(given["frames"])
+    grid = (1, side // patch, side // patch)
+    if frames:
+        first = Tubelets(side, patch, given["in_chans"], given["embed_dim"], frames)
+        module.patch_embed, grid = first, first.grid
+    module.rope = RotaryPositions(given["embed_dim"] // given["num_heads"], grid)
+    return module, given
 
 
-def on_images(tensors: Mapping[str, Tensor], what: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return an encoder's tensors for single images, and a description of the change.
+def fit_frames(
+    tensors: Mapping[str, Tensor], module: nn.Module, what: str
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Return an encoder's tensors for clips or single images, as the module takes them, and descriptions of changes.
 
     The first layer takes tubelets of two frames; an image is a tubelet of equal frames, for which the weights of the
     frames are added. Position embeddings of V-JEPA 2's files are left from before the rotary ones, and unused.
 
     tensors: canonical name -> tensor; other networks are left alone.
     """
-    stem, changed = tensors.get(_STEM), dict(tensors)
+    stem, changed, notes = tensors.get(_STEM), dict(tensors), list[str]()
     if stem is None or stem.ndim != 5:
         return changed, ()
-    changed[_STEM] = stem.sum(2)
-    notes = [f"an image is {stem.shape[2]} equal frames: their weights are added"]
+    if not isinstance(getattr(module, "patch_embed", None), Tubelets):
+        changed[_STEM] = stem.sum(2)
+        notes.append(
+            f"an image is {stem.shape[2]} equal frames, as by transformers: their weights are added (its authors show "
+            "it in 16 frames: frames=16 behind the network's name)"
+        )
     if (positions := changed.pop("pos_embed", None)) is not None:
         if positions.shape[1] in _POSITIONS_OF_VJEPA1:
             raise WeightsError(

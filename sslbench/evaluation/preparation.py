@@ -34,6 +34,7 @@ from sslbench.evaluation.settings import RunSettings
 from sslbench.evaluation.trainings import check_seeds
 from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair
+from sslbench.features.extract import check_clips
 from sslbench.library.benchmarks import Benchmark
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import FileClassifier, ImageSet, Part
@@ -242,6 +243,8 @@ def _check_tasks(
     request: Request, run: RunSettings, backbone: Backbone, layers: Sequence[Layer], data: TrainTest
 ) -> None:
     """Refuse protocols whose settings do not go together with the data, the layers or each other."""
+    for source in (data.train, data.test):
+        check_clips(backbone, source)
     check_shares(request.noise, data.train.target)
     check_seeds(run, request.tasks)
     for task in request.tasks:

@@ -18,11 +18,12 @@ import numpy.typing as npt
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.export import quantiser
 from sslbench.backbones.layers import Layer
+from sslbench.data.clips import sampling_of
 from sslbench.data.decode.handlers import handlers_of, versioned_name
 from sslbench.data.groups import inseparable, source_groups
 from sslbench.data.source import Source
 from sslbench.distributed import this_process
-from sslbench.errors import BackboneError, DataError, told_on_interrupt
+from sslbench.errors import BackboneError, DataError, UsageError, told_on_interrupt
 from sslbench.features import store
 from sslbench.features.array import ExtractSettings, Features
 from sslbench.features.job import ExtractionJob, pass_over
@@ -93,6 +94,18 @@ def check_shared(backbone: Backbone) -> None:
         )
 
 
+def check_clips(backbone: Backbone, source: Source) -> None:
+    """Refuse videos whose clips have another length than the backbone takes."""
+    takes = backbone.kind.frames
+    for options in sampling_of(source.images):
+        if takes > 1 and options.total != takes * options.passes:
+            raise UsageError(
+                f"{backbone.name} takes clips of {takes} frames, and those of {source.name} have "
+                f"{options.total // options.passes}",
+                f"--data 'PLACE?frames={takes}'",
+            )
+
+
 def extract(
     backbone: Backbone,
     source: Source,
@@ -108,6 +121,7 @@ def extract(
     backbone: the backbone, which is not changed.
     """
     check_shared(backbone)
+    check_clips(backbone, source)
     key = store_key(backbone, source, settings)
     entry = store.open_entry(root, key, source, backbone.name)
     decoded, seconds, conversions = 0, 0.0, collections.Counter[str]()

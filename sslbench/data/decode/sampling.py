@@ -73,6 +73,11 @@ class ClipOptions:
         """Number of frames of a video, over all clips."""
         return len(self._words()) if self.at else self.frames * self.clips
 
+    @property
+    def passes(self) -> int:
+        """Number of parts of a video that a network of clips takes one by one."""
+        return self.clips
+
     def key(self) -> bytes:
         """Return the text that decides the frames, for keys."""
         return f"clip {_VERSION} {[(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)]}".encode()

@@ -1,0 +1,90 @@
+"""Encoders of videos by the shapes of their tensors and the configuration beside them."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from sslbench.backbones.vit_recognise import UNKNOWN, mlp_ratio
+from sslbench.errors import BackboneError
+from sslbench.weights.reading.model_config import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class VideoEncoders:
+    """Networks that share their names of tensors.
+
+    Attributes:
+        title: name in messages.
+        sizes: name -> width, blocks, heads and ratio of the MLP of the published networks.
+        side: usual side of their images.
+        words: of their configuration: names of model_type, side of the images, channels of the images.
+    """
+
+    title: str
+    sizes: Mapping[str, tuple[int, int, int, float]]
+    side: int
+    words: tuple[str, str, str]
+
+    def name(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        config: ModelConfig,
+        weights: str,
+        shown: Mapping[str, object],
+        options: Mapping[str, object],
+    ) -> str:
+        """Return the name of the network with these tensors, with the options that differ from the published ones.
+
+        Args:
+            shapes: canonical name -> shape; the first layer has five dimensions.
+            config: the configuration beside them.
+            weights: file, for messages.
+            shown: further fields of the configuration, as the tensors show them.
+            options: further options of the network.
+
+        Raises:
+            BackboneError: the number of heads is not known, or the configuration is of another network.
+        """
+        stem, hidden = shapes["patch_embed.proj.weight"], shapes["blocks.0.mlp.fc2.weight"][1]
+        model_type, side_word, channels_word = self.words
+        depth = sum(name.endswith(".norm1.weight") for name in shapes)
+        heads = config.heads
+        if heads and stem[0] % heads:
+            raise config.wrong("num_attention_heads", f"a divisor of the width, {stem[0]}")
+        base, published = next(
+            (
+                (name, usual)
+                for name, (width, blocks, usual, ratio) in self.sizes.items()
+                if (stem[0], depth, hidden) == (width, blocks, int(width * ratio))
+            ),
+            ("", None),
+        )
+        changed: dict[str, object] = {}
+        if not base:
+            base = next(iter(self.sizes))
+            changed |= {"embed_dim": stem[0], "depth": depth, "num_heads": heads or UNKNOWN}
+            changed |= {"mlp_ratio": mlp_ratio(hidden, stem[0])}
+        elif heads not in (None, published):
+            changed["num_heads"] = heads
+        changed |= {"patch_size": stem[-1]} if stem[-1] != 16 else {}
+        changed |= {"img_size": side} if (side := config.count(side_word)) not in (None, self.side) else {}
+        changed |= {"in_chans": stem[1]} if stem[1] != 3 else {}
+        changed |= {"norm_eps": eps} if (eps := config.number("layer_norm_eps")) not in (None, 1e-6) else {}
+        name = base + "".join(f",{key}={value}" for key, value in (changed | dict(options)).items())
+        usual_fields = {
+            "model_type": frozenset((model_type,)),
+            "hidden_size": stem[0],
+            "num_hidden_layers": depth,
+            channels_word: stem[1],
+            "tubelet_size": stem[2],
+            "patch_size": stem[-1],
+        }
+        config.compare({**usual_fields, **shown}, weights, name)
+        config.require({"hidden_act": "gelu"})
+        if changed.get("num_heads") == UNKNOWN:
+            raise BackboneError(
+                f"{weights}: an encoder of {self.title} of {depth} blocks, width {stem[0]}: the number of heads is not "
+                "visible in the tensors, and no published network has this size",
+                f"Put the model's config.json beside the file, or give the number of its training for {UNKNOWN}: "
+                f"--backbone {name}",
+            )
+        return name
