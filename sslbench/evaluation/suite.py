@@ -67,6 +67,15 @@ class SuiteCell:
     requests: tuple[Request, ...] = ()
     problem: SslbenchError | None = None
 
+    def hole(self, error: Exception) -> Hole:
+        """Return the hole that an error leaves; alike for all benchmarks that lack the same data."""
+        # Some errors, such as MemoryError, have no text.
+        reason, remedy = f"{type(error).__name__}: {_one_line(str(error))}".rstrip(": "), ""
+        if isinstance(error, SslbenchError):
+            reason, remedy = _one_line(error.message), _one_line(error.remedy or "")
+        name = self.benchmark.partition(" ")[0]  # settings stand behind it
+        return Hole(self.weights, self.benchmark, reason.removeprefix(f"{name} "), remedy)
+
 
 @dataclasses.dataclass
 class _Loaded:
@@ -133,15 +142,13 @@ def run_cells(
         except (SslbenchError, OSError, MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not _OF_THE_MACHINE.search(f"{type(error).__name__} {error}"):
                 raise
-            # Some errors, such as MemoryError, have no text.
-            reason, remedy = f"{type(error).__name__}: {_one_line(str(error))}".rstrip(": "), ""
-            if isinstance(error, SslbenchError):
-                reason, remedy = _one_line(error.message), _one_line(error.remedy or "")
-            holes.append(Hole(cell.weights, cell.benchmark, reason, remedy))
+            holes.append(cell.hole(error))
             # Weights that cannot be loaded fail everywhere in the same way.
             everywhere = any(each.problem is error for each in loaded.values())
             name = cell.weights if everywhere else f"{cell.weights} on {cell.benchmark}"
-            log.warning(f"{name}: {reason}; continuing with the next")
+            # Data that are missing are told of before the first evaluation.
+            level = logging.DEBUG if cell.problem is error else logging.WARNING
+            log.log(level, f"{name}: {holes[-1].reason}; continuing with the next")
             _write(out, cells, holes)
         done(1)
     return results, holes

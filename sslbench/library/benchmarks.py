@@ -128,15 +128,15 @@ def data_of(benchmark: Benchmark, data: str | None = None, test_data: str | None
     root = paths.data_dir()
     parts = [name.split("+") for name in (benchmark.folder, benchmark.test_folder) if name]  # VOC2007 + VOC2012
     wanted = ["+".join(str(root / part) for part in names) for names in parts]
-    places = [root / part.partition("?")[0] for names in parts for part in names]
-    missing = [path.absolute() for path in places if not path.exists()]
-    if missing:
+    places = sorted({part.partition("?")[0] for names in parts for part in names})
+    if missing := [place for place in places if not (root / place).exists()]:
+        holds = " and ".join(dict.fromkeys(Path(place).parts[0] for place in missing))
+        looked = " and ".join(str((root / place).absolute()) for place in missing)
         where = f" The data are available at {benchmark.page}." if benchmark.page else ""
         where += " `sslbench data list` shows the ways to get it."
         raise UsageError(
-            f"{benchmark.name} needs --data: {benchmark.title}; looked for {' and '.join(map(str, missing))}",
-            "Give --data (and --test-data), or set SSLBENCH_DATA to the folder that holds "
-            f"{Path(benchmark.folder.partition('?')[0]).parts[0]}.{where}",
+            f"{benchmark.name} needs --data; looked for {looked}",
+            f"Give --data (and --test-data), or set SSLBENCH_DATA to the folder that holds {holds}.{where}",
         )
     return wanted[0], test_data or (wanted[1] if benchmark.test_folder else None)
 

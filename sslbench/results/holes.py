@@ -48,15 +48,20 @@ def write(folder: Path, cells: Sequence[tuple[str, str]], holes: Sequence[Hole])
 
 
 def texts(holes: Sequence[Hole]) -> dict[str, str]:
-    """Return 'weights on benchmarks: reason' -> remedy, one for all benchmarks on which weights fail alike.
+    """Return 'weights on benchmarks: reason' -> remedy, one for all weights that fail alike on the same benchmarks.
 
     >>> texts([Hole("a.pth", "knn", "no such file"), Hole("a.pth", "linear", "no such file")])
     {'a.pth on knn, linear: no such file': ''}
+    >>> texts([Hole("a.pth", "knn", "no images"), Hole("b.pth", "knn", "no images")])
+    {'a.pth, b.pth on knn: no images': ''}
     """
-    alike: dict[tuple[str, str, str], list[str]] = {}
+    benchmarks: dict[tuple[str, str, str], list[str]] = {}
     for hole in holes:
-        alike.setdefault((hole.weights, hole.reason, hole.remedy), []).append(hole.benchmark)
-    return {f"{weights} on {', '.join(on)}: {reason}": remedy for (weights, reason, remedy), on in alike.items()}
+        benchmarks.setdefault((hole.weights, hole.reason, hole.remedy), []).append(hole.benchmark)
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for (weights, reason, remedy), on in benchmarks.items():
+        alike.setdefault((", ".join(on), reason, remedy), []).append(weights)
+    return {f"{', '.join(weights)} on {on}: {reason}": remedy for (on, reason, remedy), weights in alike.items()}
 
 
 def read(folder: Path) -> list[Hole]:

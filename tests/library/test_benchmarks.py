@@ -29,15 +29,15 @@ FILES = {
     "depth": 2,
     "detection": 27,
     "discovery": 3,
-    "finetune": 27,
+    "finetune": 29,
     "geolocation": 2,
-    "knn": 67,
+    "knn": 69,
     "linear": 67,
     "linear_online": 26,
     "low_shot": 7,
     "lsr": 6,
     "normals": 1,
-    "retrieval": 12,
+    "retrieval": 14,
     "robustness": 12,
     "saliency": 3,
     "segmentation": 12,
@@ -157,7 +157,7 @@ def test_suites_name_benchmarks_that_exist_once():
     assert offenders(SUITES, names_benchmarks_once) == []
 
 
-def test_the_suite_of_vissl_trains_its_linear_heads_by_sgd_on_its_layers_and_splits():
+def test_the_suite_of_vissl_has_its_benchmarks_with_its_layers_splits_and_settings():
     suite = {name: shipped()[name] for name in load_suite("vissl")}
     linear = {name: b for name, b in suite.items() if name.startswith("linear")}
     assert len(linear) == 26 and {b.protocol for b in linear.values()} == {"linear-online"}
@@ -179,6 +179,20 @@ def test_the_suite_of_vissl_trains_its_linear_heads_by_sgd_on_its_layers_and_spl
         assert {key: benchmark.settings[key] for key in common} == {key: preset.settings[key] for key in common}, name
     for name in ("caltech101", "dsprites_location", "eurosat", "kitti_dist", "patch_camelyon", "resisc45"):
         assert linear[f"linear_online/{name}_vissl"].folder == f"vissl/{name}", "the split is one that VISSL drew"
+    kinds = ("knn", "svm", "low_shot", "finetune", "detection", "retrieval")
+    assert {kind: sum(name.startswith(f"{kind}/") for name in suite) for kind in kinds} == {
+        **{"knn": 2, "svm": 1, "low_shot": 2},
+        **{"finetune": 5, "detection": 3, "retrieval": 3},
+    }
+    for name, other in {
+        "knn/places205_vissl": "knn/vissl",
+        "retrieval/roxford5k_vissl": "retrieval/vissl_rmac",
+        "finetune/places205_vissl": "finetune/vissl",
+    }.items():
+        own, benchmark = load_preset(other), suite[name]
+        assert own.settings.items() <= benchmark.settings.items() and own.preprocessing == benchmark.preprocessing
+    short = suite["finetune/inaturalist18_vissl"].settings
+    assert (short["epochs"], short["schedule"]["milestones"], short["lr"]) == (24, [7, 14, 21], [0.1])
     places = suite["low_shot/places205_vissl"]
     assert places.settings["metric"] == "mAP" == load_preset("low_shot/vissl_places").settings["metric"]
 

@@ -68,7 +68,8 @@ def command(**_: Any) -> int | None:
             return None
         if results:
             write_board([out], {"csv": out / "leaderboard.csv"})
-        work.print_holes(lost, len(runs), out, reasons=not results)  # which the table has below it
+        shown = () if results else None  # the table has the reasons below it
+        work.print_holes(lost, len(runs), f"are holes ({out / holes.HOLES})", reasons=shown)
         return 1 if lost else None
 
 
@@ -80,7 +81,7 @@ def _written(run: SweepRun) -> list[dict[str, Any]]:
 def _submit(runs: Sequence[SweepRun], launcher: slurm.Slurm, chosen: EvalOptions) -> int | None:
     """Submit each run as a job; print the leaderboard and what is missing in it if they are waited for."""
     able = [(cell, run) for cell, run in runs if cell.problem is None]
-    lost = [holes.Hole(c.weights, c.benchmark, str(c.problem)) for c, _ in runs if c.problem is not None]
+    lost = [cell.hole(cell.problem) for cell, _ in runs if cell.problem is not None]
     flags = ["--out", chosen.out, "--store", str(chosen.run.store_folder()), "--skip-existing"]
     ends = slurm.submit([_written(run) for run in able], flags, launcher, remote_folder.local_folder(chosen.out))
     if ends is None:

@@ -87,7 +87,7 @@ def _listed(path: Path, train: Source) -> Portion:
         raise UsageError(
             f"train_list: there is no file {' or '.join(map(str, dict.fromkeys(places)))}",
             "Give train_list=FILE, the name of an image per line, or put the file into the folder of the data "
-            "($SSLBENCH_DATA).",
+            "($SSLBENCH_DATA). SimCLR's of ImageNet: github.com/google-research/simclr/tree/master/imagenet_subsets.",
         )
     try:
         # Windows programs write a byte order mark, which would become part of the first name.

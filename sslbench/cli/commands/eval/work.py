@@ -81,7 +81,6 @@ def make_plan(chosen: EvalOptions, names: Sequence[str], values: Mapping[str, An
     requests: tuple[Request, ...] = ()
     cells: tuple[SuiteCell, ...] = ()
     if len(weights) > 1 or folders or chosen.suite or chosen.skip_existing:
-        settings = [f"{key}={typed(value)}" for key, value in values.items()]  # cells of a folder differ by them, too
         for word in weights:
             # 'pixels' are a backbone themselves.
             backbone = None if word.partition(":")[0] == "pixels" else chosen.network.backbone
@@ -89,7 +88,11 @@ def make_plan(chosen: EvalOptions, names: Sequence[str], values: Mapping[str, An
                 problem = None if benchmark is None else _problem(benchmark, chosen)
                 asked = _requests(checked, benchmark, chosen, word, backbone) if problem is None else ()
                 title = [benchmark.name] if benchmark is not None else [*names, *chosen.presets]
-                cells += (SuiteCell(word, " ".join([*title, *settings]), asked, problem),)
+                # Cells of a folder differ by the settings, too; those of other protocols have no effect here.
+                runs = {run.protocol for run in checked.runs if benchmark is None or run.named == benchmark.protocol}
+                own = {key: value for key, value in values.items() if key.rpartition(".")[0] in {"", *runs}}
+                title += [f"{key}={typed(value)}" for key, value in own.items()]
+                cells += (SuiteCell(word, " ".join(title), asked, problem),)
     else:
         every = checked.benchmarks or (None,)
         requests = tuple(
@@ -297,6 +300,9 @@ def run(plan: Plan, command: str) -> int | None:
             table.print_verdict(results, plan.out)
         return None
     evaluation.check_writable(plan.out)
+    lost = [cell.hole(cell.problem) for cell in plan.cells if cell.problem is not None]
+    if lost and this_process().rank == 0:
+        print_holes(lost, len(plan.cells), "have no data here; the others run")
     with announced(plan.store), terminal.progress() as progress, _counted(plan.cells) as done:
         found, holes = run_cells(
             plan.cells, plan.run, store=plan.store, out=plan.out, command=command, progress=progress, done=done
@@ -310,7 +316,8 @@ def run(plan: Plan, command: str) -> int | None:
         table.print_verdict(results, plan.out)
     for folder, files in plan.folders.items():
         table.print_over_training(Path(folder), {file: found[file] for file in files}, plan.out)
-    print_holes(holes, len(plan.cells), plan.out)
+    told = [hole for hole in holes if hole not in lost]
+    print_holes(holes, len(plan.cells), f"are holes ({plan.out / holes_file.HOLES})", reasons=told)
     return 1 if holes else None
 
 
@@ -377,39 +384,50 @@ def _read_features(request: FeaturesRequest, run: RunSettings) -> FeaturePair:
     )
 
 
-def print_holes(holes: Sequence[Hole], n_cells: int, out: Path, *, reasons: bool = True) -> None:
-    """Print the number of missing cells, with reasons and remedies."""
+def print_holes(
+    holes: Sequence[Hole], n_cells: int, state: str, *, reasons: Sequence[Hole] | None = None, err: bool = True
+) -> None:
+    """Print the number of missing cells; of `reasons`, by default all of them, with reasons and remedies."""
     if not holes:
         return
-    head = click.style(f"{len(holes)} of {n_cells} cells are holes", bold=True)
-    echo(f" ({out}/holes.csv){':' if reasons else ''}", err=True, before=head)
-    for text, remedy in holes_file.texts(holes).items() if reasons else ():
-        echo(f"  {text}", err=True)
+    texts = holes_file.texts(holes if reasons is None else reasons)
+    echo(f" {state}{':' if texts else ''}", err=err, before=click.style(f"{len(holes)} of {n_cells} cells", bold=True))
+    for text, remedy in texts.items():
+        echo(f"  {text}", err=err)
         if remedy:
-            echo(f"    {remedy}", err=True)
+            echo(f"    {remedy}", err=err)
 
 
 def dry_run(plan: Plan) -> None:
-    """Print every effective setting with its origin; of cells that would be holes the reason."""
+    """Print every effective setting with its origin; of cells that would be holes the reason, once for all alike."""
     for request in plan.requests:
-        _print_plan(request, plan)
+        _print_plan(request, plan, {})
+    holes, loaded = [], dict[tuple[str, bool], Backbone]()
     for cell in plan.cells:
-        echo(before=click.style(visible(f"{cell.weights} on {cell.benchmark}"), bold=True))
         try:
             if cell.problem is not None:
                 raise cell.problem
+            echo(before=click.style(visible(f"{cell.weights} on {cell.benchmark}"), bold=True))
             for request in cell.requests:
-                _print_plan(request, plan)
+                _print_plan(request, plan, loaded)
         except SslbenchError as error:
-            echo(f"  hole: {error.message}")
+            holes.append(cell.hole(error))
+            if cell.problem is None:
+                echo("  hole: see below")
+    print_holes(holes, len(plan.cells), "would be holes", err=False)
 
 
-def _print_plan(request: Request | FeaturesRequest, plan: Plan) -> None:
+def _print_plan(request: Request | FeaturesRequest, plan: Plan, loaded: dict[tuple[str, bool], Backbone]) -> None:
     if isinstance(request, FeaturesRequest):
         pair = _read_features(request, plan.run)
         show_plan.print_plan_of_features(pair, request.tasks, plan.run, plan.origins, plan.out)
-    else:
-        show_plan.print_plan(evaluation.prepare(request, plan.run), plan.origins, plan.store, plan.out)
+        return
+    # One backbone at a time is in memory.
+    key = request.weights, request.as_stored
+    prepared = evaluation.prepare(request, plan.run, backbone=loaded.get(key))
+    loaded.clear()
+    loaded[key] = prepared.loaded
+    show_plan.print_plan(prepared, plan.origins, plan.store, plan.out)
 
 
 def jobs_of(plan: Plan) -> list[list[dict[str, Any]]]:
@@ -448,7 +466,7 @@ def submit(
     # Their data are not here, and a job could not get them either.
     if lost := [cell for cell in plan.cells if cell.problem is not None]:
         _, holes = run_cells(lost, plan.run, store=plan.store, out=folder, command="")
-        print_holes(holes, len(plan.cells), folder)
+        print_holes(holes, len(plan.cells), f"are holes ({folder / holes_file.HOLES})")
         code = 1
     flags = ["--out", out, "--store", str(plan.store), *(["--skip-existing"] if plan.cells else [])]
     ends = slurm.submit(jobs, flags, launcher, folder) if jobs else None
