@@ -7,7 +7,8 @@ import os
 import re
 import struct
 import subprocess
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,16 +27,22 @@ from helpers.containers import (
     write_saved,
     write_tfds,
 )
+from helpers.serving import serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sslbench.data import remote
+from sslbench.data.formats.hf import files as hub_files
 from sslbench.data.formats.tfds.tfrecord import _masked_crc, parse
 from sslbench.data.loading.loader import scan
 from sslbench.data.open import open_data
 from sslbench.data.prepare.download import find_download
+from sslbench.data.remote import urls
+from sslbench.data.sharded import shards_of
 from sslbench.errors import DataError, UsageError
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.none import Unlabelled
+from sslbench.text import without_secrets
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
@@ -68,6 +75,83 @@ def test_class_names_and_splits_of_parquet_files(tmp_path):
     assert sorted(sources) == ["test", "train"]
     assert sources["train"].target.classes == CLASSES
     assert sources["train"].images.path(0).endswith(".parquet[0]")
+
+
+class TestStreaming:
+    """Parquet files of the hub, here of a server in this process: fetched one by one when they are read."""
+
+    SPEC = "hf:me/insects?streaming=1"
+
+    @pytest.fixture
+    def hub(self, tmp_path, monkeypatch):
+        import huggingface_hub
+
+        monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(remote, "PAUSES_S", (0.01,))
+        write_parquet(tmp_path / "served", pictures())
+        names = ["README.md", *(f"data/train-{k:05d}-of-00002.parquet" for k in (1, 0))]
+
+        class Hub:
+            def dataset_info(self, name, revision):
+                assert (name, revision) == ("me/insects", None)
+                return SimpleNamespace(sha="0a1b", siblings=[SimpleNamespace(rfilename=each) for each in names])
+
+        with serving(tmp_path / "served") as served:
+            monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+            monkeypatch.setattr(hub_files, "_address", lambda name, commit, file: f"{served.address}/{file}")
+            served.names = names
+            yield served
+        remote._HELD.clear()
+
+    def test_it_is_the_data_set_on_the_disk_and_each_file_is_fetched_once(self, hub, tmp_path):
+        local = open_data(f"hf:{tmp_path / 'served'}")["train"]
+        streamed = open_data(self.SPEC)["train"]
+        assert streamed.fingerprint() == local.fingerprint() and streamed.ids == local.ids
+        assert texts(streamed) == texts(local) and scan(streamed, np.arange(12), 0) == []
+        assert streamed.images.path(0) == f"{hub.address}/data/train-00000-of-00002.parquet[0]"
+        assert hub.fetched() == {f"data/train-{k:05d}-of-00002.parquet": 1 for k in range(2)}
+        # The index is kept, so nothing is fetched to open it again.
+        again = open_data(self.SPEC)["train"]
+        assert again.images.digests().tolist() == local.images.digests().tolist()
+        assert set(hub.fetched().values()) == {1}
+
+    def test_the_files_may_be_larger_than_the_cache(self, hub, tmp_path, monkeypatch):
+        sizes = [file.stat().st_size for file in (tmp_path / "served" / "data").iterdir()]
+        monkeypatch.setenv("SSLBENCH_REMOTE_CACHE", str(max(sizes) + 900))
+        streamed = open_data(self.SPEC)["train"]
+        local = open_data(f"hf:{tmp_path / 'served'}")["train"]
+        assert [streamed.images.read(i) for i in (0, 11, 1)] == [local.images.read(i) for i in (0, 11, 1)]
+        assert len(list((tmp_path / "cache" / "remote").rglob("*.parquet"))) == 1
+        assert sorted(shards_of(streamed.images)) == [0] * 6 + [1] * 6
+
+    def test_what_is_not_streamed_is_refused(self, hub, tmp_path):
+        for spec, words in (
+            (f"hf:{tmp_path / 'served'}?streaming=1", "is for data sets of the hub"),
+            ("hf:me/insects?streaming=1&download=1", "exclude each other"),
+            ("hf:me/insects?streaming=2", "streaming"),
+        ):
+            with pytest.raises(UsageError, match=words):
+                open_data(spec)
+        hub.names[:] = ["data/train.arrow"]
+        with pytest.raises(DataError, match=r"hf:me/insects@refs/convert/parquet\?streaming=1"):
+            open_data(self.SPEC)
+        assert hub.fetched() == {}
+
+    def test_without_a_network_it_is_a_message(self, monkeypatch):
+        import huggingface_hub
+
+        def cut_off(*_, **__):
+            raise OSError("[Errno -2] Name or service not known")
+
+        monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", cut_off)
+        with pytest.raises(DataError, match=r"cannot be streamed from the hub: .*not known\nWithout a network"):
+            open_data(self.SPEC)
+
+    def test_the_address_is_one_of_fsspec(self):
+        address = hub_files._address("me/insects", "0a1b", PurePosixPath("data/train.parquet"))
+        system, path = urls.file_system(address)
+        assert type(system).__name__ == "HfFileSystem" and path == "datasets/me/insects@0a1b/data/train.parquet"
+        assert without_secrets(address) == address
 
 
 def test_without_paths_ids_are_split_and_number(tmp_path):

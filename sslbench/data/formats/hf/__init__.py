@@ -1,5 +1,6 @@
 """Hugging Face data set: Parquet or Arrow files with images, folders of them, `hf:owner/name` of the hub's cache."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -11,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.config import setting
-from sslbench.data.containers.index import cached_digests, container_stamp
+from sslbench.data import remote
+from sslbench.data.containers.index import Index, cached_digests, container_stamp, indexed
 from sslbench.data.containers.members import by_split, safe_name, split_name
 from sslbench.data.format import SampleReader, SourceFormat
 from sslbench.data.formats._parts.layout import file_names, has_images, some_folders
-from sslbench.data.formats.hf.files import find_files
+from sslbench.data.formats.hf.files import find_files, streamed_files
 from sslbench.data.formats.table import IMAGE_COLUMNS, LABEL_COLUMNS
 from sslbench.data.hashes import Stamp, check_unchanged
 from sslbench.data.images import refuse_other_content
@@ -30,6 +32,7 @@ from sslbench.targets.target import Target
 from sslbench.text import printable
 
 _MAX_OPEN = 16
+_MAX_STREAMED = 4
 _MAX_GROUPS = 2
 
 
@@ -143,13 +146,14 @@ class _RowFiles:
     def __reduce__(self) -> tuple[type["_RowFiles"], tuple[()]]:
         return _RowFiles, ()
 
-    def get(self, path: str) -> RowFile:
+    def get(self, path: str, most: int = _MAX_OPEN, origin: remote.Origin | None = None) -> RowFile:
         # After a fork both processes would move the position of one open file.
         key = (os.getpid(), path)
         if key not in self._open:
-            while len(self._open) >= _MAX_OPEN:
+            while len(self._open) >= most:
                 self._open.pop(next(iter(self._open)))
-            self._open[key] = RowFile(path)
+            with contextlib.nullcontext() if origin is None else remote.opened(origin):
+                self._open[key] = RowFile(path)
         return self._open[key]
 
 
@@ -193,8 +197,7 @@ class ColumnImages:
         container, row = self.places[index].tolist()
         path = self.containers[container]
         try:
-            check_unchanged(path, os.stat(path), self.stamps[container])  # noqa: PTH116
-            cell = self._files.get(path).cell(self.column, row)
+            cell = self._file(container).cell(self.column, row)
         except (pyarrow.ArrowException, MemoryError, ValueError, LookupError) as error:
             raise OSError(f"row {row} of {path}: {' '.join(str(error).split())[:200]}") from error
         content, file = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, None)
@@ -203,6 +206,11 @@ class ColumnImages:
         if isinstance(file, str) and file and "\0" not in file:
             return None, str(Path(path).parent / file)
         return None, None
+
+    def _file(self, container: int) -> RowFile:
+        path = self.containers[container]
+        check_unchanged(path, os.stat(path), self.stamps[container])  # noqa: PTH116
+        return self._files.get(path)
 
     def path(self, index: int) -> str:
         """Return file and row: 'train-00000-of-00001.parquet[17]'."""
@@ -230,6 +238,34 @@ class ColumnImages:
         if self._digests is not None:
             object.__setattr__(chosen, "_digests", self._digests[indices])
         return chosen
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StreamedImages(ColumnImages):
+    """Encoded images in Parquet files of the hub, each of which is fetched when an image in it is read.
+
+    Attributes:
+        origins: of the files, whose copies are `containers`.
+    """
+
+    origins: tuple[remote.Origin, ...] = ()
+
+    def _file(self, container: int) -> RowFile:
+        # A copy that is open stays readable, and takes its room, though it is evicted from the cache.
+        return self._files.get(self.containers[container], _MAX_STREAMED, self.origins[container])
+
+    def path(self, index: int) -> str:
+        """Return address and row."""
+        container, row = self.places[index].tolist()
+        return printable(f"{self.origins[container].url}[{row}]")
+
+    def shards(self) -> npt.NDArray[np.int64]:
+        """Return the file of each image, int64 (N,)."""
+        return self.places[:, 0]
+
+    def fetched(self) -> npt.NDArray[np.int64]:
+        """Return the bytes to fetch before each file can be read, int64 (files,)."""
+        return np.array([origin.size or 0 for origin in self.origins], dtype=np.int64)
 
 
 PREFIX = "hf:"
@@ -265,10 +301,16 @@ class HubOptions:
     """Options behind a '?'."""
 
     download: Literal[0, 1] = setting(0, "1: download the data set from the hub if it is not in the local cache")
+    streaming: Literal[0, 1] = setting(0, "1: fetch each Parquet file from the hub when images in it are read")
 
 
 def open(
-    spec: str, *, image_column: str | None = None, label_column: str | None = None, download: bool = False
+    spec: str,
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    download: bool = False,
+    streaming: bool = False,
 ) -> dict[str, Source]:
     """Return the images of a data set in Parquet or Arrow files; nothing is downloaded unless requested.
 
@@ -276,11 +318,21 @@ def open(
     configuration or revision if there are several: hf:owner/name, hf:owner/name/configuration, hf:owner/name@revision.
     By default the image column is the one that is declared as Image, or holds bytes, and the label column is recognised
     by its name. Ids are the paths that the images carry, if every one has its own; else the split and the number of the
-    row.
+    row. With `streaming` the Parquet files of a data set of the hub are fetched one by one, into the cache of remote
+    files, and may be larger than it.
     """
+    if download and streaming:
+        raise UsageError(f"{spec}: download=1 and streaming=1 exclude each other", "Give one of them.")
+    if streaming:
+        addresses = streamed_files(spec, spec.removeprefix(PREFIX))
+        spec = f"{spec}?streaming=1"
     if download:
         spec = f"{spec}?download=1"
-    files = find_files(spec, spec.removeprefix(PREFIX))
+    files = (
+        {split: remote.shards(urls) for split, urls in addresses.items()}
+        if streaming
+        else find_files(spec, spec.removeprefix(PREFIX))
+    )
     sources = {}
     for split, paths in files.items():
         name = split_name(split) or split
@@ -288,41 +340,103 @@ def open(
     return sources
 
 
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """Content of a file of rows, but for its images.
+
+    Attributes:
+        columns: names of all columns.
+        image: name of the column of images.
+        label: name of the column of labels; None without one.
+        features: declaration of the columns.
+        names: paths that the images carry.
+        cells: labels; empty without any.
+    """
+
+    columns: list[str]
+    image: str
+    label: str | None
+    features: dict[str, Any]
+    names: list[str | None]
+    cells: list[Any]
+
+
 def _source(name: str, split: str, paths: Sequence[Path], image: str | None, label: str | None) -> Source:
-    stamps = [container_stamp(path) for path in paths]
-    opened = [open_row_file(path) for path in paths]
+    origins = [remote.origin_of(path) if remote.is_copy(path) else None for path in paths]
+    stamps = [
+        container_stamp(path) if origin is None else origin.stamp for path, origin in zip(paths, origins, strict=True)
+    ]
+    parts = [
+        _rows(name, path, image, label) if origin is None else _streamed_rows(name, path, image, label, origin)
+        for path, origin in zip(paths, origins, strict=True)
+    ]
+    first = parts[0]
+    for path, part in zip(paths, parts, strict=True):
+        if part.columns != first.columns:
+            raise DataError(
+                f"{path} and {paths[0]} have different columns: {some(first.columns, 5)}; {some(part.columns, 5)}"
+            )
+    n = sum(len(part.names) for part in parts)
+    if not n:
+        raise DataError(f"{name} has no rows")
+    ids = _ids(split, [own for part in parts for own in part.names])
+    label = first.label
+    notes = () if label else (f"{name}: no column with labels was recognised among: {', '.join(first.columns)}",)
+    labels: Target = Unlabelled(n)
+    about: tuple[str, ...] = ()
+    if label:
+        cells = [cell for part in parts for cell in part.cells]
+        labels, about = _labels(name, label, cells, _class_names(first.features.get(label)))
+    sizes = [len(part.names) for part in parts]
+    places = np.concatenate([np.column_stack([np.full(size, i), np.arange(size)]) for i, size in enumerate(sizes)])
+    files = tuple(map(str, paths)), tuple(stamps), first.image, places.astype(np.int64)
+    fetched = tuple(origin for origin in origins if origin is not None)
+    images = StreamedImages(*files, origins=fetched) if fetched else ColumnImages(*files)
+    return by_split(name, ids, labels, images, None, (*notes, *about))["all"]
+
+
+def _rows(name: str, path: Path, image: str | None, label: str | None) -> _Rows:
+    """Read a file of rows, but for its images."""
+    import pyarrow
+
+    file = open_row_file(path)
     # Declared in the file's metadata, else in dataset_info.json beside it.
-    written = (opened[0].schema.metadata or {}).get(b"huggingface")
-    beside = paths[0].parent / "dataset_info.json"
+    written = (file.schema.metadata or {}).get(b"huggingface")
+    beside = path.parent / "dataset_info.json"
     try:
         if written is not None:
             features = json.loads(written)["info"]["features"]
         else:
             features = json.loads(beside.read_text(encoding="utf-8"))["features"] if beside.is_file() else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"{paths[0]}: the declaration of its columns is damaged: {error!r:.200}") from error
+        raise DataError(f"{path}: the declaration of its columns is damaged: {error!r:.200}") from error
     features = features if isinstance(features, dict) else {}
-    columns = opened[0].schema.names
-    for path, file in zip(paths, opened, strict=True):
-        if file.schema.names != columns:
-            raise DataError(
-                f"{path} and {paths[0]} have different columns: {some(columns, 5)}; {some(file.schema.names, 5)}"
-            )
-    image = _column(name, image, columns) or _image_column(name, opened[0], features)
+    columns = file.schema.names
+    image = _column(name, image, columns) or _image_column(name, file, features)
     label = _column(name, label, columns) or next((c for c in _LABEL_COLUMNS if c in columns and c != image), None)
-    n = sum(file.n for file in opened)
-    if not n:
-        raise DataError(f"{name} has no rows")
-    ids = _ids(split, paths, opened, image)
-    notes = () if label else (f"{name}: no column with labels was recognised among: {', '.join(columns)}",)
-    labels: Target = Unlabelled(n)
-    about: tuple[str, ...] = ()
-    if label:
-        cells = [cell for path, file in zip(paths, opened, strict=True) for cell in _cells(path, file, label)]
-        labels, about = _labels(name, label, cells, _class_names(features.get(label)))
-    places = np.concatenate([np.column_stack([np.full(f.n, i), np.arange(f.n)]) for i, f in enumerate(opened)])
-    images = ColumnImages(tuple(map(str, paths)), tuple(stamps), image, places.astype(np.int64))
-    return by_split(name, ids, labels, images, None, (*notes, *about))["all"]
+    kind = file.schema.field(image).type
+    with_path = pyarrow.types.is_struct(kind) and kind.get_field_index("path") >= 0
+    names = _cells(path, file, f"{image}.path") if with_path else [None] * file.n
+    return _Rows(columns, image, label, features, names, _cells(path, file, label) if label else [])
+
+
+def _streamed_rows(name: str, path: Path, image: str | None, label: str | None, origin: remote.Origin) -> _Rows:
+    """Return the rows of a file of the hub, which is fetched for it once."""
+
+    def build(copy: Path) -> Index:
+        rows = _rows(name, copy, image, label)
+        number = np.arange(len(rows.names), dtype=np.int64)[:, None]
+        cells = rows.cells if rows.label else [None] * len(rows.names)
+        # Cells of other types are no labels, and refused as empty ones are.
+        texts = [json.dumps(both, default=lambda _: None) for both in zip(rows.names, cells, strict=True)]
+        about = json.dumps([rows.columns, rows.image, rows.label, rows.features])
+        return Index(("",) * len(texts), number, tuple(texts), (about,))
+
+    index, _ = indexed(path, f"hf {json.dumps([image, label])}", build, origin)
+    columns, image, label, features = json.loads(index.notes[0])
+    both = [json.loads(text) for text in index.texts]
+    cells = [cell for _, cell in both] if label else []
+    return _Rows(columns, str(image), label, features, [own for own, _ in both], cells)
 
 
 def _column(name: str, asked: str | None, columns: Sequence[str]) -> str | None:
@@ -348,17 +462,8 @@ def _image_column(name: str, file: RowFile, features: dict[str, Any]) -> str:
     return chosen[0]
 
 
-def _ids(split: str, paths: Sequence[Path], files: Sequence[RowFile], image: str) -> list[str]:
+def _ids(split: str, names: Sequence[str | None]) -> list[str]:
     """Return the paths that the images carry, if every one has its own; else the split and the number of the row."""
-    import pyarrow
-
-    names: list[str | None] = []
-    for path, file in zip(paths, files, strict=True):
-        kind = file.schema.field(image).type
-        if pyarrow.types.is_struct(kind) and kind.get_field_index("path") >= 0:
-            names += _cells(path, file, f"{image}.path")
-        else:
-            names += [None] * file.n
     ids = []
     for name in names:
         text = name.replace("\\", "/") if isinstance(name, str) else ""
@@ -432,6 +537,7 @@ FORMAT = SourceFormat(
             image_column=request.image_column,
             label_column=request.label_column,
             download=bool(request.options.download),
+            streaming=bool(request.options.streaming),
         ),
         HubOptions,
         frozenset(("image", "label")),

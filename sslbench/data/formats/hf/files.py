@@ -1,8 +1,9 @@
 """Files of a Hugging Face data set, in a folder or the hub's cache, by split."""
 
 import re
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePath, PurePosixPath
+from typing import TypeVar
 
 from sslbench.data.containers.members import split_name
 from sslbench.data.containers.sniff import json_of
@@ -14,6 +15,7 @@ from sslbench.paths import files_below
 _HUB_NAME = re.compile(r"(?P<name>\w[\w.-]*/[\w.-]+)(?:/(?P<inside>[^?@]+))?(?:@(?P<revision>[^?]+))?(?P<query>\?.*)?")
 _NUMBERED = re.compile(r"(?P<name>.+?)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?")
 _DOWNLOAD = "?download=1"
+P = TypeVar("P", bound=PurePath)
 
 
 def find_files(spec: str, location: str) -> dict[str, list[Path]]:
@@ -60,6 +62,39 @@ def _from_hub(spec: str, location: str) -> Path:
     return folder / match["inside"] if match["inside"] else folder
 
 
+def streamed_files(spec: str, location: str) -> dict[str, list[str]]:
+    """Split -> addresses of the Parquet files of a data set of the hub; only their names are fetched."""
+    match = _HUB_NAME.fullmatch(location)
+    if match is None or match["query"] or Path(location).expanduser().exists():
+        raise UsageError(
+            f"'{spec}': streaming=1 is for data sets of the hub", "Write hf:OWNER/NAME?streaming=1; files need nothing."
+        )
+    import huggingface_hub
+
+    name, inside = match["name"], PurePosixPath(match["inside"] or "")
+    try:
+        info = huggingface_hub.HfApi().dataset_info(name, revision=match["revision"])
+    except Exception as error:  # of whichever HTTP library huggingface_hub uses
+        raise DataError(
+            f"'{name}' cannot be streamed from the hub: {' '.join(str(error).split())[:200]}",
+            "Without a network: save_to_disk elsewhere, copy the folder and give it as --data hf:FOLDER.",
+        ) from error
+    files = sorted(PurePosixPath(each.rfilename) for each in info.siblings or ())
+    files = [file for file in files if file.suffix == ".parquet" and file.is_relative_to(inside)]
+    if not files:
+        raise DataError(
+            f"'{name}' has no .parquet file, and others are not streamed",
+            f"The hub converts most data sets: hf:{name}@refs/convert/parquet?streaming=1; or fetch it: ?download=1.",
+        )
+    splits = _by_split(spec, inside, files)
+    return {split: [_address(name, str(info.sha), file) for file in found] for split, found in splits.items()}
+
+
+def _address(name: str, commit: str, file: PurePosixPath) -> str:
+    """Return the address of a file for fsspec, which has the user's token; that of a commit never changes."""
+    return f"hf://datasets/{name}@{commit}/{file}"
+
+
 def _in_folder(spec: str, folder: Path) -> dict[str, list[Path]]:
     if (folder / "dataset_dict.json").is_file():
         splits = _json_list(folder / "dataset_dict.json", "splits")
@@ -73,6 +108,11 @@ def _in_folder(spec: str, folder: Path) -> dict[str, list[Path]]:
         raise DataError(
             f"{folder} has no .parquet or .arrow file", "Give the folder that save_to_disk or the hub wrote."
         )
+    return _by_split(spec, folder, files)
+
+
+def _by_split(spec: str, folder: PurePath, files: Sequence[P]) -> dict[str, list[P]]:
+    """Split -> its files, by their names below a folder."""
     splits_of = {file: _split_of(folder, file) for file in files}
     tops = {folder_of for file in files if (folder_of := _configuration(folder, file))}
     if len(tops) > 1:
@@ -85,13 +125,13 @@ def _in_folder(spec: str, folder: Path) -> dict[str, list[Path]]:
     return {split: [f for f in files if splits_of[f] == split] for split in dict.fromkeys(splits_of.values())}
 
 
-def _configuration(folder: Path, file: Path) -> str:
+def _configuration(folder: PurePath, file: PurePath) -> str:
     """Return the configuration of a file: its first folder, unless that is 'data' or a split."""
     first, *rest = file.relative_to(folder).parts
     return first if rest and first != "data" and split_name(first) is None else ""
 
 
-def _split_of(folder: Path, file: Path) -> str:
+def _split_of(folder: PurePath, file: PurePath) -> str:
     match = _NUMBERED.fullmatch(file.stem)
     stem = match["name"] if match else file.stem
     parents = file.relative_to(folder).parts[:-1]
