@@ -7,9 +7,11 @@ import sys
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from PIL import Image
 
 import sslbench
+from sslbench.cli.commands.check_data import command
 from sslbench.data.decode.handlers import (
     Decoder,
     PictureDecoder,
@@ -316,3 +318,33 @@ class TestObjects:
     def test_what_is_no_handler_is_refused(self, scans, decoder):
         with pytest.raises(UsageError, match=r"Give functions of \(path, file\)"):
             self.run(scans, decoder)
+
+
+class TestNone:
+    @pytest.fixture
+    def undecodable(self, tmp_path):
+        for name, content in (("a/1", b"one"), ("a/2", b"two"), ("b/1", b"three"), ("b/2", b"four")):
+            file = tmp_path / f"{name}.jpg"
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(content)
+        return str(tmp_path)
+
+    def check(self, *arguments):
+        result = CliRunner().invoke(command, arguments)
+        return result.exit_code, result.output + str(result.exception or "")
+
+    def test_data_are_checked_without_decoding(self, undecodable):
+        code, text = self.check(undecodable, "--decoder", "none")
+        assert code == 0 and "no errors found" in text, text
+        code, text = self.check(undecodable)
+        assert code == 1 and "a/1.jpg" in text
+
+    @pytest.mark.parametrize("flags", [("--decode", "all"), ("--near-copies", "pixels"), ("--sheet", "x.png")])
+    def test_flags_that_need_decoded_images_are_refused(self, undecodable, flags):
+        code, text = self.check(undecodable, "--decoder", "none", *flags)
+        assert code != 0 and f"{flags[0]} does not go with --decoder none" in text
+
+    @pytest.mark.parametrize("decoder", [None, "none", ["none", "fast"]])
+    def test_a_network_takes_images(self, undecodable, decoder):
+        with pytest.raises(UsageError, match=r"networks take images\nDecode them by a function of your own"):
+            sslbench.evaluate(torch.nn.Flatten(), undecodable, protocols="knn", decoder=decoder)

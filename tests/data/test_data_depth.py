@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from helpers.few_bits import FEW_BITS
 from PIL import Image
+from scipy.io import savemat
 
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.formats.motorcycle import normals_of
@@ -33,6 +34,8 @@ def encoded(values, kind):
         np.save(file, values.astype(np.float32))
     elif kind == "npz":
         np.savez_compressed(file, depth=values.astype(np.float32), other=np.zeros(3))
+    elif kind == "mat":
+        savemat(file, {"depth": values, "name": "a scene", "camera": np.eye(3)})
     elif kind == "png":
         Image.fromarray(np.rint(1000 * values).astype(np.uint16)).save(file, "PNG")
     elif kind == "tiff":
@@ -64,7 +67,7 @@ def write(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("kind", ["npy", "npz", "png", "tiff", "pfm"])
+@pytest.mark.parametrize("kind", ["npy", "npz", "mat", "png", "tiff", "pfm"])
 def test_every_file_gives_the_same_depth(write, kind):
     spec = f"{write(kind)}?depth_scale=1000" if kind == "png" else str(write(kind))
     source = open_as(spec, Depth)["all"]

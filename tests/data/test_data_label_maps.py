@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from sample_data import nyu as nyu_sample
+from scipy.io import savemat
 
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.maps.files import decode_pixels
@@ -857,3 +858,53 @@ def test_folders_of_images_are_groups_where_that_is_asked_for(tmp_path):
 def test_no_images_of_nyu_have_no_digests(nyu):
     source = open_as(str(nyu(np.ones((2, HEIGHT, WIDTH), int))), LabelMaps)["all"].select(np.arange(0))
     assert source.images.digests().shape == source.target.maps.maps.digests().shape == (0, 16)
+
+
+class TestArrays:
+    """Maps in files of MATLAB and NumPy, as SBD, COCO-Stuff and Pascal Context have them."""
+
+    def make(self, root, kind):
+        map_ = grid(0, 3, 7, 7)
+        for name in "ab":
+            draw(root / "photos" / f"{name}.png")
+        (root / "gt").mkdir()
+        for name in "ab":
+            file = root / "gt" / f"{name}.{'npy' if kind == 'npy' else 'mat'}"
+            if kind == "npy":
+                np.save(file, map_.astype(np.int64))
+            elif kind == "nested":  # in a structure, beside others
+                savemat(file, {"GTcls": {"Boundaries": np.zeros((20, 1)), "Segmentation": map_, "Categories": [3, 7]}})
+            else:  # MATLAB's numbers are floating point
+                savemat(file, {"S": map_.astype(float), "names": ["x", "y"], "regionMapStuff": map_ + 1.0})
+        return f"{root}?images=photos&maps=gt"
+
+    @pytest.mark.parametrize("kind", ["npy", "nested", "several"])
+    def test_named_folders_may_hold_arrays(self, tmp_path, kind):
+        source = open_as(self.make(tmp_path, kind), LabelMaps)["all"]
+        assert source.target.classes == ("0", "3", "7") and len(source) == 2
+        assert columns(source.target.maps.read_map(1).semantic) == [0, 1, 2, 2, 2, 2, 2, 2]
+
+    def test_pictures_come_before_arrays_of_features_beside_them(self, tmp_path):
+        spec = self.make(tmp_path, "npy")
+        write(tmp_path / "gt" / "a.png", grid(1))
+        source = open_as(spec, LabelMaps)["all"]
+        assert source.target.classes == ("1",) and len(source) == 1
+
+    @pytest.mark.parametrize(
+        ("values", "reason"),
+        [
+            (np.full((HEIGHT, WIDTH), 0.5), "classes are whole numbers"),
+            (np.full((HEIGHT, WIDTH), np.inf), "classes are whole numbers"),
+            (np.zeros((2, HEIGHT, WIDTH)), r"a label map has \(height, width\)"),
+            (np.array([["a"]]), "not of numbers"),
+            ({"first": np.eye(3), "second": np.eye(3)}, "several arrays"),
+            ({"text": "a"}, "without an array of two dimensions"),
+        ],
+    )
+    def test_arrays_that_are_no_maps(self, values, reason):
+        file = io.BytesIO()
+        savemat(file, values) if isinstance(values, dict) else np.save(file, values)
+        with pytest.raises(UnreadableImage, match=reason):
+            decode_pixels(file.getvalue(), "a.mat", MAX_PIXELS)
+        with pytest.raises(UnreadableImage):
+            decode_pixels(file.getvalue()[:-20], "a.mat", MAX_PIXELS)

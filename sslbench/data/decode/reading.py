@@ -22,6 +22,9 @@ An attribute `suffixes` of a handler, such as ('.dcm',), says which files of a f
 WAYS = ("reference", "fast")
 """Names of the default handler's modes; see `Preprocessing.decoder`."""
 
+ENCODED = "none"
+"""Name in place of a decoder: files are not decoded."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
@@ -45,6 +48,12 @@ _SUFFIX = re.compile(r"\.[^./\\\s]+")
 def check_decoder(decoder: Iterable[str]) -> None:
     """Refuse names that are neither a mode nor a function with its module; nothing is imported."""
     names = tuple(decoder)
+    if ENCODED in names:
+        raise UsageError(
+            f"decoder {ENCODED} leaves files encoded, and networks take images",
+            "Decode them by a function of your own: decoder my_module.my_function. check-data takes "
+            f"{ENCODED}; in Python, source.images.read(i) gives the bytes.",
+        )
     if len([name for name in names if name in WAYS]) > 1:
         raise UsageError(f"decoder {', '.join(names)}: 'reference' and 'fast' exclude each other")
     for name in names:
@@ -64,7 +73,7 @@ def object_of(name: str) -> str:
     if not colon or not module:
         raise UsageError(
             f"there is no decoder '{name}'",
-            f"{did_you_mean(name, WAYS)} Name your own function with its module: my_module.my_function.",
+            f"{did_you_mean(name, (*WAYS, ENCODED))} Name your own function with its module: my_module.my_function.",
         )
     return f"{module}:{attribute}"
 
@@ -74,7 +83,7 @@ _objects: dict[str, Handler] = {}
 _count = itertools.count(1)
 
 
-def names_of_handlers(handlers: Handler | str | Sequence[Handler | str]) -> tuple[str, ...]:
+def names_of_handlers(handlers: Handler | str | Sequence[Handler | str] | None) -> tuple[str, ...]:
     """Return handlers given in Python as names, by which settings, records and keys know them.
 
     A function of a module has its own name; other objects (instances, lambdas) have one that is valid in this process.
@@ -88,6 +97,7 @@ def names_of_handlers(handlers: Handler | str | Sequence[Handler | str]) -> tupl
         >>> names_of_handlers(lambda path, file: None)[0].split(": ")[1]
         'sslbench.data.decode.reading.<lambda>'
     """
+    handlers = ENCODED if handlers is None else handlers
     listed = [handlers] if isinstance(handlers, str) or callable(handlers) else handlers
     if not isinstance(listed, Sequence):
         raise UsageError(f"decoder is of the type {type(handlers).__name__}", "Give functions of (path, file).")

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from sslbench.arrays import FloatArray
+from sslbench.data.decode.arrays import array_of
+from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.format import SourceFormat, plain_reader
 from sslbench.data.image_pairs import check_points, pairs_source
 from sslbench.data.images import Files
@@ -21,8 +23,6 @@ from sslbench.errors import DataError
 from sslbench.targets.pairs import PointPair, Points
 
 _MOST = 2000
-# The text PIEH, read as a float.
-_MAGIC = 202021.25
 _UNKNOWN = 1e9  # larger values stand for pixels without flow
 
 
@@ -69,16 +69,13 @@ def open(spec: str) -> dict[str, Source]:
 
 def read_flow(file: Path) -> FloatArray:
     """Return the vectors (H, W, 2) of a Middlebury .flo file, in pixels."""
-    content = file.read_bytes() if file.is_file() else b""
-    head = np.frombuffer(content[:12], dtype="<i4") if len(content) >= 12 else np.zeros(3, np.int32)
-    width, height = int(head[1]), int(head[2])
-    if len(content) < 12 or np.frombuffer(content[:4], dtype="<f4")[0] != _MAGIC or not (width > 0 and height > 0):
+    try:
+        flow = array_of(file.read_bytes() if file.is_file() else b"", str(file))
+    except UnreadableImage as error:
+        raise DataError(str(error)) from error
+    if flow is None or flow.ndim != 3 or flow.shape[2] != 2:
         raise DataError(f"{file} is no Middlebury .flo file")
-    if len(content) != 12 + 8 * width * height:
-        raise DataError(
-            f"{file} has {len(content):,} bytes; {width} x {height} vectors take {12 + 8 * width * height:,}"
-        )
-    return np.frombuffer(content[12:], dtype="<f4").reshape(height, width, 2).astype(np.float64)
+    return flow.astype(np.float64)
 
 
 FORMAT = SourceFormat(__doc__, readers={Points: plain_reader(recognises, open)})

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from PIL import Image, PngImagePlugin, PpmImagePlugin, TiffImagePlugin, UnidentifiedImageError
 
 from sslbench.arrays import OfRows
+from sslbench.data.decode.arrays import array_of
 from sslbench.data.decode.files import orientation, strict_and_silent
 from sslbench.data.decode.picture import UPRIGHT, UnreadableImage, check_size, declared_too_large
 from sslbench.data.images import DIGEST_BYTES, Files, digest
@@ -83,6 +84,8 @@ def decode_pixels(data: bytes, path: str, max_pixels: int) -> MapPixels:
     """Decode the pixels of an encoded file as they are stored; see `load`."""
     if not data:
         raise UnreadableImage(path, "empty file")
+    if (values := array_of(data, path)) is not None:
+        return MapPixels(path, _whole(values, path, max_pixels))
     with strict_and_silent(max_pixels):
         try:
             with Image.open(io.BytesIO(data)) as image:
@@ -101,6 +104,21 @@ def decode_pixels(data: bytes, path: str, max_pixels: int) -> MapPixels:
         except Exception as error:  # decoders raise almost anything on a damaged file
             words = " ".join(str(error).split())[:120]
             raise UnreadableImage(path, "truncated" if "truncated" in words else f"damaged ({words})") from error
+
+
+def _whole(values: npt.NDArray[Any], path: str, max_pixels: int) -> npt.NDArray[Any]:
+    """Return the values of an array as whole numbers, which MATLAB stores as floating point."""
+    if values.ndim != 2 or not values.size:
+        raise UnreadableImage(path, f"an array of {values.shape}; a label map has (height, width)")
+    check_size(values.shape[1], values.shape[0], path, max_pixels)
+    whole = np.rint(values) if values.dtype.kind == "f" else values
+    if (
+        not np.isfinite(values).all()
+        or not (whole == values).all()
+        or not -1 <= int(whole.min()) <= int(whole.max()) < 2**31 - 1
+    ):
+        raise UnreadableImage(path, f"values from {values.min()} to {values.max()}; classes are whole numbers")
+    return whole.astype(np.int64)
 
 
 def refuse_turned(image: Image.Image, path: str) -> None:

@@ -3,10 +3,11 @@
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from sslbench.data.containers.members import in_clutter, is_image, split_name, split_rank
+from sslbench.data.decode.arrays import SUFFIXES
 from sslbench.data.images import Files
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside, coding_of_values, with_ignored
 from sslbench.data.maps.files import ValueMaps
@@ -124,11 +125,15 @@ _ENDINGS = ("", "_mask", "_masks", "_label", "_labels", "_seg", "_segmentation",
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Folders of one split's images and maps; the split is 'all' if the folders may hold several."""
+    """Folders of one split's images and maps; the split is 'all' if the folders may hold several.
+
+    `named`: by the user, so that arrays (.mat, .npy) are maps where there are no pictures.
+    """
 
     split: str
     images: Path
     maps: Path
+    named: bool = False
 
 
 def recognises(root: Path) -> bool:
@@ -183,7 +188,7 @@ def named_places(spec: str, root: Path, options: LabelMapOptions) -> list[Place]
         return []
     if options.maps is None:
         raise UsageError(f"{spec}: images= needs maps= beside it", f"Write {spec}?images=photos&maps=masks")
-    place = Place("all", root / (options.images or "."), root / options.maps)
+    place = Place("all", root / (options.images or "."), root / options.maps, named=True)
     missing = [folder for folder in (place.images, place.maps) if not folder.is_dir()]
     if missing:
         raise UsageError(f"there is no folder {missing[0]}", f"images= and maps= are folders below {root}.")
@@ -218,6 +223,8 @@ def paired(places: list[Place]) -> dict[str, Pairs]:
 
 def _paired(place: Place) -> dict[str, Pairs]:
     images, maps = walk(place.images), walk(place.maps)
+    if place.named and not maps:
+        maps = walk(place.maps, lambda name: PurePosixPath(name).suffix.lower() in SUFFIXES)
     # Otherwise every mask would be an image without a mask.
     if place.maps.is_relative_to(place.images):  # a folder of masks among the images
         below = place.maps.relative_to(place.images).as_posix() + "/"

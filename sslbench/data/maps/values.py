@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import io
-import re
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from PIL import Image, UnidentifiedImageError
 
 from sslbench.arrays import OfRows
 from sslbench.config import setting
+from sslbench.data.decode.arrays import array_of
 from sslbench.data.decode.files import strict_and_silent
 from sslbench.data.decode.picture import UnreadableImage, check_size
 from sslbench.data.images import Files
@@ -21,11 +21,9 @@ from sslbench.data.maps.types import SAME_SIZE, size_difference
 from sslbench.errors import DataError
 from sslbench.preprocessing import MAX_PIXELS
 
-SUFFIXES = (".npy", ".npz", ".pfm", ".png", ".tif", ".tiff")
+SUFFIXES = (*(".npy", ".npz", ".mat", ".pfm"), ".png", ".tif", ".tiff")
 """Suffixes of files of values, in lower case."""
 
-_PFM = re.compile(rb"(P[Ff])\s+(\d+)\s+(\d+)\s+(-?[\d.]+(?:[eE][-+]?\d+)?)[ \t\r]*\n")
-_NAMES = ("depth", "depths", "normals", "normal", "arr_0")
 _EXR = b"\x76\x2f\x31\x01"
 
 
@@ -39,11 +37,8 @@ def decode_values(data: bytes, path: str) -> npt.NDArray[Any]:
     if data.startswith(_EXR):
         raise UnreadableImage(path, "an OpenEXR file, which is not supported: convert it to .npy, .pfm or TIFF")
     try:
-        if data.startswith((b"\x93NUMPY", b"PK\x03\x04")):
-            values = _array(data, path)
-        elif data.startswith((b"PF", b"Pf")):
-            values = _pfm(data, path)
-        else:
+        values = array_of(data, path)
+        if values is None:
             values = _picture(data, path)
     except UnreadableImage:
         raise
@@ -58,34 +53,6 @@ def decode_values(data: bytes, path: str) -> npt.NDArray[Any]:
         raise UnreadableImage(path, f"an array of {values.shape}, not (height, width) or (height, width, 3)")
     check_size(values.shape[1], values.shape[0], path, MAX_PIXELS)
     return values
-
-
-def _array(data: bytes, path: str) -> npt.NDArray[Any]:
-    loaded = np.load(io.BytesIO(data), allow_pickle=False)
-    if isinstance(loaded, np.ndarray):
-        values = loaded
-    else:
-        names = [name for name in _NAMES if name in loaded.files] or loaded.files
-        if len(loaded.files) > 1 and names[0] not in _NAMES:
-            raise UnreadableImage(path, f"several arrays ({', '.join(loaded.files[:5])}), none called depth or normals")
-        values = loaded[names[0]]
-    if values.dtype.kind not in "fui":
-        raise UnreadableImage(path, f"an array of {values.dtype}, not of numbers")
-    return values
-
-
-def _pfm(data: bytes, path: str) -> npt.NDArray[Any]:
-    head = _PFM.match(data)
-    if head is None:
-        raise UnreadableImage(path, "a .pfm file without a complete head")
-    width, height, channels = int(head[2]), int(head[3]), 3 if head[1] == b"PF" else 1
-    check_size(width, height, path, MAX_PIXELS)
-    if len(data) - head.end() != 4 * width * height * channels:
-        raise UnreadableImage(path, "truncated, or longer than its head says")
-    # PFM: a negative scale means little-endian.
-    order = "<" if float(head[4]) < 0 else ">"
-    values = np.frombuffer(data, dtype=f"{order}f4", offset=head.end()).reshape(height, width, channels)
-    return values[::-1].astype(np.float32)  # rows from the bottom up
 
 
 def _picture(data: bytes, path: str) -> npt.NDArray[Any]:

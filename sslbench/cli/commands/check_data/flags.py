@@ -79,7 +79,9 @@ class CheckFlags:
     workers: int | None = flag("Processes that decode images.", within="[0, inf)")
     max_pixels: int | None = flag("Largest allowed picture, in pixels. Default: 178956970.", within="[1, inf)")
     decoder: tuple[str, ...] = flag(
-        "Decoder of your own: my_module.my_function; several with commas.", multiple=False, callback=split_names
+        "Decoder of your own: my_module.my_function; several with commas. none: nothing is decoded.",
+        multiple=False,
+        callback=split_names,
     )
 
     def search(self, images: int) -> str:

@@ -397,9 +397,9 @@ def _source(name: str, split: str, paths: Sequence[Path], image: str | None, lab
 
 def _rows(name: str, path: Path, image: str | None, label: str | None) -> _Rows:
     """Read a file of rows, but for its images."""
-    import pyarrow
-
     file = open_row_file(path)
+    import pyarrow  # after the message on its absence
+
     # Declared in the file's metadata, else in dataset_info.json beside it.
     written = (file.schema.metadata or {}).get(b"huggingface")
     beside = path.parent / "dataset_info.json"

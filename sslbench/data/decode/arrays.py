@@ -1,0 +1,126 @@
+"""Arrays of numbers in annotation files: NumPy, MATLAB, PFM and Middlebury's flow, told by their first bytes.
+
+One place for all annotations of pixels: label maps, depth, normals and flow. `READERS` has a line for each kind of
+file; pictures (PNG, TIFF) are read by those who know what their numbers mean.
+"""
+
+import io
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sslbench.data.decode.picture import UnreadableImage, check_size
+from sslbench.preprocessing import MAX_PIXELS
+
+Array = npt.NDArray[Any]
+
+SUFFIXES = (".npy", ".npz", ".mat", ".pfm", ".flo")
+"""Suffixes of these files, in lower case."""
+_PFM = re.compile(rb"(P[Ff])\s+(\d+)\s+(\d+)\s+(-?[\d.]+(?:[eE][-+]?\d+)?)[ \t\r]*\n")
+# Of several arrays in a file; the last ones are those of Pascal Context, SBD and COCO-Stuff.
+_NAMES = ("depth", "depths", "normals", "normal", "arr_0", "labels", "mask", "LabelMap", "Segmentation", "S")
+
+
+def array_of(data: bytes, path: str) -> Array | None:
+    """Return the array of an annotation file in its own type; None for a file of another kind.
+
+    Args:
+        data: content of the file, whose first bytes decide.
+        path: name in messages.
+
+    Returns:
+        Numbers (H, W) or (H, W, channels), as the file has them; flow (H, W, 2) in pixels to the right and down.
+
+    Raises:
+        UnreadableImage: damaged, several arrays and none with a usual name, or no numbers.
+
+    Examples:
+        >>> flow = struct.pack("<4sii4f", b"PIEH", 2, 1, 0.5, 0.0, 1.5, -1.0)
+        >>> array_of(flow, "a.flo").tolist()
+        [[[0.5, 0.0], [1.5, -1.0]]]
+        >>> array_of(b"no array", "a.txt") is None
+        True
+    """
+    read = next((reader for head, reader in READERS.items() if data.startswith(head)), None)
+    if read is None:
+        return None
+    try:
+        values = read(data, path)
+    except UnreadableImage:
+        raise
+    except Exception as error:  # decoders raise almost anything on a damaged file
+        raise UnreadableImage(path, f"damaged ({' '.join(str(error).split())[:120]})") from error
+    if values.dtype.kind not in "fuib":
+        raise UnreadableImage(path, f"an array of {values.dtype}, not of numbers")
+    return values
+
+
+def _numpy(data: bytes, path: str) -> Array:
+    loaded = np.load(io.BytesIO(data), allow_pickle=False)
+    return loaded if isinstance(loaded, np.ndarray) else loaded[_chosen(loaded.files, path)]
+
+
+def _matlab(data: bytes, path: str) -> Array:
+    from scipy.io import loadmat
+
+    if data.startswith(b"MATLAB 7.3"):
+        raise UnreadableImage(path, "a MATLAB 7.3 file: save it with -v7")
+    found = dict(_arrays(loadmat(io.BytesIO(data), simplify_cells=True)))
+    if not found:
+        raise UnreadableImage(path, "a MATLAB file without an array of two dimensions")
+    return found[_chosen(list(found), path)]
+
+
+def _arrays(content: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
+    """Yield the arrays of a MATLAB file, those in its structures too."""
+    for name, value in content.items():
+        if isinstance(value, dict):
+            yield from _arrays(value)
+        elif isinstance(value, np.ndarray) and value.ndim >= 2 and value.dtype.kind in "fuib":
+            yield name, value
+
+
+def _chosen(names: list[str], path: str) -> str:
+    """Return the name of the array to read: the only one, or a usual one."""
+    usual = [name for name in _NAMES if name in names] or names
+    if len(names) > 1 and usual[0] not in _NAMES:
+        raise UnreadableImage(path, f"several arrays ({', '.join(names[:5])}), none called depth, normals or labels")
+    return usual[0]
+
+
+def _pfm(data: bytes, path: str) -> Array:
+    head = _PFM.match(data)
+    if head is None:
+        raise UnreadableImage(path, "a .pfm file without a complete head")
+    width, height, channels = int(head[2]), int(head[3]), 3 if head[1] == b"PF" else 1
+    check_size(width, height, path, MAX_PIXELS)
+    if len(data) - head.end() != 4 * width * height * channels:
+        raise UnreadableImage(path, "truncated, or longer than its head says")
+    # PFM: a negative scale means little-endian.
+    order = "<" if float(head[4]) < 0 else ">"
+    values = np.frombuffer(data, dtype=f"{order}f4", offset=head.end()).reshape(height, width, channels)
+    return values[::-1].astype(np.float32)  # rows from the bottom up
+
+
+def _flow(data: bytes, path: str) -> Array:
+    width, height = struct.unpack_from("<ii", data, 4)
+    check_size(width, height, path, MAX_PIXELS)
+    if len(data) != 12 + 8 * width * height:
+        size = 12 + 8 * width * height
+        raise UnreadableImage(path, f"{len(data):,} bytes; {width} x {height} vectors take {size:,}")
+    return np.frombuffer(data, dtype="<f4", offset=12).reshape(height, width, 2).astype(np.float32)
+
+
+READERS: Mapping[bytes, Callable[[bytes, str], Array]] = {
+    b"\x93NUMPY": _numpy,
+    b"PK\x03\x04": _numpy,
+    b"MATLAB": _matlab,
+    b"PF": _pfm,
+    b"Pf": _pfm,
+    b"PIEH": _flow,
+}
+"""First bytes of a file -> the function that reads its array."""
