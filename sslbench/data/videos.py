@@ -211,7 +211,11 @@ def _count(file: str) -> int:
 
 
 def decoded_frames(file: str) -> list[ByteArray]:
-    """Return the frames of a video file in order, each RGB (H, W, 3)."""
+    """Return the frames of a video file in order, each RGB (H, W, 3).
+
+    By OpenCV, since ImageNet-P should need no extra package. PyAV, which clips need, gives the same bits for its sizes;
+    of odd sizes it interpolates chroma otherwise.
+    """
     import cv2
 
     capture = cv2.VideoCapture(file)
