@@ -18,7 +18,8 @@ from sslbench import user_code
 from sslbench.data.decode.files import decode, from_pillow, jpeg_decoder
 from sslbench.data.decode.picture import RGB, Decoded, UnreadableImage, Wanted, as_wanted, from_array, from_fractions
 from sslbench.data.decode.reading import DEFAULT as DEFAULT
-from sslbench.data.decode.reading import WAYS, Handler, find_handler, is_object
+from sslbench.data.decode.reading import WAYS, find_handler, is_object
+from sslbench.data.decode.reading import Handler as Handler
 from sslbench.data.decode.reading import Reading as Reading
 from sslbench.data.decode.reading import resolve as resolve
 from sslbench.data.decode.videos import ClipHandler
