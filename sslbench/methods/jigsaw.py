@@ -1,21 +1,30 @@
 """Jigsaw (Noroozi and Favaro, ECCV 2016, arXiv 1603.09246): classification of the order of an image's patches.
 
 As in VISSL, after Goyal et al. 2019 (arXiv 1905.01235): one backbone and hidden layer see every patch, and a linear
-classifier all of them. Departures: the permutations are chosen here, greedily as published, from a first one that the
-seed gives, and stored in the checkpoints; the published files are not read.
+classifier all of them. The permutations are those of a file, or chosen here, greedily as published, from a first one
+that the seed gives; checkpoints store them.
 """
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from sslbench.config import setting
+from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import cross_entropy, top1
 from sslbench.methods._parts.masks import image_generators
-from sslbench.methods._parts.patches import PIECES, concatenated, distant_permutations, need_patches, reorder
+from sslbench.methods._parts.patches import (
+    PIECES,
+    concatenated,
+    distant_permutations,
+    need_patches,
+    read_permutations,
+    reorder,
+)
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -30,6 +39,12 @@ class Config:
     distance: Literal["mean", "min"] = setting(
         "mean", "Hamming distance to the chosen orders that the next one maximises"
     )
+    permutation_file: str = setting(
+        "",
+        "orders of a .npy file in place of chosen ones, such as the published ones: (permutations, 9), numbers of "
+        "patches from 0 or 1",
+        by_content=True,
+    )
     hidden: int = setting(1000, "width of the layer of each patch", within="[1, inf)")
 
 
@@ -41,8 +56,12 @@ class Method(method.Method[Config]):
 
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
-        """Require nine patches."""
+        """Require nine patches, and no choice of orders that a file has."""
         need_patches(setup, 0, method="jigsaw")
+        if config.permutation_file and config.distance != "mean":
+            raise UsageError(
+                f"jigsaw: distance={config.distance} has no effect on the orders of permutation_file", "Leave it out."
+            )
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)
@@ -50,9 +69,12 @@ class Method(method.Method[Config]):
             nn.Linear(setup.feature_dim, config.hidden), nn.BatchNorm1d(config.hidden), nn.ReLU()
         )
         self.classifier = nn.Linear(PIECES * config.hidden, config.permutations)
-        first = int(torch.randint(math.factorial(PIECES), ()))  # follows from the run's seed
-        chosen = distant_permutations(config.permutations, PIECES, first=first, choose=config.distance)
-        self.register_buffer("permutations", torch.from_numpy(chosen))
+        if config.permutation_file:
+            orders = read_permutations(Path(config.permutation_file), config.permutations)
+        else:
+            first = int(torch.randint(math.factorial(PIECES), ()))  # follows from the run's seed
+            orders = distant_permutations(config.permutations, PIECES, first=first, choose=config.distance)
+        self.register_buffer("permutations", torch.from_numpy(orders))
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the cross entropy of the order, drawn anew for every image."""

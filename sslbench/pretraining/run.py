@@ -45,7 +45,7 @@ from sslbench.train.checkpoints import continue_from, newest_whole, no_checkpoin
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import run_first_pass, train
 from sslbench.train.meter import LogRecord
-from sslbench.train.method import Step
+from sslbench.train.method import Step, find_method
 from sslbench.train.observers import Observer, RunInfo
 from sslbench.train.online_head import OnlineHead
 from sslbench.train.state import from_checkpoint, to_checkpoint, to_shards
@@ -346,8 +346,10 @@ def identity(request: PretrainRequest, source: Source, init_sha256: str | None, 
     # Images are identified by names and labels, since reading their content would take hours before the first update.
     labels = hashlib.sha256("\n".join((source.target.name, *source.target.classes)).encode())
     labels.update(np.ascontiguousarray(source.target.values).tobytes())
+    settings = plain(request.settings)
     return {
-        **plain(request.settings),
+        **settings,
+        "method": {**settings["method"], **_digests_of_files(settings["method"])},
         "data": without_secrets(request.data),
         "limit": request.limit,
         "images": len(source),
@@ -358,6 +360,13 @@ def identity(request: PretrainRequest, source: Source, init_sha256: str | None, 
         "code": code,
         **({"weights": dict(source.weights)} if source.weights else {}),
     }
+
+
+def _digests_of_files(method: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digests of the files that the settings of a method name, by the name of the setting."""
+    fields = dataclasses.fields(find_method(method["name"]).config_type)
+    places = [field.name for field in fields if field.metadata.get("by_content") and method.get(field.name)]
+    return {name: hashlib.sha256(Path(method[name]).read_bytes()).hexdigest()[:16] for name in places}
 
 
 def refuse_different(own: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sslbench.errors import UsageError
+from sslbench.features.array import UNREADABLE_HEADER
 from sslbench.train.method import Setup
 
 SIDE = 3
@@ -86,3 +88,37 @@ def distant_permutations(
         score = score + distance if choose == "mean" else np.minimum(score, distance)
         chosen.append(int(np.argmax(np.where(free, score, -1))))
     return every[:, chosen].T.astype(np.int64)
+
+
+def read_permutations(path: Path, n: int) -> npt.NDArray[np.int64]:
+    """Read the orders of the patches in a .npy file (n, 9), which counts the patches from 0 or 1, as VISSL's files.
+
+    Returns int64 (n, 9), counted from 0.
+
+    Raises:
+        UsageError: the file cannot be read, or does not hold n different orders of nine patches.
+    """
+    try:
+        values = np.load(path, allow_pickle=False)
+    except (OSError, *UNREADABLE_HEADER) as error:
+        raise UsageError(f"method.permutation_file: {path} cannot be read as an array of orders: {error}") from error
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "iuf" or values.shape[1:] != (PIECES,):
+        found = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else "several arrays"
+        raise UsageError(f"method.permutation_file: {path} holds {found}, not numbers (orders, {PIECES})")
+    first = int(np.all(values != 0))  # the number of the first patch
+    wrong = (np.sort(values, axis=1) != np.arange(PIECES) + first).any(axis=1)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise UsageError(
+            f"method.permutation_file: row {row} of {path} is no order of the numbers 0 to {PIECES - 1} or 1 to "
+            f"{PIECES}: {' '.join(f'{value:g}' for value in values[row])}",
+            "All rows count from the same number.",
+        )
+    if len(np.unique(values, axis=0)) < len(values):
+        raise UsageError(f"method.permutation_file: {path} has an order twice")
+    if len(values) != n:
+        raise UsageError(
+            f"method.permutation_file: {path} has {len(values):,} orders, and permutations is {n:,}",
+            f"Set method.permutations={len(values)}.",
+        )
+    return (values - first).astype(np.int64)
