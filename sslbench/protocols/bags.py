@@ -224,7 +224,7 @@ def _attend(
     parts: tuple[Features, Features], bags: tuple[Features, Features], settings: Settings, seed: int, device: str
 ) -> Outcome:
     """Train networks with attention on the bags of train, and report the mean of their metrics on test."""
-    from sslbench.solvers.gated_attention import Bags
+    from sslbench.protocols._parts.gated_attention import Bags
 
     mean, std = np.zeros(parts[0].x.shape[1]), np.ones(parts[0].x.shape[1])
     if settings.scale == "standard":
@@ -269,8 +269,8 @@ def _trained(
     """Train one network; return its scores of the bags of train and test, and the epoch that was kept."""
     import torch
 
+    from sslbench.protocols._parts.gated_attention import GatedAttention, Training, train
     from sslbench.runtime.seeds import seeded
-    from sslbench.solvers.gated_attention import GatedAttention, Training, train
 
     own, device = stored[0], stored[0].device
     fitted, held_out = split if split is not None else (np.arange(len(labels)), np.zeros(0, np.int64))

@@ -18,12 +18,14 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.survival import Concordance, concordance
 from sslbench.protocols import bags
+from sslbench.protocols._parts import gated_attention
+from sslbench.protocols._parts.gated_attention import GatedAttention
 from sslbench.protocols.bags import Settings
-from sslbench.solvers import cox, gated_attention
-from sslbench.solvers.gated_attention import GatedAttention
+from sslbench.solvers import cox
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.times import Times
+from sslbench.train.loop import NotFiniteError
 
 QUICK = {"projection": 8, "attention": 8, "hidden": (), "epochs": 30, "lr": 0.02, "trainings": 1}
 
@@ -142,6 +144,12 @@ def test_attention_finds_the_one_image_that_counts_and_the_mean_does_not(target)
     assert outcome.selected["on"] == "held-out 20 % of train" and len(outcome.selected["epochs"]) == 2
     again = bags.run(*parts, settings, seed=0)
     assert np.array_equal(again.scores, outcome.scores) and repr(again.metrics) == repr(outcome.metrics)
+
+
+def test_a_training_that_diverges_ends_with_a_remedy():
+    part = bags_of_instances(20, 1, of_classes)
+    with pytest.raises(NotFiniteError, match=r"bags: the loss is nan in update 2\nSet a lower lr"):
+        bags.run(part, part, Settings(pooling="attention", **QUICK | {"lr": 1e30}), seed=0)
 
 
 def test_attention_learns_nothing_from_labels_without_meaning():

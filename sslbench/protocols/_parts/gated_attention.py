@@ -1,13 +1,19 @@
 """Gated attention over the images of a bag, trained on stored features (Ilse et al. 2018, ICML, equation 9)."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
+from sslbench.train import loop
+from sslbench.train.method import Learner, Loss, Step
+from sslbench.train.optimizers.optimizer import OptimizerSettings, make_optimizer
+from sslbench.train.parameter_groups import GroupRates, group
+from sslbench.train.schedules import constant
+from sslbench.train.state import State
 
 _ROWS = 2**15  # images per forward pass; larger bags have one of their own
 
@@ -109,6 +115,36 @@ class Training:
     patience: int
 
 
+class _BagTraining(Learner, loop.Run[list[int]]):
+    """Training of a network on bags; an update is a pass for each part of them that fits into memory."""
+
+    def __init__(
+        self,
+        network: GatedAttention,
+        bags: Bags,
+        loss_of: Callable[[Tensor, Sequence[int]], Tensor],
+        training: Training,
+    ) -> None:
+        super().__init__()
+        self.network, self.bags, self.loss_of = network, bags, loss_of
+        options = OptimizerSettings(name="adamw", lr=training.lr, lr_scaling="none", weight_decay=training.weight_decay)
+        groups = [group(dict(network.named_parameters()), GroupRates())]
+        self.state = State(self, self, make_optimizer(groups, options, fused=False))
+
+    def passes(self, raw: list[int]) -> Iterator[list[int]]:
+        """Yield the numbers of the bags of each pass."""
+        self.size = len(raw)
+        yield from self.bags.passes(raw)
+
+    def loss(self, batch: list[int], step: Step) -> Loss:
+        """Return the share of the bags of a pass in the mean loss of the update's bags."""
+        return Loss(self.loss_of(self.network(*self.bags.read(batch)), batch) / self.size)
+
+    def diverged(self, raw: list[int], step: Step, loss: Loss, own: float, mean: float) -> None:
+        """Stop with a remedy."""
+        raise loop.NotFiniteError(f"bags: the loss is {mean} in update {step.index + 1}", "Set a lower lr, lr=0.0001.")
+
+
 def train(
     network: GatedAttention,
     bags: Bags,
@@ -122,17 +158,16 @@ def train(
     `numbers`: of the bags to train on, shuffled by torch's generator; `loss`: sum over the bags of the given numbers;
     `score`: of the network on held-out bags, more is better; None: the last epoch is kept.
     """
-    optimizer = torch.optim.AdamW(network.parameters(), lr=training.lr, weight_decay=training.weight_decay)
+    run = _BagTraining(network, bags, loss, training)
+    rates = loop.RateSchedules(constant(training.lr), training.lr)
+    starts = range(0, len(numbers), training.batch_size)
     best, best_epoch, kept = -np.inf, 0, None
     for epoch in range(1, training.epochs + 1):
         network.train()
         order = numbers[torch.randperm(len(numbers)).numpy()].tolist()
-        for start in range(0, len(order), training.batch_size):
-            batch = order[start : start + training.batch_size]
-            optimizer.zero_grad()
-            for part in bags.passes(batch):
-                (loss(network(*bags.read(part)), part) / len(batch)).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+        batches = (order[start : start + training.batch_size] for start in starts)
+        plan = loop.TrainingPlan(epoch * len(starts), len(starts), rates, log_every=0, save_every=0)
+        loop.train(run.state, plan, batches, run, lambda: 0)  # to the end of this epoch: a score may end the training
         if score is None:
             best_epoch = epoch
         elif (found := score()) > best:
