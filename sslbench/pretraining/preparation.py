@@ -21,7 +21,7 @@ from sslbench.data.decode.handlers import Reading, resolve
 from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.open import open_data, refuse_targets_of_pixels
 from sslbench.data.source import Source
-from sslbench.data.splits import limit
+from sslbench.data.splits import limit, part_of_order
 from sslbench.data.views import Augment
 from sslbench.data.views.ops import own_functions
 from sslbench.data.wording import counted
@@ -312,8 +312,12 @@ def _open(request: PretrainRequest) -> Source:
         raise DataError(f"{source.name} has no images")
     if sampling_of(source.images):
         raise UsageError(f"{source.name} has videos, and pretrain takes images", "Write their frames as images first.")
-    if request.limit is not None and request.limit < len(source):
-        source = limit(source, request.limit, request.settings.seed)
+    settings, n = request.settings, request.limit
+    seed = settings.seed if settings.limit_seed is None else settings.limit_seed
+    if n is not None and (settings.limit_skip is not None or settings.limit_balanced):
+        source = part_of_order(source, n, seed, skip=settings.limit_skip or 0, balanced=settings.limit_balanced)
+    elif n is not None and n < len(source):
+        source = limit(source, n, seed)
     others = ", ".join(part for part in parts if parts[part] is not source and part != name)
     log.info(f"{len(source)} images of {source.name}" + (f" (not used: {others})" if others else ""))
     return source

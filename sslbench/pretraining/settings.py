@@ -110,6 +110,11 @@ class PretrainSettings:
     shard_window: int = setting(
         WINDOW, "number of shards from which sampler=shards draws at a time", unit="shards", within="[1, inf)"
     )
+    limit_balanced: bool = setting(False, "draw as many images of every class for --limit, not by their shares")
+    limit_skip: int | None = setting(
+        None, "draw for --limit after so many images of a random order, whose parts are disjoint", within="[0, inf)"
+    )
+    limit_seed: int | None = setting(None, "seed of the images drawn for --limit; null: seed", within="[0, 4294967295]")
     log_every: int = setting(10, "interval of the log", unit="updates", within="[1, inf)")
     save_every: str = setting("1 epoch", "interval of checkpoints: 'N epochs' or 'N updates'")
     keep: int = setting(2, "checkpoints to keep; older ones are removed", within="[1, inf)")
@@ -247,6 +252,10 @@ class PretrainRequest:
             raise UsageError(
                 f"'{settings.backbone}' has no trainable parameters", "Name a network, such as backbone=resnet50."
             )
+        drawn = {name: getattr(settings, name) for name in ("limit_balanced", "limit_skip", "limit_seed")}
+        unused = [name for name, value in drawn.items() if value is not None and value is not False]
+        if self.limit is None and unused:
+            raise UsageError(f"{unused[0]} has no effect without --limit", "Give the number of images: --limit 1000.")
         if self.init is None and (self.init_format or self.stem):
             raise UsageError("--format and --stem need --init, a weights file", "Add --init, or leave them out.")
         # What follows concerns the classifier beside the training.
@@ -296,6 +305,9 @@ def plain(settings: PretrainSettings) -> dict[str, Any]:
         "batch_transform": None,
         "max_pixels": MAX_PIXELS,
         "sampler": "auto",
+        "limit_balanced": False,
+        "limit_skip": None,
+        "limit_seed": None,
         "shard_window": WINDOW,
     }
     values = dataclasses.asdict(settings)

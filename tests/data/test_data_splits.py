@@ -1,5 +1,7 @@
 """Train and test parts: taken from the data's own splits, or split by chance so that every class keeps its share."""
 
+import itertools
+
 import numpy as np
 import pytest
 from helpers.containers import png
@@ -11,7 +13,16 @@ from sslbench.data.joined import join_labels
 from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
-from sslbench.data.splits import holdout, label_problems, limit, match_classes, name_numbered, train_test, unite_classes
+from sslbench.data.splits import (
+    holdout,
+    label_problems,
+    limit,
+    match_classes,
+    name_numbered,
+    part_of_order,
+    train_test,
+    unite_classes,
+)
 from sslbench.errors import DataError, UsageError
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
@@ -245,6 +256,38 @@ def test_limit_takes_exactly_n_of_other_kinds_too(labels):
     assert limit(whole, 100, 0) is whole
     with pytest.raises(UsageError, match="at least 1"):
         limit(whole, 0, 0)
+
+
+COUNTS = np.array([53, 31, 12])
+UNEQUAL = Classes(tuple("abc"), np.repeat(np.arange(3), COUNTS)[np.random.default_rng(0).permutation(96)])
+
+
+@pytest.mark.parametrize("labels", [UNEQUAL, multi(*[["a"], ["a", "b"], []] * 32), Unlabelled(96)])
+def test_parts_of_one_order_are_disjoint_and_another_seed_has_another(labels):
+    whole = source(labels)
+    parts = [part_of_order(whole, 24, 0, skip=skip, balanced=False) for skip in (0, 24, 48, 72)]
+    assert all(list(part.ids) == sorted(part.ids) for part in parts)
+    assert sorted(itertools.chain(*(part.ids for part in parts))) == sorted(whole.ids)
+    assert part_of_order(whole, 24, 1, skip=0, balanced=False).ids != parts[0].ids
+    assert part_of_order(whole, 24, 0, skip=0, balanced=False).ids == parts[0].ids
+
+
+@pytest.mark.parametrize("skip", [0, 7, 40])
+def test_a_part_of_an_order_has_the_classes_by_their_shares_or_equally_often(skip):
+    shares = part_of_order(source(UNEQUAL), 48, 0, skip=skip, balanced=False).target.values
+    assert np.abs(np.bincount(shares) - COUNTS / 2).max() <= 1
+    if skip < 40:
+        found = np.bincount(part_of_order(source(UNEQUAL), 26, 0, skip=skip, balanced=True).target.values)
+        assert sorted(found) == [8, 9, 9]
+
+
+def test_a_part_that_the_images_do_not_suffice_for_is_refused():
+    with pytest.raises(UsageError, match="limit_skip=80 and --limit 17 need 97 images, and there are 96"):
+        part_of_order(source(UNEQUAL), 17, 0, skip=80, balanced=False)
+    with pytest.raises(UsageError, match=r"12 images of the class 'c', too few to take 37 .*\n.* are at most 36\."):
+        part_of_order(source(UNEQUAL), 30, 0, skip=7, balanced=True)
+    with pytest.raises(UsageError, match="limit_balanced=true needs one class for each image"):
+        part_of_order(source(Unlabelled(96)), 30, 0, skip=0, balanced=True)
 
 
 # ---- match_classes

@@ -28,7 +28,7 @@ from sslbench.detection.recipe import check as check_recipe
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.evaluation import RunSettings
 from sslbench.evaluation.pretraining import knn_evaluator
-from sslbench.pretraining import PretrainRequest, pretrain
+from sslbench.pretraining import PretrainRequest, prepare, pretrain
 from sslbench.pretraining.settings import FREE, ROUNDING
 from sslbench.protocols.finetune import Settings as Finetune
 from sslbench.runtime.signals import StoppedError
@@ -593,6 +593,18 @@ def group_on_cpus(rank, out):
 def test_groups_of_norms_are_refused_without_gpus(tmp_path):
     two_processes.run(group_on_cpus, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_images_of_a_limit_belong_to_the_run(tmp_path):
+    def images(**changes):
+        return prepare(PretrainRequest(runs.settings("simclr", **changes), "sklearn:digits", tmp_path, limit=96)).source
+
+    first, second = (images(limit_skip=skip, limit_balanced=True) for skip in (0, 96))
+    assert not set(first.ids) & set(second.ids) and set(np.bincount(first.target.values)) == {9, 10}
+    # The seed of the images may stay while that of the run changes, and the other way round.
+    assert images(limit_seed=0, seed=3).ids == images(seed=0).ids != images(seed=3).ids == images(limit_seed=3).ids
+    with pytest.raises(UsageError, match="limit_skip has no effect without --limit"):
+        PretrainRequest(runs.settings("simclr", limit_skip=0), "sklearn:digits", tmp_path).check()
 
 
 def run_of_two(rank, out):

@@ -14,7 +14,7 @@ from sslbench.data.labels import DECIMALS, NO_LABEL_COLUMN, NUMBERED_FOLDERS, am
 from sslbench.data.maps.layout import FOLDER
 from sslbench.data.open import open_data
 from sslbench.data.source import ORIGIN, Source
-from sslbench.data.splits.stratify import choose
+from sslbench.data.splits.stratify import choose, interleaved
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
@@ -263,6 +263,37 @@ def limit(source: Source, n: int, seed: int) -> Source:
     # Drawn by rank; `select` takes ascending positions.
     limited = source.select(np.sort(order[chosen]), f"{source.name}, {n} of {len(source)}")
     return dataclasses.replace(limited, notes=(*source.notes, f"limited to {n:,} of {len(source):,} images"))
+
+
+def part_of_order(source: Source, n: int, seed: int, *, skip: int, balanced: bool) -> Source:
+    """Return `n` samples after the first `skip` of a seeded order, in the order of the source; see `interleaved`.
+
+    Parts of one order that do not overlap have no sample in common.
+
+    Raises:
+        UsageError: there are fewer samples, of a class fewer than the others if `balanced`, or no classes for it.
+    """
+    if skip + n > len(source):
+        raise UsageError(f"limit_skip={skip} and --limit {n} need {skip + n:,} images, and there are {len(source):,}")
+    if balanced and not isinstance(source.target, Classes):
+        raise UsageError(
+            f"limit_balanced=true needs one class for each image, and {source.name} has {source.target.title}",
+            "Leave it out.",
+        )
+    by_rank = np.argsort(source.rank)
+    order = interleaved(source.target.select(by_rank), np.random.default_rng(seed), balanced=balanced)
+    chosen = by_rank[order[skip : skip + n]]
+    if balanced:
+        of_class = np.bincount(source.target.values)
+        fewest = int(np.where(of_class > 0, of_class, len(source)).argmin())
+        classes = int((of_class > 0).sum())
+        if skip + n > int(of_class[fewest]) * classes:
+            raise UsageError(
+                f"limit_balanced=true: {source.name} has {of_class[fewest]} images of the class "
+                f"'{source.target.classes[fewest]}', too few to take {skip + n:,} images of {classes} classes in turn",
+                f"--limit and limit_skip together are at most {of_class[fewest] * classes:,}.",
+            )
+    return source.select(np.sort(chosen), f"{source.name}, {n} of {len(source)}")
 
 
 def match_classes(train: Source, test: Source, *, subset: bool = False) -> tuple[Source, Source]:

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import BoolArray
+from sslbench.arrays import BoolArray, IntArray
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.target import Target
@@ -26,6 +26,30 @@ def choose(labels: Target, n: int, rng: np.random.Generator, *, both_sides: bool
     chosen = np.zeros(len(labels), dtype=bool)
     chosen[rng.permutation(len(labels))[:n]] = True
     return chosen
+
+
+def interleaved(labels: Target, rng: np.random.Generator, *, balanced: bool) -> IntArray:
+    """Return a random order of the samples, any part of which has the classes by their shares, to within one sample.
+
+    `balanced`: the classes in turn, equally often as long as each has samples left. Without one class for each sample
+    the order is random alone.
+
+    >>> labels = Classes(("few", "many"), np.array([0, 1, 1, 1] * 2))
+    >>> order = interleaved(labels, np.random.default_rng(0), balanced=False)
+    >>> [int(labels.values[order[start : start + 4]].sum()) for start in (0, 4)]
+    [3, 3]
+    """
+    shuffled = rng.permutation(len(labels))
+    labels = labels.numbered_by_samples()
+    if not isinstance(labels, Classes):
+        return shuffled
+    classes = labels.values[shuffled]
+    counts = np.bincount(classes, minlength=len(labels.classes))
+    turns = np.zeros(len(classes))
+    turns[np.argsort(classes, kind="stable")] = np.concatenate([np.arange(count) for count in counts])
+    # A random place within its turn for each class, so that the first classes are not preferred.
+    places = turns + rng.random(len(counts))[classes]
+    return shuffled[np.argsort(places if balanced else places / counts[classes], kind="stable")]
 
 
 def _choose_single(labels: Target, n: int, rng: np.random.Generator, *, both_sides: bool) -> BoolArray:
