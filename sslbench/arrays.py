@@ -1,6 +1,7 @@
 """Array types shared by signatures, and selection of rows."""
 
 import dataclasses
+import tokenize
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,6 +14,9 @@ Int8Array = npt.NDArray[np.int8]
 Int16Array = npt.NDArray[np.int16]
 BoolArray = npt.NDArray[np.bool_]
 ByteArray = npt.NDArray[np.uint8]
+
+# Errors of numpy on a damaged .npy header, which it parses as a Python literal.
+UNREADABLE_HEADER = (ValueError, OverflowError, EOFError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError)
 
 
 @dataclasses.dataclass(frozen=True)

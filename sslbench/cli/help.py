@@ -36,7 +36,10 @@ GROUPS = {
         *("classes_path", "probe", "top_k", "threshold", "k", "iterations", "measure", "debiased"),
     ),
     "Checks": ("boxes", "label_maps", "pixel_values", "decode", "copies", "near_copies", "near_threshold"),
-    "Training": (*("resume", "resume_from", "epochs", "tensorboard", "histograms", "wandb"), *("observer", "profile")),
+    "Training": (
+        *("resume", "resume_from", "epochs", "tensorboard", "histograms", "histograms_every", "wandb"),
+        *("observer", "profile"),
+    ),
     "Detection": ("limit_iters", "baselines", "program"),
     "Table": ("form", "published", "average", "columns", "metric"),
     "Pictures": ("points", "views", "foreground", "projection"),

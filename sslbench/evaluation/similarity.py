@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import Matrix
+from sslbench.arrays import UNREADABLE_HEADER, Matrix
 from sslbench.backbones import named
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.open import open_data
@@ -21,7 +21,6 @@ from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.preparation import for_request, load
 from sslbench.evaluation.request import Request
 from sslbench.evaluation.settings import RunSettings
-from sslbench.features.array import UNREADABLE_HEADER
 from sslbench.features.extract import extract
 from sslbench.features.store import StoreEntry
 from sslbench.metrics.spectrum import cka_matrix

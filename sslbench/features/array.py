@@ -1,7 +1,6 @@
 """Features in memory or memory-mapped, with their labels, and the settings of their extraction."""
 
 import dataclasses
-import tokenize
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
@@ -13,10 +12,6 @@ from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
     import torch
-
-
-# Errors of numpy on a damaged .npy header, which it parses as a Python literal.
-UNREADABLE_HEADER = (ValueError, OverflowError, EOFError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError)
 
 
 @dataclasses.dataclass(frozen=True)

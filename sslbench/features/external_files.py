@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import UNREADABLE_HEADER
 from sslbench.data.containers.hdf5 import open_hdf5
 from sslbench.data.containers.sniff import encoding_of, head
 from sslbench.data.regular import refuse_missing_file
 from sslbench.data.wording import counted, in_python, some
 from sslbench.errors import DataError, StoreError, UsageError
-from sslbench.features.array import UNREADABLE_HEADER
 from sslbench.features.partial import reserve
 from sslbench.paths import not_written, temporary_beside
 from sslbench.runtime.folders import check_writable

@@ -18,9 +18,8 @@ from typing import BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import IntArray
+from sslbench.arrays import UNREADABLE_HEADER, IntArray
 from sslbench.errors import StoreError
-from sslbench.features.array import UNREADABLE_HEADER
 from sslbench.paths import FULL, not_written
 
 # States of a row.

@@ -30,11 +30,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import UNREADABLE_HEADER
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.data.wording import some
 from sslbench.errors import DataError, StoreError
-from sslbench.features.array import UNREADABLE_HEADER
 from sslbench.features.partial import naming
 from sslbench.identity import FeatureKey, digest
 from sslbench.locks import lock

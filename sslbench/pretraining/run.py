@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sslbench.arithmetic import arithmetic
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.classifier import ClassifierInfo, classifier_metadata
+from sslbench.data.loading.pretraining import RawBatch
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import (
     barrier,
@@ -45,8 +46,9 @@ from sslbench.train.checkpoints import continue_from, newest_whole, no_checkpoin
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import run_first_pass, train
 from sslbench.train.meter import LogRecord
-from sslbench.train.method import Step, find_method
+from sslbench.train.method import Batch, Loss, Step, find_method
 from sslbench.train.observers import Observer, RunInfo
+from sslbench.train.observers.text_log import TextLog
 from sslbench.train.online_head import OnlineHead
 from sslbench.train.state import from_checkpoint, to_checkpoint, to_shards
 from sslbench.train.views import RunOnViews
@@ -114,14 +116,15 @@ def pretrain(
     if request.eval_data is not None and evaluator is None:
         raise ValueError("request.eval_data needs an evaluator, such as knn_evaluator(request)")
     try:
-        with preserved_random_states(), process_group(choose_device(request.settings.device)):
+        text = TextLog(request.out / "log.txt", command)
+        with text, preserved_random_states(), process_group(choose_device(request.settings.device)):
             prepared = prepare(request)
             if evaluator is not None:
                 evaluator.check(prepared.setup.class_names if request.settings.eval_linear else None)
             settings = prepared.request.settings
             fast = arithmetic(prepared.device, tf32=settings.tf32, benchmark=settings.cudnn_benchmark)
             with fast:
-                run = _PretrainingRun(prepared, command, observers, evaluator)
+                run = _PretrainingRun(prepared, command, [text, *observers], evaluator)
                 refuse_different(run.identity)
                 check_resume(request)
                 on_all(lambda: check_writable(request.out))
@@ -153,6 +156,8 @@ class _PretrainingRun(RunOnViews):
         self.checkpoints = self.request.out / "checkpoints"
         self.writer: BackgroundWriter | None = None
         self.last: LogRecord | None = None
+        self.step: Step  # of the last forward pass that observers saw
+        self.watched = False
         self.evaluations: list[dict[str, float | int]] = []
 
     def train(self) -> PretrainingOutcome:
@@ -190,7 +195,7 @@ class _PretrainingRun(RunOnViews):
                     run_first_pass(self.state, prepared.plan, stream, self)
         # Always closed: workers that outlive the loop would delay the end of the process.
         batches = contextlib.closing(prepared.data.batches(start, prepared.plan.steps))
-        with stop_signals() as signal_number, batches as stream:
+        with stop_signals() as signal_number, batches as stream, self._watched():
             try:
                 train(self.state, prepared.plan, stream, self, signal_number)
             except StoppedError:
@@ -203,6 +208,49 @@ class _PretrainingRun(RunOnViews):
                 observer.finished()
         resumed = start if found is not None else None
         return PretrainingOutcome(weights, prepared.plan.steps, resumed, self.last, tuple(self.evaluations))
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Let observers look at forward passes and losses, by hooks of the method, and at what follows."""
+        if not self.observers:
+            yield
+            return
+        last, per_epoch = -1, self.plan.per_epoch
+
+        def forward(_: nn.Module, inputs: tuple[Batch, Step]) -> None:
+            nonlocal last
+            batch, self.step = inputs
+            for observer in self.observers:
+                if self.step.index != last and (last < 0 or self.step.index % per_epoch == 0):
+                    observer.epoch_started(self.step)
+                observer.forward(batch, self.step)
+            last, self.watched = self.step.index, True
+
+        def loss(_: nn.Module, inputs: tuple[Batch, Step], result: Loss) -> None:
+            detached = dataclasses.replace(result, value=result.value.detach())
+            for observer in self.observers:
+                observer.loss(detached, inputs[1])
+
+        hooks = self.state.method.register_forward_pre_hook(forward), self.state.method.register_forward_hook(loss)
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def passes(self, raw: RawBatch) -> Iterator[Batch]:
+        """Yield the parts of a batch; observers look after the backward pass of each."""
+        for batch in super().passes(raw):
+            yield batch
+            for observer in self.observers if self.watched else ():
+                observer.backward(self.step)
+
+    def updated(self, step: Step) -> None:
+        """Let observers look at an update."""
+        for observer in self.observers:
+            observer.updated(step)
+            if self.state.step % self.plan.per_epoch == 0 or self.state.step == self.plan.steps:
+                observer.epoch_ended(step)
 
     def log(self, line: LogRecord) -> None:
         """Give a log record to the observers."""

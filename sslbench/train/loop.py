@@ -119,6 +119,9 @@ class Run(Generic[RawT]):
         """
         raise NotImplementedError
 
+    def updated(self, step: Step) -> None:
+        """Look at the state after an update."""
+
     def log(self, line: LogRecord) -> None:
         """Handle a log record, every `log_every` updates and at the end."""
 
@@ -172,6 +175,7 @@ def train(
         logged = plan.log_every > 0 and ((index + 1) % plan.log_every == 0 or last)
         norm, norms = _update(state, plan, step, parts=logged)
         state.step = index + 1
+        run.updated(step)
         epoch_ends = state.step % plan.per_epoch == 0
         evaluated = plan.evaluate_every > 0 and (state.step % plan.evaluate_every == 0 or last)
         due = state.step % plan.save_every == 0 if plan.save_every else time.perf_counter() - saved_at > SAVE_SECONDS

@@ -74,6 +74,7 @@ class LogRecord:
         memory: peak memory on a GPU in bytes, on the process with the largest; None on a CPU.
         origins: images of each source that all processes saw since the previous record, if sources are mixed.
         gradient_norms: norm of the gradients of each network of the method in this update, before clipping.
+        gpu: load of the first process's GPU; None on a CPU, or where it is unknown.
     """
 
     step: int
@@ -90,6 +91,30 @@ class LogRecord:
     memory: int | None
     origins: dict[str, int] = dataclasses.field(default_factory=dict)
     gradient_norms: dict[str, float] = dataclasses.field(default_factory=dict)
+    gpu: "GpuLoad | None" = None
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuLoad:
+    """Load of the first process's GPU.
+
+    Attributes:
+        utilisation: share of the last second in which it computed, in percent.
+        temperature: in degrees Celsius.
+    """
+
+    utilisation: int
+    temperature: int
+
+
+def gpu_load(device: torch.device) -> GpuLoad | None:
+    """Return the load of a GPU; None for another device, and without NVML (pip install nvidia-ml-py)."""
+    if device.type != "cuda":
+        return None
+    try:
+        return GpuLoad(torch.cuda.utilization(device), torch.cuda.temperature(device))
+    except Exception:  # noqa: BLE001  NVML has errors of its own, and a log is not worth a run
+        return None
 
 
 class TrainingMeter:
@@ -145,6 +170,7 @@ class TrainingMeter:
             replaced=sum(replaced for replaced, *_ in counts),
             parts={name: float(part) for name, part in loss.parts.items()},
             memory=max(peak for *_, peak in counts) or None,
+            gpu=gpu_load(self.device),
             origins=dict(sum((Counter(origins) for _, origins, *_ in counts), Counter[str]())),
             gradient_norms=dict(zip(norms, torch.stack(list(norms.values())).tolist(), strict=True)) if norms else {},
         )

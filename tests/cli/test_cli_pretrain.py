@@ -35,7 +35,7 @@ def test_a_run_ends_in_weights_and_says_what_to_do_with_them(tmp_path, sslbench)
     assert following == f"sslbench eval knn linear --weights {weights} --data sklearn:digits"
     assert "no --data: using the handwritten digits" in err and "epoch 2.00 of 2  update 6 of 6  loss " in err
     assert {p.name for p in folder.iterdir()} == {
-        *("checkpoints", "config.yaml", "curve.png", "metrics.jsonl", "views.png", "weights.torch")
+        *("checkpoints", "config.yaml", "curve.png", "log.txt", "metrics.jsonl", "views.png", "weights.torch")
     }
     assert [record["step"] for record in metrics(folder)] == [1, 2, 3, 4, 5, 6]
     code, out, err = sslbench(

@@ -29,6 +29,7 @@ from sample_data import FORMATS, sample_module
 
 from helpers import kept_runs, runs
 from sslbench.cli.main import main as sslbench
+from sslbench.train.observers import Observer
 
 FOLDER = Path(__file__).parents[1] / "contracts" / "same_numbers"
 NEAR = 1e-3
@@ -78,15 +79,11 @@ def sketch(scores):
     return {"shape": list(scores.shape), "moments": moments, "first": values[:4].tolist()}
 
 
-class Losses(list):
+class Losses(Observer, list):
     """Observer of a training: the loss of each update."""
 
     def line(self, line):
         self.append(line.loss)
-
-    def started(self, run): ...
-    def evaluated(self, record): ...
-    def finished(self): ...
 
 
 def trained(name, out):

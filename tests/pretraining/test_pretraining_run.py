@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import importlib
+import logging
 import math
 import os
 import random
@@ -34,11 +35,12 @@ from sslbench.protocols.finetune import Settings as Finetune
 from sslbench.runtime.signals import StoppedError
 from sslbench.train import checkpoints
 from sslbench.train.loop import NotFiniteError
+from sslbench.train.observers import Observer
 from sslbench.weights.reading import files
 from sslbench.weights.save import save
 
 
-class Recorder:
+class Recorder(Observer):
     """An observer that remembers, and may act at an update."""
 
     def __init__(self, at=None, act=None):
@@ -97,6 +99,94 @@ def test_the_log_says_what_happened(undisturbed):
     )  # warm-up, one epoch
     assert all(line.images_per_second > 0 and 0 <= line.waiting <= 1 for line in recorder.lines)
     assert all(line.spread.effective_rank > 1 for line in recorder.lines)
+
+
+class Points(Observer):
+    """Observer that notes every point with the update, and looks at what it is given."""
+
+    def __init__(self):
+        self.seen = []
+
+    def started(self, about):
+        self.about = about
+        self.seen.append("start")
+
+    def epoch_started(self, step):
+        self.seen.append(f"epoch {step.epoch}")
+
+    def forward(self, batch, step):
+        self.seen.append(f"forward {step.index} of {len(batch.indices)}")
+        self.before = [p.detach().clone() for p in self.about.method.parameters()]
+
+    def loss(self, loss, step):
+        assert torch.isfinite(loss.value) and not loss.value.requires_grad
+        self.seen.append("loss")
+
+    def backward(self, step):
+        assert any(p.grad is not None and p.grad.any() for p in self.about.method.parameters())
+        assert all(map(torch.equal, self.before, self.about.method.parameters())), "nothing is updated yet"
+        self.seen.append("backward")
+
+    def updated(self, step):
+        assert not all(map(torch.equal, self.before, self.about.method.parameters()))
+        self.seen.append(f"update {step.index}")
+
+    def line(self, line):
+        self.seen.append(f"line {line.step}")
+
+    def evaluated(self, record):
+        self.seen.append(f"evaluated {record['step']}")
+
+    def epoch_ended(self, step):
+        self.seen.append(f"end of {step.epoch}")
+
+    def finished(self):
+        self.seen.append("end")
+
+
+def test_observers_look_at_every_point_and_the_weights_are_the_same_bit_for_bit(tmp_path):
+    changes = {"accumulate": 2, "limit": 32, "epochs": 2, "log_every": 2, "schedule": {"lr": 1.0}}
+    points = Points()
+    watched = runs.run("moco", tmp_path / "watched", observers=[points], **changes)
+    alone = runs.run("moco", tmp_path / "alone", **changes)
+    assert same(watched.weights, alone.weights)
+    assert kills.digest(tmp_path / "watched") == kills.digest(tmp_path / "alone")
+
+    def update(index):
+        return [*[f"forward {index} of 8", "loss", "backward"] * 2, f"update {index}"]
+
+    assert points.seen == [
+        *("start", "epoch 0", *update(0), *update(1), "end of 0", "line 2"),
+        *("epoch 1", *update(2), *update(3), "end of 1", "line 4", "end"),
+    ]
+
+
+def test_observers_of_a_run_that_continues_see_the_rest(tmp_path):
+    stop = Recorder(at=5, act=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(StoppedError):
+        runs.run("swav", tmp_path / "run", observers=[stop])
+    points = Points()
+    runs.run("swav", tmp_path / "run", observers=[points])
+    assert points.seen[1:3] == ["epoch 0", "forward 5 of 16"]
+    assert [text for text in points.seen if "end of" in text] == ["end of 0", "end of 1", "end of 2"]
+
+
+def test_the_text_log_has_messages_records_and_the_reason_of_an_end(tmp_path, caplog):
+    """The times before the texts are left out."""
+    caplog.set_level(logging.INFO, "sslbench")
+    stop = Recorder(at=5, act=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(StoppedError):
+        runs.run("simclr", tmp_path / "run", observers=[stop])
+    runs.run("simclr", tmp_path / "run")
+    lines = [line[21:] for line in (tmp_path / "run" / "log.txt").read_text().splitlines()]
+    begins = [i for i, line in enumerate(lines) if line == "$ test"]
+    first, second = lines[: begins[1]], lines[begins[1] :]
+    assert first[1:3] == ["96 images of sklearn:digits, 96 of 1797", "updates 1 to 18"]
+    positions = [line.split("  loss")[0] for line in first[3:8]]
+    assert positions == [f"epoch {i / 6:.2f} of 3  update {i} of 18" for i in range(1, 6)]
+    assert "error: stopped by signal 15 after update 5 of 18; everything is saved" in first
+    assert "updates 6 to 18" in second and second[-1] == "trained"
+    assert sum("update 18 of 18  loss" in line for line in second) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])

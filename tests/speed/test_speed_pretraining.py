@@ -14,6 +14,7 @@ from helpers.timing import write_photographs
 
 from sslbench.config import build as build_settings
 from sslbench.pretraining import PretrainRequest, PretrainSettings, pretrain
+from sslbench.train.observers import Observer
 
 pytestmark = pytest.mark.speed
 
@@ -58,7 +59,7 @@ def photos(tmp_path_factory):
     return folder
 
 
-class Rates:
+class Rates(Observer):
     """Collects images per second and the share of waiting."""
 
     def __init__(self):

@@ -11,6 +11,7 @@ from PIL import Image
 from torch import nn
 
 from sslbench.errors import UsageError
+from sslbench.train import meter
 from sslbench.train.meter import LogRecord, Spread
 from sslbench.train.method import Batch
 from sslbench.train.observers import RunInfo, json_lines, scalars
@@ -18,6 +19,7 @@ from sslbench.train.observers.always import Health, Views
 from sslbench.train.observers.json_lines import CurvePlot, JsonLines, curve
 from sslbench.train.observers.profile import WARM_UP, Profile
 from sslbench.train.observers.tensorboard import TensorBoard
+from sslbench.train.observers.text_log import summary
 from sslbench.train.observers.wandb import Wandb
 
 
@@ -258,3 +260,24 @@ def test_wandb_works_offline_and_a_resumed_run_goes_on_in_the_same_one(tmp_path,
     drive(Wandb("tests"), info(tmp_path, start=5), [line(10)])
     assert (tmp_path / "wandb-run-id").read_text() == identity
     assert len(list((tmp_path / "wandb").glob("offline-run-*"))) >= 1
+
+
+def test_histograms_may_come_more_often(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed (pip install tensorboard)")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    drive(TensorBoard(tmp_path, histograms=True, every=4), info(tmp_path), [line(step) for step in range(2, 13, 2)])
+    events = EventAccumulator(str(tmp_path), size_guidance={"histograms": 0})
+    events.Reload()
+    assert [event.step for event in events.Histograms("Parameters/weight")] == [2, 6, 10]
+
+
+def test_the_load_of_a_gpu_is_told_where_it_is_known(monkeypatch):
+    assert meter.gpu_load(torch.device("cpu")) is None and "gpu_utilisation" not in scalars(line(1))
+    if not torch.cuda.is_available():
+        assert meter.gpu_load(torch.device("cuda")) is None
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 97)
+    monkeypatch.setattr(torch.cuda, "temperature", lambda device: 61)
+    told = line(1, gpu=meter.gpu_load(torch.device("cuda")))
+    assert (scalars(told)["gpu_utilisation"], scalars(told)["gpu_temperature"]) == (97, 61)
+    assert summary(told).endswith("640 images/s  GPU 97 %  61 °C") and "GPU" not in summary(line(1))

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sslbench.arrays import UNREADABLE_HEADER
 from sslbench.errors import UsageError
-from sslbench.features.array import UNREADABLE_HEADER
 from sslbench.train.method import Setup
 
 SIDE = 3

@@ -1,6 +1,6 @@
 """Observers of a pretraining run: files, plots, warnings.
 
-An observer receives log records and evaluations on the first process, and changes nothing of the run.
+An observer looks at the points of a run on the first process, and changes nothing of it.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ from typing import Protocol
 from torch import nn
 
 from sslbench.train.meter import LogRecord
+from sslbench.train.method import Batch, Loss, Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +41,32 @@ class Observer(Protocol):
         """Prepare for a run, before its first update."""
         return
 
+    def epoch_started(self, step: Step) -> None:
+        """Look before the first update of an epoch, or of a run that continues."""
+        return
+
+    def forward(self, batch: Batch, step: Step) -> None:
+        """Look at this process's part of a batch before a forward pass; there are `accumulate` for an update."""
+        return
+
+    def loss(self, loss: Loss, step: Step) -> None:
+        """Look at the result of a forward pass, without gradient."""
+        return
+
+    def backward(self, step: Step) -> None:
+        """Look after a backward pass: with the last of an update, the gradients are those of all processes."""
+        return
+
+    def updated(self, step: Step) -> None:
+        """Look after an update of parameters, momentum copies and queues."""
+        return
+
     def line(self, line: LogRecord) -> None:
         """Handle a log record, every `log_every` updates."""
+        return
+
+    def epoch_ended(self, step: Step) -> None:
+        """Look after the last update of an epoch or run, before it is logged, evaluated and saved."""
         return
 
     def evaluated(self, record: dict[str, float | int]) -> None:
@@ -68,6 +93,8 @@ def scalars(line: LogRecord) -> dict[str, float | int]:
         "effective_rank": None if line.spread is None else line.spread.effective_rank,
         "replaced": line.replaced,
         "memory": line.memory,
+        "gpu_utilisation": None if line.gpu is None else line.gpu.utilisation,
+        "gpu_temperature": None if line.gpu is None else line.gpu.temperature,
         **line.parts,
         **{f"gradient_norm/{name}": norm for name, norm in line.gradient_norms.items()},
         **{f"images/{name}": n for name, n in sorted(line.origins.items())},

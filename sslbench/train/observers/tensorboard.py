@@ -20,14 +20,17 @@ _MIB = 2**20
 class TensorBoard(Observer):
     """Event files in a folder; the x axis counts updates."""
 
-    def __init__(self, folder: Path, *, histograms: bool = False) -> None:
-        """Store the arguments; the event file is opened when the run starts."""
+    def __init__(self, folder: Path, *, histograms: bool = False, every: int | None = None) -> None:
+        """Store the arguments; the event file is opened when the run starts.
+
+        `every`: updates between histograms, which come with the next log record; None: an epoch.
+        """
         if importlib.util.find_spec("tensorboard") is None:
             raise UsageError("TensorBoard is not installed", "pip install tensorboard")
-        self.folder, self.histograms = folder, histograms
+        self.folder, self.histograms, self.every = folder, histograms, every
         self.writer: SummaryWriter
         self.run: RunInfo
-        self.last_histograms = -1  # epoch
+        self.last_histograms = -1  # epoch, or other interval
 
     def started(self, run: RunInfo) -> None:
         """Open the event file; records of an earlier run after `run.start` are hidden."""
@@ -38,12 +41,12 @@ class TensorBoard(Observer):
         self.writer = SummaryWriter(str(self.folder), purge_step=purge)
 
     def line(self, line: LogRecord) -> None:
-        """Write the scalars, and histograms with the first record of an epoch."""
+        """Write the scalars, and histograms with the first record of an epoch, or of `every` updates."""
         for tag, value in self._scalars(line).items():
             self.writer.add_scalar(tag, value, line.step)
-        epoch = (line.step - 1) // self.run.per_epoch
-        if self.histograms and epoch > self.last_histograms:
-            self.last_histograms = epoch
+        interval = (line.step - 1) // (self.every or self.run.per_epoch)
+        if self.histograms and interval > self.last_histograms:
+            self.last_histograms = interval
             for name, parameter in self.run.method.named_parameters():
                 for title, values in (("Parameters", parameter.detach()), ("Gradients", parameter.grad)):
                     # TensorBoard's bins cannot hold values that are not finite; fp16 gradients may have some.
@@ -84,4 +87,6 @@ class TensorBoard(Observer):
             values["Memory/Peak_GPU_Memory_allocated_MiB"] = line.memory / _MIB
             values["Memory/Peak_GPU_Memory_reserved_MiB"] = torch.cuda.max_memory_reserved() / _MIB
             values["Memory/Current_GPU_Memory_reserved_MiB"] = torch.cuda.memory_reserved() / _MIB
+        if line.gpu is not None:
+            values |= {"GPU/Utilisation": line.gpu.utilisation, "GPU/Temperature": line.gpu.temperature}
         return {tag: value for tag, value in values.items() if value is not None}

@@ -43,6 +43,9 @@ class PretrainFlags:
     resume_from: str | None = flag("Checkpoint to continue from. Default: the newest in --out.")
     tensorboard: bool = flag("Write scalars for TensorBoard below --out.", default=False)
     histograms: bool = flag("Write histograms of parameters and gradients each epoch (--tensorboard).", default=False)
+    histograms_every: int | None = flag(
+        "Updates between histograms, each with the next line of the log. Default: an epoch.", within="[1, inf)"
+    )
     wandb: str | None = flag("Weights & Biases project to log to (WANDB_MODE=offline works).", metavar="PROJECT")
     observer: tuple[str, ...] = flag(
         "Observer of your own, built without arguments; repeatable.", default=(), metavar="MODULE:CLASS"
@@ -62,6 +65,8 @@ class PretrainFlags:
             raise UsageError("--eval-test-data needs --eval-data")
         if self.histograms and not self.tensorboard:
             raise UsageError("--histograms needs TensorBoard", "Add --tensorboard.")
+        if self.histograms_every and not self.histograms:
+            raise UsageError("--histograms-every needs --histograms", "Add --tensorboard --histograms.")
         if self.resume_from and not self.resume:
             raise UsageError("--resume-from and --no-resume exclude each other")
 

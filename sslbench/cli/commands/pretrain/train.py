@@ -28,6 +28,7 @@ from sslbench.train.observers import Observer
 from sslbench.train.observers.always import always
 from sslbench.train.observers.profile import Profile
 from sslbench.train.observers.tensorboard import TensorBoard
+from sslbench.train.observers.text_log import position, scores, summary
 from sslbench.train.observers.wandb import Wandb
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ def run(request: PretrainRequest, given: PretrainFlags) -> None:
     augment = request.settings.augment
     observers: list[Observer] = [*always(request.out, mean=augment.mean, std=augment.std)]
     if given.tensorboard:
-        observers.append(TensorBoard(request.out / "tensorboard", histograms=given.histograms))
+        observers.append(
+            TensorBoard(request.out / "tensorboard", histograms=given.histograms, every=given.histograms_every)
+        )
     if given.wandb:
         observers.append(Wandb(given.wandb, settings=dataclasses.asdict(request.settings)))
     if given.profile:
@@ -71,7 +74,7 @@ def _own_observer(spec: str) -> Observer:
     if not (isinstance(kind, type) and Observer in kind.__mro__):
         raise UsageError(
             f"--observer {spec} is no subclass of sslbench.train.observers.Observer",
-            "Write class Mine(Observer): with the methods started, line, evaluated, finished that it needs.",
+            "Write class Mine(Observer): with those of the methods that it needs: started, line, evaluated, ...",
         )
     try:
         return cast(Observer, kind())
@@ -138,14 +141,6 @@ def _origin(key: str, origins: Mapping[str, str]) -> str:
     return "default"
 
 
-_SCORES = {
-    "knn_top1": ("kNN top1", 2),
-    "knn_mAP": ("kNN mAP", 2),
-    "online_top1": ("online linear top1", 2),
-    "rankme": ("RankMe", 1),
-    "alpha_req": ("alpha-ReQ", 3),
-}
-"""Scores of an evaluation: title and number of digits."""
 QUIET_AT_EPOCH = 2.0  # seconds; shorter epochs get no line of their own
 
 
@@ -168,24 +163,7 @@ class _Clock:
         return duration(time.monotonic() - self.began)
 
 
-def summary(line: "LogRecord") -> str:
-    """Return a line such as 'loss 5.4321  lr 0.0300  310 images/s  1.2 GiB'."""
-    parts = [f"loss {line.loss:.4f}", f"lr {line.lr:.3g}", *(f"{k} {v:.4g}" for k, v in line.parts.items())]
-    parts.append(f"{line.images_per_second:.0f} images/s")
-    if line.memory is not None:
-        parts.append(f"{line.memory / 2**30:.1f} GiB")
-    return "  ".join(parts)
-
-
-def scores(record: dict[str, float | int]) -> str:
-    """Return a line such as 'epoch 10: kNN top1 85.32  online linear top1 87.01  RankMe 41.2  alpha-ReQ 1.13'."""
-    shown = "  ".join(
-        f"{title} {record[name]:.{digits}f}" for name, (title, digits) in _SCORES.items() if name in record
-    )
-    return f"epoch {record['epoch']:.4g}: {shown}"
-
-
-class TrainingLines:
+class TrainingLines(Observer):
     """Progress as lines: at most one every ten seconds, and one at the end of each epoch."""
 
     def started(self, run: "RunInfo") -> None:
@@ -201,9 +179,7 @@ class TrainingLines:
         if quiet < (QUIET_AT_EPOCH if epoch_ended else QUIET) and line.step < self.run.steps:
             return
         self.last = time.monotonic()
-        epochs = round(self.run.steps / self.run.per_epoch, 2)
-        position = f"epoch {line.epoch:.2f} of {epochs:g}  update {line.step} of {self.run.steps}"
-        note(f"{position}  {summary(line)}  {self.clock.left(line.step)} left")
+        note(f"{position(line, self.run)}  {summary(line)}  {self.clock.left(line.step)} left")
 
     def evaluated(self, record: dict[str, float | int]) -> None:
         """Print the scores of an evaluation."""
@@ -217,7 +193,7 @@ class TrainingLines:
         """Do nothing; a bar closes its terminal here."""
 
 
-class TrainingBar:
+class TrainingBar(Observer):
     """Progress as one bar: update, epoch, loss, learning rate, images per second, memory, time left."""
 
     def __init__(self) -> None:
