@@ -11,7 +11,7 @@ from typing import Any
 from sslbench import paths
 from sslbench.backbones.architectures import refuse_unknown_backbone
 from sslbench.backbones.named import download_hint, is_pixels, pixels_backbone, random_backbone, refuse_unknown
-from sslbench.cli.options import DataFlags, NetworkFlags, PreprocessingFlags, RunFlags, WeightsFlags, default_data
+from sslbench.cli.options import DataFlags, EncodingFlags, PreprocessingFlags, WeightsFlags, default_data
 from sslbench.config import read_yaml, resolve
 from sslbench.data import catalog
 from sslbench.data.regular import refuse_empty_folder, refuse_missing, refuse_missing_file
@@ -85,22 +85,20 @@ def check_network(
     refuse_other_files([weights.weights])
 
 
-def checked_run(
-    run: RunFlags, weights: WeightsFlags, preprocessing: PreprocessingFlags, data: DataFlags
-) -> RunSettings:
+def checked_run(flags: EncodingFlags) -> RunSettings:
     """Return the settings of a run by its flags, after `check_network` and a check of them."""
-    check_network(weights, preprocessing, data, device=run.device)
-    return resolve_run({}, run.settings)[0]
+    check_network(flags.weights, flags.preprocessing, flags.data, device=flags.run.device)
+    return resolve_run({}, flags.run.settings)[0]
 
 
-def request_of(weights: NetworkFlags, data: DataFlags, preprocessing: PreprocessingFlags, /, **changed: Any) -> Request:
+def request_of(flags: EncodingFlags, **changed: Any) -> Request:
     """Return the request of the flags for a network's features of images, without protocols."""
     values = {
-        **weights.loading(),
-        **vars(data),
+        **flags.weights.loading(),
+        **vars(flags.data),
         "tasks": (),
-        "layers": weights.layer_names(),
-        "preprocessing": preprocessing.values(),
+        "layers": flags.weights.layer_names(),
+        "preprocessing": flags.preprocessing.values(),
         **changed,
     }
     return Request(**{**values, "data": values["data"] or default_data()})

@@ -206,6 +206,16 @@ class RunFlags:
         return store_folder(self.store)
 
 
+@dataclasses.dataclass(frozen=True)
+class EncodingFlags:
+    """Flags of a command that encodes images with one network."""
+
+    weights: WeightsFlags
+    data: DataFlags
+    preprocessing: PreprocessingFlags
+    run: RunFlags
+
+
 def _set_level(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value and ctx.meta.setdefault(LEVEL, param.name) != param.name:
         raise UsageError("--quiet and --verbose exclude each other", "Leave one out.")

@@ -120,13 +120,13 @@ def _encode(
         if each.format and each.weights == "random":
             raise UsageError(f"{name} applies to a weights file, which '{each.weights}' is not")
     for each in networks:
-        settings = early.checked_run(run, each, preprocessing, data)
+        settings = early.checked_run(options.EncodingFlags(each, data, preprocessing, run))
 
     from sslbench.evaluation.similarity import encode
 
     images = data.test_data or data.data or options.default_data()
     given = dataclasses.replace(data, data=images, test_data=None)
-    requests = [early.request_of(network, given, preprocessing) for network in networks]
+    requests = [early.request_of(options.EncodingFlags(each, given, preprocessing, run)) for each in networks]
     store = run.store_folder()
     evaluation.check_writable(store)
     with terminal.progress() as progress:

@@ -14,19 +14,14 @@ from sslbench.runtime.folders import refuse_output_file
 
 
 @click.command("cluster", cls=GroupedCommand)
-@take_flags(
-    weights=options.WeightsFlags, data=options.DataFlags, preprocessing=options.PreprocessingFlags, run=options.RunFlags
-)
+@take_flags(flags=options.EncodingFlags)
 @argument_options
 @options.message_options
 @click.pass_context
 def command(
     ctx: click.Context,
     /,
-    weights: options.WeightsFlags,
-    data: options.DataFlags,
-    preprocessing: options.PreprocessingFlags,
-    run: options.RunFlags,
+    flags: options.EncodingFlags,
     k: int = flag("Number of clusters.", default=16000, within="[2, inf)", show_default=True),
     iterations: int = flag("Iterations of k-means.", default=50, within="[1, inf)", show_default=True),
     out: str = flag("Table to write: path, label[, split].", default="assignments.csv", show_default=True),
@@ -40,17 +35,17 @@ def command(
     sslbench pretrain clusterfit --data assignments.csv
     """  # noqa: D301
     terminal.show_messages()
-    options.require_weights(ctx, weights.weights)
-    if len(layers := weights.layer_names()) > 1:
-        raise UsageError(f"--layers {weights.layers} names {len(layers)} layers", "Name the one to cluster.")
+    options.require_weights(ctx, flags.weights.weights)
+    if len(layers := flags.weights.layer_names()) > 1:
+        raise UsageError(f"--layers {flags.weights.layers} names {len(layers)} layers", "Name the one to cluster.")
     refuse_output_file(Path(out))
-    settings = early.checked_run(run, weights, preprocessing, data)
+    settings = early.checked_run(flags)
 
     from sslbench.evaluation.cluster import cluster, write_assignments
     from sslbench.features.presence import announced
 
-    request = early.request_of(weights, data, preprocessing)
-    store = run.store_folder()
+    request = early.request_of(flags)
+    store = flags.run.store_folder()
     evaluation.check_writable(store)
     evaluation.check_writable(Path(out).parent)
     with announced(store), terminal.progress() as progress:

@@ -73,10 +73,10 @@ def command(
             raise UsageError(f"-o writes one layer, and --layers names {len(layers)}")
     for word in every:
         network = options.WeightsFlags(**{**vars(weights), "weights": word})
-        settings = early.checked_run(run, network, preprocessing, data)
-    # Each of the weights takes its place in turn.
-    request = early.request_of(weights, data, preprocessing, weights="", groups=groups)
-    requests, store = [dataclasses.replace(request, weights=word) for word in every], run.store_folder()
+        flags = options.EncodingFlags(network, data, preprocessing, run)
+        settings = early.checked_run(flags)
+    request, store = early.request_of(flags, groups=groups), run.store_folder()
+    requests = [dataclasses.replace(request, weights=word) for word in every]
     if resources is None:
         _extract(requests, settings, store, output)
         return None

@@ -23,18 +23,13 @@ _UNUSED = {
 
 @click.command("predict", cls=GroupedCommand)
 @argument_options
-@take_flags(
-    weights=options.WeightsFlags, data=options.DataFlags, preprocessing=options.PreprocessingFlags, run=options.RunFlags
-)
+@take_flags(flags=options.EncodingFlags)
 @options.message_options
 @click.pass_context
 def command(
     ctx: click.Context,
     /,
-    weights: options.WeightsFlags,
-    data: options.DataFlags,
-    preprocessing: options.PreprocessingFlags,
-    run: options.RunFlags,
+    flags: options.EncodingFlags,
     csv_path: Path = flag("CSV file to write.", "--csv", required=True),
     classes_path: Path | None = flag(
         "Text file with one class name per line, for weights that do not name them. Default: numbers.", "--classes"
@@ -61,9 +56,10 @@ def command(
     terminal.show_messages()
     names = {str(parameter.name) for parameter in ctx.command.params}
     options.refuse(ctx, used=names - set(_UNUSED), what="predict", reasons=_UNUSED)
-    options.require_weights(ctx, weights.weights, "Give a weights file with a classifier, or that of the --probe.")
+    remedy = "Give a weights file with a classifier, or that of the --probe."
+    options.require_weights(ctx, flags.weights.weights, remedy)
     refuse_missing_folder(csv_path)
-    settings = early.checked_run(run, weights, preprocessing, data)
+    settings = early.checked_run(flags)
     if probe is not None:
         refuse_missing_file(probe)
 
@@ -71,7 +67,7 @@ def command(
     from sslbench.evaluation.prediction import predict
 
     classes = None if classes_path is None else read_class_names(classes_path)
-    request = early.request_of(weights, data, preprocessing)
+    request = early.request_of(flags)
     with terminal.progress() as progress:
         counts = predict(
             request,

@@ -34,18 +34,13 @@ _SCATTER = {"features_path", "labels_path", "projection"}
 @click.command("show", cls=GroupedCommand)
 @click.argument("words", nargs=-1, metavar="[NAME | features | [PROTOCOL] RECORD.json]")
 @argument_options
-@take_flags(
-    weights=options.WeightsFlags, data=options.DataFlags, preprocessing=options.PreprocessingFlags, run=options.RunFlags
-)
+@take_flags(flags=options.EncodingFlags)
 @click.pass_context
 def command(
     ctx: click.Context,
     /,
     words: tuple[str, ...],
-    weights: options.WeightsFlags,
-    data: options.DataFlags,
-    preprocessing: options.PreprocessingFlags,
-    run: options.RunFlags,
+    flags: options.EncodingFlags,
     out: Path = flag("Folder of the page.", "--out", "-o", default="show", show_default=True),
     points: tuple[str, ...] = flag("Point whose nearest patches are drawn; repeat.", "--point", metavar="IMAGE:X,Y"),
     views: str | None = flag("Pictures of patches: pca,attention,nearest. Default: all that the network has."),
@@ -72,24 +67,24 @@ def command(
         raise UsageError(f"--out {out}: show writes a page with pictures into a folder", f"Give --out {out.stem}.")
     if words == ("features",):
         options.refuse(ctx, used=names - _IMAGES, what="show features")
-        files = draw_features(ctx, out, projection, features_path, labels_path, weights, data, preprocessing, run)
+        files = draw_features(ctx, out, projection, features_path, labels_path, flags)
     elif words and words[-1].endswith(".json"):
         options.refuse(ctx, used=USED_WITH_A_RECORD, what="a record", reasons=RECORD_REASONS)
-        files = draw_record(ctx, words, out, weights, data, run)
+        files = draw_record(ctx, words, out, flags)
     elif words:
         options.refuse(ctx, used={"words"}, what=f"show {words[0]}, which prints a definition")
         if len(words) > 1:
             raise UsageError(f"'{words[-1]}' is not a record", "Give RECORD.json, or one NAME.")
         print_definition(words[0])
         return
-    elif not weights.weights:
+    elif not flags.weights.weights:
         raise UsageError(
             "there is nothing to show",
             "Give --weights and --data, `features`, a RECORD.json, or a NAME (see: sslbench list).",
         )
     else:
         options.refuse(ctx, used=names - _SCATTER - UNUSED_OF_IMAGES, what="show of patches", reasons=IMAGE_REASONS)
-        files = draw_images(ctx, out, points, views, foreground, weights, data, preprocessing, run)
+        files = draw_images(ctx, out, points, views, foreground, flags)
     for file in files:
         echo(str(file.resolve()))
 
@@ -143,10 +138,7 @@ def draw_features(
     projection: Projection | None,
     features: Path | None,
     labels: Path | None,
-    weights: options.WeightsFlags,
-    data: options.DataFlags,
-    preprocessing: options.PreprocessingFlags,
-    run: options.RunFlags,
+    flags: options.EncodingFlags,
 ) -> list[Path]:
     """Draw features in the plane; return the files."""
     terminal.show_messages()
@@ -158,20 +150,22 @@ def draw_features(
     else:
         if labels is not None:
             raise UsageError("--labels belongs to --features", "Labels of images are in --data.")
-        options.require_weights(ctx, weights.weights, "Give weights and --data, or --features FILE.npy.")
+        options.require_weights(ctx, flags.weights.weights, "Give weights and --data, or --features FILE.npy.")
         used_here = {str(p.name) for p in ctx.command.params} - {"test_data"}
         reasons = {"test_data": "Give the images as --data."}
         options.refuse(ctx, used=used_here, what="show features", reasons=reasons)
-    settings = early.checked_run(run, weights, preprocessing, data)
+    settings = early.checked_run(flags)
 
     from sslbench.show.scatter import points_of_features, points_of_images, show_scatter
 
-    most = data.limit or _DEFAULT_FEATURES
+    most = flags.data.limit or _DEFAULT_FEATURES
     if features is not None:
-        points = points_of_features(_read(features, labels, data.label_column, settings.seed), most, settings.seed)
+        points = points_of_features(
+            _read(features, labels, flags.data.label_column, settings.seed), most, settings.seed
+        )
     else:
-        request = early.request_of(weights, data, preprocessing, limit=most)
-        store = run.store_folder()
+        request = early.request_of(flags, limit=most)
+        store = flags.run.store_folder()
         evaluation.check_writable(store)
         with terminal.progress() as progress:
             points = points_of_images(request, settings, store=store, progress=progress)
@@ -207,24 +201,21 @@ def draw_images(
     points: Sequence[str],
     views: str | None,
     foreground: bool,
-    weights: options.WeightsFlags,
-    data: options.DataFlags,
-    preprocessing: options.PreprocessingFlags,
-    run: options.RunFlags,
+    flags: options.EncodingFlags,
 ) -> list[Path]:
     """Draw the patches of a sample of images; return the files."""
     terminal.show_messages()
-    options.require_weights(ctx, weights.weights)
+    options.require_weights(ctx, flags.weights.weights)
     drawn, marked = parse_views(views), tuple(parse_point(text) for text in points)
-    settings = early.checked_run(run, weights, preprocessing, data)
+    settings = early.checked_run(flags)
 
     from sslbench.data.open import DEFAULT_OBJECTS
     from sslbench.show.images import Pictures, show_images
 
     chosen = Pictures(drawn, marked, foreground)
-    images = data.data or options.default_data(DEFAULT_OBJECTS, "kwcoco's toy shapes")
-    limit = data.limit or _DEFAULT_IMAGES
-    request = early.request_of(weights, data, preprocessing, data=images, limit=limit)
+    images = flags.data.data or options.default_data(DEFAULT_OBJECTS, "kwcoco's toy shapes")
+    limit = flags.data.limit or _DEFAULT_IMAGES
+    request = early.request_of(flags, data=images, limit=limit)
     with terminal.progress() as progress:
         return show_images(request, settings, chosen, out, command=str(ctx.obj), progress=progress)
 
@@ -241,9 +232,7 @@ def draw_record(
     ctx: click.Context,
     words: Sequence[str],
     out: Path,
-    weights: options.WeightsFlags,
-    data: options.DataFlags,
-    run: options.RunFlags,
+    flags: options.EncodingFlags,
 ) -> list[Path]:
     """Draw the best, median and worst test images of a record; return the files."""
     if len(words) > 2:
@@ -251,22 +240,22 @@ def draw_record(
             f"show takes one record, not {len(words) - 1} words before it", "sslbench show knn RECORD.json"
         )
     terminal.show_messages()
-    early.refuse_mistyped(backbone=weights.backbone, device=run.device)
-    settings, _ = early.resolve_run({}, run.settings)
+    early.refuse_mistyped(backbone=flags.weights.backbone, device=flags.run.device)
+    settings, _ = early.resolve_run({}, flags.run.settings)
     read(Path(words[-1]))
 
     from sslbench.show.record import AsTyped
     from sslbench.show.results import RecordPictures, show_record
 
     typed = AsTyped(
-        data.data,
-        data.test_data,
-        data.image_column,
-        data.label_column,
-        backbone=weights.backbone,
+        flags.data.data,
+        flags.data.test_data,
+        flags.data.image_column,
+        flags.data.label_column,
+        backbone=flags.weights.backbone,
         protocol=words[0] if len(words) == 2 else None,
-        decoder=tuple(run.settings["decoder"]) if "decoder" in run.settings else None,
+        decoder=tuple(flags.run.settings["decoder"]) if "decoder" in flags.run.settings else None,
     )
-    chosen = RecordPictures(typed, data.limit or _DEFAULT_EACH, run.store_folder())
+    chosen = RecordPictures(typed, flags.data.limit or _DEFAULT_EACH, flags.run.store_folder())
     with terminal.progress() as progress:
         return show_record(Path(words[-1]), chosen, settings, out, command=str(ctx.obj), progress=progress)
