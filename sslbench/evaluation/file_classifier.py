@@ -11,6 +11,7 @@ from torch import nn
 
 from sslbench.arrays import FloatArray, Matrix
 from sslbench.backbones import named
+from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.classifier import Classifier, find_classifier, read_classifier
 from sslbench.backbones.load import load_file, read_weights
 from sslbench.backbones.stems import parse_rule
@@ -23,6 +24,7 @@ from sslbench.protocols import FileClassifier, FileClassifierChoice
 from sslbench.results import WeightsUsed
 from sslbench.targets.classes import Classes
 from sslbench.targets.target import OfClasses
+from sslbench.weights.reading.files import WeightsFile
 
 _ROWS = 8192
 
@@ -77,8 +79,8 @@ def load_file_classifier(request: Request, run: RunSettings, data: TrainTest) ->
     return FileClassifier(description, layer, classes, _sha256(classifier), _logits(classifier.head), relabels)
 
 
-def _load(request: Request, choice: FileClassifierChoice) -> tuple[Classifier, bool]:
-    """Return the classifier of the weights file, and whether its classes have names."""
+def read_with_heads(request: Request) -> tuple[WeightsFile, Backbone]:
+    """Return the weights file of a request and its backbone with the file's heads."""
     file = read_weights(request.weights, trust_pickle=request.trust_pickle)
     loaded = load_file(
         file,
@@ -88,6 +90,12 @@ def _load(request: Request, choice: FileClassifierChoice) -> tuple[Classifier, b
         stem=parse_rule(request.stem) if request.stem is not None else None,
         heads=True,
     )
+    return file, loaded
+
+
+def _load(request: Request, choice: FileClassifierChoice) -> tuple[Classifier, bool]:
+    """Return the classifier of the weights file, and whether its classes have names."""
+    file, loaded = read_with_heads(request)
     names = read_class_names(Path(choice.class_names)) if choice.class_names else None
     own = read_classifier(file, loaded)
     if own is not None and names is not None:

@@ -17,9 +17,8 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.classifier import Classifier, find_classifier, has_classifier, read_classifier
 from sslbench.backbones.export import ExportReport, export
 from sslbench.backbones.layers import resolve_layers
-from sslbench.backbones.load import load_file, read_weights, recorded_preprocessing
+from sslbench.backbones.load import recorded_preprocessing
 from sslbench.backbones.speed import prepare
-from sslbench.backbones.stems import parse_rule
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading import loader
 from sslbench.data.open import open_data, refuse_targets_of_pixels
@@ -27,6 +26,7 @@ from sslbench.data.sharded import by_shard
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
 from sslbench.errors import DataError, UsageError, WeightsError
+from sslbench.evaluation.file_classifier import read_with_heads
 from sslbench.evaluation.preparation import for_request, load
 from sslbench.evaluation.request import Request
 from sslbench.evaluation.settings import RunSettings
@@ -126,16 +126,8 @@ def load_with_probe(request: Request, run: RunSettings, probe: Path) -> tuple[Ba
 
 
 def load_with_heads(request: Request, run: RunSettings) -> tuple[files.WeightsFile, Backbone]:
-    """Return a weights file and its backbone with the file's heads."""
-    file = read_weights(request.weights, trust_pickle=request.trust_pickle)
-    loaded = load_file(
-        file,
-        backbone=named.backbone_of(request.weights, request.backbone),
-        format=request.format,
-        allow_partial=request.allow_partial,
-        stem=parse_rule(request.stem) if request.stem is not None else None,
-        heads=True,
-    )
+    """Return a weights file and its backbone with the file's heads, as a request asks for it."""
+    file, loaded = read_with_heads(request)
     if loaded.report is not None:
         log.info(f"{request.weights}: {loaded.name}, {loaded.report.line()}")
     return file, for_request(loaded, request, run)[0]

@@ -1,5 +1,6 @@
 """Detector trained around the backbone, scored by the average precision of its boxes."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,42 +36,51 @@ def check_settings(settings: DetectionSettings) -> None:
         library.require()
 
 
-def check_weights(settings: DetectionSettings, backbone: "Backbone", weights: str) -> None:
-    """Refuse settings that are not possible, and weights that a detector cannot be built around."""
-    from sslbench.detection import checks
-    from sslbench.train.observers.always import requested
+@dataclasses.dataclass(frozen=True)
+class Detection(OnObjects[DetectionSettings]):
+    """Detector trained around the backbone."""
 
-    check_settings(settings)
-    requested(settings, Path(), {})  # refuses what is not installed
-    checks.check_weights(settings.recipe, backbone, weights)
+    def refuse_weights(self, settings: DetectionSettings, backbone: "Backbone", weights: str) -> None:
+        """Refuse settings that are not possible, and weights that a detector cannot be built around."""
+        from sslbench.detection import checks
+        from sslbench.train.observers.always import requested
 
+        check_settings(settings)
+        requested(settings, Path(), {})  # refuses what is not installed
+        checks.check_weights(settings.recipe, backbone, weights)
 
-def check_parts(settings: DetectionSettings, train: Source, test: Source) -> None:
-    """Refuse data that do not go together with the recipe; see `detection.checks`."""
-    from sslbench.detection import checks
+    def refuse_parts(self, settings: DetectionSettings, train: Source, test: Source) -> None:
+        """Refuse data that do not go together with the recipe; see `detection.checks`."""
+        from sslbench.detection import checks
 
-    checks.check_parts(settings.recipe, train, test)
+        checks.check_parts(settings.recipe, train, test)
 
+    def row_names(
+        self,
+        protocol: str,
+        backbone: "Backbone",
+        layers: "Sequence[Layer]",
+        train: Source,
+        settings: DetectionSettings,
+        *,
+        seed: int,
+    ) -> tuple[str, ...]:
+        """Return the name of the only result; the detector is built once, to find what does not fit."""
+        import torch
 
-def rows(
-    backbone: "Backbone", layers: "Sequence[Layer]", train: Source, settings: DetectionSettings, *, seed: int
-) -> tuple[str, ...]:
-    """Return the name of the only result; the detector is built once, to find what does not fit."""
-    import torch
+        from sslbench.detection import backends
+        from sslbench.detection import train as training
 
-    from sslbench.detection import backends
-    from sslbench.detection import train as training
-
-    training.check_processes(settings.recipe, this_process().world)
-    backends.try_backend(settings, backbone, torch.device("cpu"))
-    return (settings.architecture,)
+        training.check_processes(settings.recipe, this_process().world)
+        backends.try_backend(settings, backbone, torch.device("cpu"))
+        return (settings.architecture,)
 
 
 PROTOCOL = Protocol(
     version=VERSION,
     summary="Detector trained around the backbone: average precision of its boxes.",
     settings=DetectionSettings,
-    kind=OnObjects(check_weights=check_weights, check_parts=check_parts, rows=rows),
+    kind=Detection(),
     check_settings=check_settings,
     complete=complete,
     recorded=recorded,

@@ -478,39 +478,16 @@ class OnSets(Kind[S]):
 
 @dataclasses.dataclass(frozen=True)
 class OnObjects(Kind[S]):
-    """Protocol that trains a detector around the backbone, on images with boxes or masks of objects.
-
-    Attributes:
-        check_weights: raises a UsageError for settings and weights that do not go together.
-        check_parts: raises a DataError for settings and data that do not go together.
-        rows: checks backbone and settings; names of the results.
-    """
+    """Protocol that trains a detector around the backbone, on images with boxes or masks of objects."""
 
     check: "Callable[[S, Target], None]" = any_labels
     _: dataclasses.KW_ONLY
-    check_weights: "Callable[[S, Backbone, str], None]"
-    check_parts: "Callable[[S, Source, Source], None]"
-    rows: RowNames[S]
     takes: "tuple[type[Target], ...]" = dataclasses.field(default_factory=boxes)
     view: WholeImages = DETECTED_IMAGES
     trains: bool = True
 
     needs_images: ClassVar[bool] = True
     on_objects: ClassVar[bool] = True
-
-    def refuse_weights(self, settings: S, backbone: "Backbone", weights: str) -> None:
-        """Call `check_weights`."""
-        self.check_weights(settings, backbone, weights)
-
-    def refuse_parts(self, settings: S, train: "Source", test: "Source") -> None:
-        """Call `check_parts`."""
-        self.check_parts(settings, train, test)
-
-    def row_names(
-        self, protocol: str, backbone: "Backbone", layers: "Sequence[Layer]", train: "Source", settings: S, *, seed: int
-    ) -> tuple[str, ...]:
-        """Return the rows."""
-        return self.rows(backbone, layers, train, settings, seed=seed)
 
     def outcomes(self, inputs: Any) -> "Mapping[str, Outcome]":
         """Refuse: what is found has detections in the place of scores, see `evaluation.on_objects`."""

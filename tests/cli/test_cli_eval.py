@@ -181,31 +181,6 @@ def _corrupt(world):
     (world / "w.pth").write_bytes((world / "w.pth").read_bytes()[:-400])
 
 
-def _text(world):
-    (world / "w.pth").write_text("not weights\n")
-
-
-def _missing_tensor(world):
-    state = torch.load(world / "w.pth", weights_only=True)["state_dict"]
-    torch.save({k: v for k, v in state.items() if k != "module.conv2.weight"}, world / "w.pth")
-
-
-def _junk_names(world):
-    state = torch.load(world / "w.pth", weights_only=True)["state_dict"]
-    torch.save({f"x{i}.y": v for i, v in enumerate(state.values())}, world / "w.pth")
-
-
-def _another_architecture(world):
-    from sslbench.backbones.build import build
-
-    torch.save(build("resnet18w0.25").module.state_dict(), world / "w.pth")
-
-
-def _empty_folder(world):
-    shutil.rmtree(world / "photos")
-    (world / "photos").mkdir()
-
-
 def _one_class(world):
     for name in ("red", "green"):
         shutil.rmtree(world / "photos" / "train" / name)
@@ -220,21 +195,10 @@ def _class_only_in_test(world):
     ("break_it", "arguments", "message"),
     [
         (_corrupt, (), "w.pth"),
-        (_text, (), "text"),
-        (_missing_tensor, (), "conv2.weight"),
-        (_junk_names, (), "x0.y"),
-        (_another_architecture, (), "conv2"),
-        (None, ("--weights", "ww.pth"), "w.pth"),
-        (None, ("--data", "photo"), "photos"),
-        (None, ("--data", "photos/tran"), "train"),
-        (_empty_folder, (), "photos"),
         (_one_class, (), "one class"),
         (_class_only_in_test, (), "'red'"),
         (None, ("--layers", "conv3"), "conv2"),
-        (None, ("--backbone", "resnet5O"), "resnet50"),
-        (None, ("--backbone", "tiny_net_of_the_tests:nett"), "'net'"),
         (None, ("--device", "cuda:0"), "no CUDA GPU"),
-        (None, ("--test-data", "photos/train", "--data", "photos/train"), "train"),
     ],
 )
 def test_bad_input_is_one_message_before_decoding(world, sslbench, monkeypatch, break_it, arguments, message):
@@ -242,17 +206,8 @@ def test_bad_input_is_one_message_before_decoding(world, sslbench, monkeypatch, 
         pytest.skip("needs a machine without a GPU")
     if break_it:
         break_it(world)
-
-    def decode(*_):
-        raise AssertionError("an image was decoded")
-
-    monkeypatch.setattr("sslbench.data.loading.loader.read", decode)
-    given = [a for a in KNN if not (a == "k=3" and any(x.startswith("k=") for x in arguments))]
-    if "--weights" in arguments:
-        at = given.index("--weights")
-        del given[at : at + 2]
-    data = () if "--data" in arguments else ("--data", "photos")
-    code, out, err = sslbench(*given, *data, *arguments, "--workers", "0")
+    monkeypatch.setattr("sslbench.data.loading.loader.read", lambda *_: pytest.fail("an image was decoded"))
+    code, out, err = sslbench(*KNN, "--data", "photos", *arguments, "--workers", "0")
     assert code in (1, 2), err
     assert "error: " in err and message in err.split("error: ")[1], err
     assert "Traceback" not in err
@@ -261,7 +216,8 @@ def test_bad_input_is_one_message_before_decoding(world, sslbench, monkeypatch, 
 
 
 def test_allow_partial_is_stamped_on_the_result(world, sslbench):
-    _missing_tensor(world)
+    state = torch.load(world / "w.pth", weights_only=True)["state_dict"]
+    torch.save({k: v for k, v in state.items() if k != "module.conv2.weight"}, world / "w.pth")
     code, out, err = sslbench(*KNN, "--data", "photos", "--allow-partial", "--no-floors")
     assert code == 0, err
     result = records()[("knn", "w.pth")]

@@ -49,5 +49,19 @@ def pictures(n, seed, kind="single", classes=4, noise=30, size=10):
     return Source(f"pictures {seed}", ids, labels, Arrays(array.clip(0, 255).astype(np.uint8), f"pictures {seed}"))
 
 
+class _Damaged(Arrays):
+    """Images of which those at 3 and 50 cannot be read."""
+
+    def read(self, index):
+        if self._row(index) in (3, 50):
+            raise OSError(5, "damaged")
+        return super().read(index)
+
+
+def damaged(source):
+    """Return the source with two images that cannot be read."""
+    return dataclasses.replace(source, images=_Damaged(source.images.array, "broken"))
+
+
 def relabelled(source, values):
     return dataclasses.replace(source, target=source.target.changed(values=values))

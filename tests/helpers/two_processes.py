@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed import TCPStore  # noqa: TID251
 
@@ -64,6 +65,15 @@ def run(function: Callable[..., Any], *arguments: Any, join: bool = True, second
     except BaseException:
         _end()  # one of them may wait for the other, for ever
         raise
+
+
+def check_equal_to_one(function: Callable[..., Any], *arguments: Any, rtol: float, atol: float) -> None:
+    """Assert that both processes get the arrays that one gets alone; `atol` is a share of the largest number."""
+    alone = function(0, *arguments)
+    for results in run(function, *arguments):
+        assert len(results) == len(alone) > 1
+        for ours, wanted in zip(results, alone, strict=True):
+            np.testing.assert_allclose(ours, wanted, rtol=rtol, atol=atol * np.abs(wanted).max())
 
 
 @functools.cache

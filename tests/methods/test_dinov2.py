@@ -193,10 +193,7 @@ def run_method(rank, images, centering):
 @pytest.mark.parametrize("centering", ["sinkhorn", "center"])
 def test_two_processes_do_what_one_does_with_both_their_batches(centering):
     images = [random_rows(4, 3, size, size, seed=size) for size in CROPS]
-    alone = run_method(0, images, centering)
-    for results in two_processes.run(run_method, images, centering):
-        for ours, wanted in zip(results, alone, strict=True):
-            np.testing.assert_allclose(ours, wanted, rtol=1e-6, atol=1e-8 * np.abs(wanted).max())
+    two_processes.check_equal_to_one(run_method, images, centering, rtol=1e-6, atol=1e-8)
 
 
 def test_nested_heads_add_the_losses_of_heads_of_parts_of_the_dimension(monkeypatch):

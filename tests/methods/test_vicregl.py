@@ -147,8 +147,4 @@ def run_method(rank, images, boxes):
 def test_two_processes_do_what_one_does_with_both_their_batches():
     images = [random_rows(4, 3, 64, 64, seed=seed) for seed in (0, 1)]
     boxes = random_rows(4, 2, 4, seed=2)
-    alone = run_method(0, images, boxes)
-    for results in two_processes.run(run_method, images, boxes):
-        assert len(results) == len(alone) > 1
-        for ours, wanted in zip(results, alone, strict=True):
-            np.testing.assert_allclose(ours, wanted, rtol=1e-8, atol=1e-10 * np.abs(wanted).max())
+    two_processes.check_equal_to_one(run_method, images, boxes, rtol=1e-8, atol=1e-10)

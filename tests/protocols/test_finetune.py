@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import two_processes
-from helpers.online_samples import PLAIN, Small, pictures, relabelled, small
+from helpers.online_samples import PLAIN, Small, damaged, pictures, relabelled, small
 from timm.models import group_parameters
 from torch import nn
 from torch.nn import functional
@@ -667,18 +667,8 @@ def test_classes_are_drawn_equally_often(tmp_path):
 
 
 def test_an_unreadable_image_stops_training_and_all_are_listed(tmp_path):
-    from helpers import online_samples
-
-    class Broken(online_samples.Arrays):
-        def read(self, index):
-            if self._row(index) in (3, 50):
-                raise OSError(5, "damaged")
-            return super().read(index)
-
-    train = pictures(96, 1)
-    train = dataclasses.replace(train, images=Broken(train.images.array, "broken"))
     with pytest.raises(DataError, match="2 of 96 images"):
-        run(tmp_path, train=train)
+        run(tmp_path, train=damaged(pictures(96, 1)))
 
 
 def test_images_of_four_channels(tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import online_samples
-from helpers.online_samples import Small, pictures, relabelled, small
+from helpers.online_samples import Small, damaged, pictures, relabelled, small
 from torch import nn
 
 from sslbench.backbones.backbone import Backbone
@@ -441,16 +441,8 @@ def test_other_optimizers_treat_each_head_as_if_it_were_alone(tmp_path, optimize
 
 
 def test_an_unreadable_image_stops_training_and_all_are_listed(tmp_path):
-    class Broken(online_samples.Arrays):
-        def read(self, index):
-            if self._row(index) in (3, 50):
-                raise OSError(5, "damaged")
-            return super().read(index)
-
-    train = pictures(96, 1)
-    train = dataclasses.replace(train, images=Broken(train.images.array, "broken"))
     with pytest.raises(DataError, match="2 of 96 images") as caught:
-        run(tmp_path, train=train)
+        run(tmp_path, train=damaged(pictures(96, 1)))
     assert "broken[3]" in caught.value.message and "broken[50]" in caught.value.message
 
 

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from helpers.coloured_pictures import write_tinted
 from PIL import Image
 from sklearn.covariance import EmpiricalCovariance
 from sklearn.linear_model import LogisticRegression
@@ -43,21 +44,11 @@ NOTHING = {"corrupt": [], "rotations": [], "scales": [], "crops": []}
 CLASSES = ("blue", "green", "red")
 
 
-def write_images(folder, per_class, seed, names=CLASSES):
-    rng = np.random.default_rng(seed)
-    for c, name in enumerate(names):
-        (folder / name).mkdir(parents=True)
-        for i in range(per_class):
-            pixels = rng.integers(0, 120, (32, 32, 3))
-            pixels[..., c % 3] += 40
-            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{i}.png")
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     root = tmp_path_factory.mktemp("robustness")
-    write_images(root / "train", 12, 0)
-    write_images(root / "test", 6, 1)
+    write_tinted(root / "train", 12, 0)
+    write_tinted(root / "test", 6, 1)
     return root
 
 
@@ -198,7 +189,7 @@ def test_corrupted_files_give_the_errors_of_the_same_images_made(network, data, 
 
 
 def test_a_set_has_a_record_of_its_own_whatever_else_is_scored(network, data, tmp_path):
-    write_images(tmp_path / "some", 4, 2, names=CLASSES[:2])
+    write_tinted(tmp_path / "some", 4, 2, classes=CLASSES[:2])
     settings = {**NOTHING, "sets": {"some": str(tmp_path / "some")}, "lines": {"some": [1.0, 0.0]}}
     summary, alone = run(network, data, tmp_path / "a", settings)
     _, beside = run(network, data, tmp_path / "b", {**settings, "corrupt": ["contrast"], "severities": [1]})
@@ -210,13 +201,13 @@ def test_a_set_has_a_record_of_its_own_whatever_else_is_scored(network, data, tm
     difference = alone.metrics["top1"].value - summary.metrics["top1"].value
     effective = summary.metrics["effective_robustness(some)"]
     assert effective.value is None or effective.value == pytest.approx(difference)
-    write_images(tmp_path / "another", 4, 3, names=CLASSES[:2])
+    write_tinted(tmp_path / "another", 4, 3, classes=CLASSES[:2])
     again, other = run(network, data, tmp_path / "a", {**settings, "sets": {"some": str(tmp_path / "another")}})
     assert again.id != summary.id and other.id != alone.id, "other images at the same settings"
 
 
 def test_images_of_a_set_that_cannot_be_read_are_left_out_and_counted(network, data, tmp_path):
-    write_images(tmp_path / "set", 4, 2)
+    write_tinted(tmp_path / "set", 4, 2)
     (tmp_path / "set" / "red" / "1.png").write_bytes(b"no picture")
     task = make_task("robustness", {**NOTHING, "c": [0.1], "sets": {"a set": str(tmp_path / "set")}})
     request = Request(weights="net.torch", data=str(data), tasks=(task,), backbone="resnet18w0.125")
@@ -231,12 +222,12 @@ def test_images_of_a_set_that_cannot_be_read_are_left_out_and_counted(network, d
 
 def test_classes_of_a_set_are_matched_by_name_by_number_or_refused(data, tmp_path):
     train = open_data(str(data))["train"]
-    write_images(tmp_path / "numbers", 2, 4, names=("0", "2"))
+    write_tinted(tmp_path / "numbers", 2, 4, classes=("0", "2"))
     assert open_test_set("v2", str(tmp_path / "numbers"), train).target.classes == ("blue", "red")
-    write_images(tmp_path / "odd", 2, 4, names=("blue", "yellow"))
+    write_tinted(tmp_path / "odd", 2, 4, classes=("blue", "yellow"))
     with pytest.raises(DataError, match=r"'yellow' .* is not in"):
         open_test_set("odd", str(tmp_path / "odd"), train)
-    write_images(tmp_path / "blue", 2, 4, names=("blue",))
+    write_tinted(tmp_path / "blue", 2, 4, classes=("blue",))
     with pytest.raises(DataError, match=r"200 of its 200 classes are unknown to .*train"):
         open_test_set("imagenet-a", str(tmp_path / "blue"), train)
 
@@ -326,16 +317,16 @@ def test_folders_of_unknown_images_may_have_the_names_of_a_list_of_known_classes
     """ImageNet-O's folders are named after the classes that a network took its images for."""
     known = [f"n{number:08d}" for number in range(3)]
     listed = next(iter(further_sets.classes_of(further_sets._lists()["imagenet-o"])))
-    write_images(
-        tmp_path / "train", 2, 1, names=(*further_sets.classes_of(further_sets._lists()["imagenet-o"]), *known)
+    write_tinted(
+        tmp_path / "train", 2, 1, classes=(*further_sets.classes_of(further_sets._lists()["imagenet-o"]), *known)
     )
-    write_images(tmp_path / "imagenet-o", 2, 1, names=(listed,))
+    write_tinted(tmp_path / "imagenet-o", 2, 1, classes=(listed,))
     train = open_data(str(tmp_path / "train"))["all"]
     found = further_sets.open_unknown(str(tmp_path / "imagenet-o"), train, "imagenet-o")
     assert len(found) == 2 and (found.target.values == 0).any(axis=1).all()
     with pytest.raises(DataError, match="are not unknown: n"):
         further_sets.open_unknown(str(tmp_path / "imagenet-o"), train, "")
-    write_images(tmp_path / "imagenet-o", 2, 1, names=(known[0],))
+    write_tinted(tmp_path / "imagenet-o", 2, 1, classes=(known[0],))
     with pytest.raises(DataError, match="are not unknown: n"):
         further_sets.open_unknown(str(tmp_path / "imagenet-o"), train, "imagenet-o")
 
@@ -344,7 +335,7 @@ ORTHOGONAL = np.linalg.qr(np.random.default_rng(5).normal(size=(4, 4)))[0]
 
 
 def test_only_classes_of_a_list_are_known_where_one_is_named(network, data, tmp_path, monkeypatch):
-    write_images(tmp_path / "other", 3, 5, names=("grey",))
+    write_tinted(tmp_path / "other", 3, 5, classes=("grey",))
     lists = tmp_path / "benchmarks" / "classes"
     lists.mkdir(parents=True)
     (lists / "_mine.yaml").write_text("title: t\nsource: s\nclasses: [blue, red]\n")

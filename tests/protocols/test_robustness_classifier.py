@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from helpers.coloured_pictures import write_tinted
 from PIL import Image, ImageOps
 from torch import nn
 
@@ -29,19 +30,9 @@ NOTHING = {"corrupt": [], "rotations": [], "scales": [], "crops": []}
 OF_FILE = {**NOTHING, "classifier": "file"}
 
 
-def write_images(folder, names, per_class, seed):
-    rng = np.random.default_rng(seed)
-    for c, name in enumerate(names):
-        (folder / name).mkdir(parents=True)
-        for i in range(per_class):
-            pixels = rng.integers(0, 120, (32, 32, 3))
-            pixels[..., c % 3] += 40
-            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{i}.png")
-
-
 @pytest.fixture
 def photos(tmp_path):
-    write_images(tmp_path / "photos", CLASSES, 6, 1)
+    write_tinted(tmp_path / "photos", 6, 1)
     return tmp_path / "photos"
 
 
@@ -109,9 +100,9 @@ def test_the_number_is_that_of_the_network_on_all_of_the_data(tmp_path, photos, 
 
 def test_train_is_encoded_only_where_unknown_images_are_compared_with_it(tmp_path, photos, caplog):
     caplog.set_level("INFO")
-    write_images(tmp_path / "both" / "train", CLASSES, 4, 2)
-    write_images(tmp_path / "both" / "test", CLASSES, 3, 3)
-    write_images(tmp_path / "other", ("grey",), 5, 4)
+    write_tinted(tmp_path / "both" / "train", 4, 2)
+    write_tinted(tmp_path / "both" / "test", 3, 3)
+    write_tinted(tmp_path / "other", 5, 4, ("grey",))
     path, _ = finetuned(tmp_path / "w.torch")
     (alone,) = run(path, tmp_path / "both", tmp_path, {**OF_FILE, "rotations": [90.0]})
     assert "train): " not in caplog.text and alone.data.train.n == alone.data.test.n == 9
@@ -123,7 +114,7 @@ def test_train_is_encoded_only_where_unknown_images_are_compared_with_it(tmp_pat
 
 def test_other_classes_of_the_file_compete_and_a_set_has_a_record_of_its_own(tmp_path, photos):
     path, whole = finetuned(tmp_path / "w.torch", classes=("blue", "green", "orange", "red"))
-    write_images(tmp_path / "some", CLASSES[:2], 4, 2)
+    write_tinted(tmp_path / "some", 4, 2, CLASSES[:2])
     summary, own = run(path, photos, tmp_path, {**OF_FILE, "sets": {"some": str(tmp_path / "some")}})
     right = predicted(whole, [Image.open(f) for f in sorted(photos.rglob("*.png"))]) == np.repeat([0, 1, 3], 6)
     assert summary.metrics["top1"].value == pytest.approx(100 * right.mean())
@@ -155,7 +146,7 @@ def test_the_record_follows_the_classifier_and_the_names_of_its_classes(tmp_path
 
 
 def test_a_file_of_a_thousand_classes_without_names_has_those_of_imagenet(tmp_path):
-    write_images(tmp_path / "photos", ("n01440764", "n01530575", "n02123394"), 4, 1)
+    write_tinted(tmp_path / "photos", 4, 1, ("n01440764", "n01530575", "n02123394"))
     path, whole = supervised(tmp_path / "w.torch", outputs=1000)
     (result,) = run(path, tmp_path / "photos", tmp_path, {**OF_FILE, "rotations": [90.0]})
     right = predicted(whole, [Image.open(f) for f in sorted((tmp_path / "photos").rglob("*.png"))])
@@ -233,7 +224,7 @@ def test_what_has_no_effect_or_no_classifier_is_refused(tmp_path, photos):
         run("random", photos, tmp_path, settings, backbone=NAME)
     with pytest.raises(UsageError, match="baseline has no effect"):
         run(path, photos, tmp_path, settings, dataclasses.replace(RUN, baseline=True))
-    write_images(tmp_path / "four", (*CLASSES, "yellow"), 2, 1)
+    write_tinted(tmp_path / "four", 2, 1, (*CLASSES, "yellow"))
     with pytest.raises(UsageError, match=r"3 classes have no names, and .* has 4 classes"):
         run(path, tmp_path / "four", tmp_path, settings)
     own, _ = finetuned(tmp_path / "own.torch")

@@ -3,7 +3,8 @@
 import cv2
 import numpy as np
 import pytest
-from test_robustness_classifier import CLASSES, OF_FILE, RUN, SIZE, finetuned, run, write_images
+from helpers.coloured_pictures import write_tinted
+from test_robustness_classifier import OF_FILE, RUN, SIZE, finetuned, run
 from test_robustness_classifier import predicted as predicted_classes
 
 from sslbench.data.corruptions import corrupt
@@ -35,7 +36,7 @@ def moving(seed, number):
 
 @pytest.fixture
 def world(tmp_path):
-    write_images(tmp_path / "photos", CLASSES, 3, 1)
+    write_tinted(tmp_path / "photos", 3, 1)
     for c, name in enumerate(("blue", "red")):
         for v in range(3):
             frames = moving(10 * c + v, 5 + v)

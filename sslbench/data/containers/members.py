@@ -251,9 +251,3 @@ def list_beside(folder: Path) -> Path | None:
     """Return the file of class names in a folder; None without one."""
     names = ("classnames.txt", "classes.txt")
     return next((folder / name for name in names if (folder / name).is_file()), None)
-
-
-def in_order(names: Sequence[str], used: Sequence[str]) -> list[str]:
-    """Return the names that occur in `used`, in the order of `names`."""
-    there = set(used)
-    return [name for name in names if name in there]
