@@ -14,9 +14,11 @@ from PIL import Image
 
 from sslbench.cli.commands.data import command
 from sslbench.data import prepare as module
-from sslbench.data.open import open_data
+from sslbench.data.open import open_as, open_data, open_objects
 from sslbench.data.prepare import layout, prepare
 from sslbench.errors import DataError, UsageError
+from sslbench.metrics.detection import masks
+from sslbench.targets.label_maps import LabelMaps
 
 WNIDS = ("n01440764", "n01443537", "n02979186")
 
@@ -342,6 +344,83 @@ def test_cars196(tmp_path):
     labels.write_bytes(b"MATLAB 5.0 of something")
     with pytest.raises(DataError, match=r"cars_annos.mat does not hold the annotations"):
         prepare("cars196", [tmp_path], root=tmp_path / "other", verify=False)
+
+
+def scenes(root, seed=0):
+    """SceneParse with instances: random blocks of wall, sky, bed (8), window (9) and flag (150), a few instances."""
+    rng = np.random.default_rng(seed)
+    for part, split in (("training", "train"), ("validation", "val")):
+        for number in range(2):
+            name = f"ADE_{split}_{number + 1:08d}"
+            semantic = np.kron(rng.choice([0, 1, 3, 8, 9, 150], (4, 5)), np.ones((3, 3))).astype(np.uint8)
+            instances = np.zeros((12, 15, 3), np.uint8)
+            for k, red in enumerate((1, 2, 100, 1), 1):
+                y, x = rng.integers(0, 9), rng.integers(0, 12)
+                instances[y : y + 3, x : x + 3] = (red, k, 0)
+            for kind, array in (("annotations", semantic), ("annotations_instance", instances)):
+                (root / kind / part).mkdir(parents=True, exist_ok=True)
+                Image.fromarray(array).save(root / kind / part / f"{name}.png")
+            (root / "images" / part).mkdir(parents=True, exist_ok=True)
+            photo = Image.fromarray(rng.integers(0, 255, (12, 15, 3), dtype=np.uint8))
+            photo.save(root / "images" / part / f"{name}.jpg")
+    lines = [f"{i}\t0.1\t1\t1\tclass{i}, other" for i in range(1, 151)]
+    (root / "objectInfo150.txt").write_text("\n".join(["Idx\tRatio\tTrain\tVal\tName", *lines]))
+    return root
+
+
+def test_ade20k_as_panoptic_and_instance_files(tmp_path):
+    """Each pixel by itself: an instance before stuff, and nothing where a thing has no instance."""
+    root = scenes(tmp_path / "ADEChallengeData2016")
+    folder = prepare("ade20k_panoptic", [root], root=tmp_path / "data", verify=False)
+    maps, boxes = open_as(str(folder), LabelMaps), open_objects(str(folder))
+    assert list(maps) == list(boxes) == ["train", "val"]
+    things = {1: 8, 2: 9, 100: 150}
+    for split, source in maps.items():
+        part = {"train": "training", "val": "validation"}[split]
+        assert source.target.classes == tuple(f"class{i}" for i in range(1, 151))
+        for i, name in enumerate(source.ids):
+            stem = name.rpartition("/")[2].removesuffix(".jpg")
+            semantic, instances = (
+                np.array(Image.open(root / kind / part / f"{stem}.png")).tolist()
+                for kind in ("annotations", "annotations_instance")
+            )
+            found, wanted = source.target.maps.read_map(i), np.full((12, 15), -1)
+            of_number = {}
+            for y in range(12):
+                for x in range(15):
+                    red, green, _ = instances[y][x]
+                    if green:
+                        wanted[y, x] = things[red] - 1
+                        of_number.setdefault(green, (things[red], []))[1].append((y, x))
+                    elif semantic[y][x] in (1, 3):
+                        wanted[y, x] = semantic[y][x] - 1
+            np.testing.assert_array_equal(found.semantic, wanted)
+            objects = boxes[split].target.objects[i]
+            named = [boxes[split].target.classes[c] for c in objects.classes]
+            assert len(objects) == len(of_number) == len(np.unique(found.instances[found.instances > 0]))
+            for k, (kind, pixels) in enumerate(of_number[number] for number in sorted(of_number)):
+                ys, xs = zip(*pixels, strict=True)
+                assert len({int(found.instances[place]) for place in pixels}) == 1
+                assert objects.boxes[k].tolist() == [min(xs), min(ys), max(xs) + 1, max(ys) + 1]
+                assert named[k] == f"class{kind}" and objects.areas[k] == len(pixels)
+                bitmap = masks.decode(boxes[split].masks_of(i)[k])
+                assert set(zip(*map(np.ndarray.tolist, np.nonzero(bitmap)), strict=True)) == set(pixels)
+
+
+def test_what_is_no_ade20k_with_instances_is_named(tmp_path):
+    root = scenes(tmp_path / "ADEChallengeData2016")
+    file = root / "annotations_instance" / "training" / "ADE_train_00000002.png"
+    broken = np.array(Image.open(file))
+    broken[0, :2] = ((1, 9, 0), (2, 9, 0))
+    Image.fromarray(broken).save(file)
+    with pytest.raises(DataError, match=r"ADE_train_00000002\.png: the instance 9 has the classes \[1, 2\]"):
+        prepare("ade20k_panoptic", [root], root=tmp_path / "data", verify=False)
+    file.unlink()
+    with pytest.raises(DataError, match=r"lacks 1 of 2 maps: ADE_train_00000002\.png"):
+        prepare("ade20k_panoptic", [root], root=tmp_path / "data", verify=False)
+    with pytest.raises(UsageError, match="missing: annotations_instance"):
+        (root / "annotations_instance").rename(tmp_path / "elsewhere")
+        prepare("ade20k_panoptic", [root], root=tmp_path / "data", verify=False)
 
 
 class TestCommand:

@@ -46,7 +46,7 @@ def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     root = Path(spec)
     if not (root / _INFO).is_file():
         return _full(spec, root / _FULL, options)
-    coding = with_ignored(spec, coding_beside(root, options) or _names(root / _INFO), options.ignore)
+    coding = with_ignored(spec, coding_beside(root, options) or class_names(root), options.ignore)
     places = find_places(root)
     if not places:
         raise DataError(f"{spec} has {_INFO}, but not the folders images/ and annotations/")
@@ -58,8 +58,9 @@ def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     return sources
 
 
-def _names(path: Path) -> Coding:
+def class_names(root: Path) -> Coding:
     """Read the classes of objectInfo150.txt: a table with the columns Idx and Name, the name with its synonyms."""
+    path = root / _INFO
     try:
         lines = [line.split("\t") for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:

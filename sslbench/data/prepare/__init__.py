@@ -10,12 +10,13 @@ from typing import Any
 
 from sslbench import paths
 from sslbench.config import read_yaml
-from sslbench.data.prepare import listed, sets
+from sslbench.data.prepare import ade20k, listed, sets
 from sslbench.data.prepare.layout import Layout, LayoutPlan, Official, find_archives, prepare_folder, refuse_existing
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 
 MAKERS: Mapping[str, tuple[tuple[Official, ...], Callable[[Mapping[str, Path]], LayoutPlan]]] = {
+    "ade20k_panoptic": (ade20k.ARCHIVES, ade20k.plan),
     "cars196": (listed.CARS_ARCHIVES, listed.cars196),
     "cub": (listed.CUB_ARCHIVES, listed.cub),
     "cub200": (listed.CUB_ARCHIVES, listed.cub200),
@@ -75,7 +76,12 @@ def samples_of(name: str) -> dict[str, int]:
 
 
 def _settings(name: str) -> dict[str, Any]:
-    """Return the data set's file in benchmarks/data or benchmarks/retrieval; the user's has precedence."""
+    """Return the data set's file in benchmarks/data or benchmarks/retrieval; the user's has precedence.
+
+    Files of a data set that are for other programs, too, have no benchmark.
+    """
+    if name == "ade20k_panoptic":
+        return {"folder": ade20k.FOLDER, "samples": ade20k.SAMPLES}
     for root in paths.search_path("benchmarks"):
         for file in (root / "data" / f"_{name}.yaml", root / "retrieval" / f"{name}.yaml"):
             if file.is_file():

@@ -225,7 +225,9 @@ def find_archives(
     for path in given:
         if not path.exists():
             raise UsageError(f"there is no {path}", "Give the archives that you downloaded.")
-        inside = [path] if path.name in known else [path / name for name in known if (path / name).exists()]
+        inside = [path] if path.name in known else []
+        # An unpacked folder may hold another one.
+        inside += [path / name for name in known if (path / name).exists()]
         if not inside:
             listed = ", ".join(archive.name for archive in wanted)
             raise UsageError(f"{path} does not have the name of an archive of {data_set}", f"Archives: {listed}")

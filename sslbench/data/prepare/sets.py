@@ -204,7 +204,7 @@ def _middle_frame(video: Path) -> Callable[[], bytes]:
 
 
 def png(pixels: npt.NDArray[np.uint8]) -> Callable[[], bytes]:
-    """Return what encodes an array (h, w) of grey values, without loss."""
+    """Return what encodes an array (h, w) of grey values, or (h, w, 3), without loss."""
 
     def encode() -> bytes:
         buffer = io.BytesIO()
