@@ -136,8 +136,8 @@ def find_listed(spec: str, names: Sequence[str], folders: Sequence[Path], option
     """Return the files that a list names.
 
     The first reading holds under which all names that are tried exist: as they are written; with slashes and without
-    drive or address; without the folders that all names share at their beginning; the last name alone. Then the same
-    again with the suffix of an image added, or in other case, if exactly one file fits.
+    drive or address; without the first folder, the first two, and so on; the last name alone. Then the same again with
+    the suffix of an image added, or in other case, if exactly one file fits.
     Addresses (http, s3) of which nothing lies here are copied into the cache of remote files.
 
     `folders`: bases of relative paths, in order; then the folders inside of the first. `option`: way to name another
@@ -299,7 +299,9 @@ def _choose(spec: str, names: Sequence[str], known: _Folders, option: str) -> _R
     folders_of = [plain_path(name).split("/")[:-1] for name in probes]
     # The number of folders that all names share at their beginning.
     shared = sum(1 for _ in itertools.takewhile(lambda level: len(set(level)) == 1, zip(*folders_of, strict=False)))
-    for loose, dropped in itertools.product((False, True), (None, *range(shared + 1), _ALL)):
+    # Objects365 names images/v1/patch0/1.jpg what is unpacked as patch0/1.jpg: folders that differ may be dropped, too.
+    least = min(map(len, folders_of), default=0)
+    for loose, dropped in itertools.product((False, True), (None, *range(max(shared + 1, least)), _ALL)):
         whole = []
         for folder in known.all():
             reading = _Reading(folder, dropped, loose)

@@ -76,12 +76,12 @@ def _files(
 ) -> Iterator[tuple[str, Callable[[], bytes]]]:
     for split, own in names.items():
         folder, photos, segments, objects = _SPLITS[split], list[Row](), list[Row](), list[Row]()
-        maps = [
+        semantic, numbered = (
             Files(tuple(f"{name}.png" for name in own), str(top / folder))
             for top in (scenes / "annotations", instances)
-        ]
+        )
         for row, (name, photo) in enumerate(zip(own, _photos(scenes, split, own), strict=True)):
-            drawn, found = _segments(*maps, row)
+            drawn, found = _segments(semantic, numbered, row)
             height, width = drawn.shape
             photos.append({"id": name, "file_name": photo.name, "width": width, "height": height})
             segments.append({"image_id": name, "file_name": f"{name}.png", "segments_info": found})
