@@ -92,7 +92,11 @@ def _sections(result: Result, chosen: RecordPictures, run: RunSettings, progress
 
 def _stored_picture(result: Result) -> Section:
     """Return the picture beside a record, which the evaluation drew."""
-    path = records.picture_path(result)
+    path, what = records.picture_path(result), "images"
+    text = "Images with the best, median and worst scores"
+    if path is None or not path.is_file():
+        path, what = records.neighbours_path(result), "queries"
+        text = "Queries, from the worst to the best, and their first answers"
     if path is None or not path.is_file():
         raise ResultError(
             f"{result.file}: predictions of {result.protocol.name} are not stored, and no picture lies beside it",
@@ -103,5 +107,9 @@ def _stored_picture(result: Result) -> Section:
             picture = file.convert("RGB")
     except (OSError, ValueError) as error:
         raise ResultError(f"{path} is no picture: {error}") from error
-    text = "Images with the best, median and worst scores as the evaluation drew them."
-    return Section("best, median and worst images", text, [("", [Panel(picture)])], max(picture.size))
+    return Section(
+        f"best, median and worst {what}",
+        f"{text}, as the evaluation drew them.",
+        [("", [Panel(picture)])],
+        max(picture.size),
+    )

@@ -317,5 +317,22 @@ def test_regions_and_their_texts_are_ranked_with_the_image_as_the_unit(tmp_path)
     np.savez(tmp_path / "words.npz", features=rng.normal(size=(len(texts), 192)), names=np.array(texts))
     words = ("eval", "image-text", "--weights", "pixels:8", "--data", f"{tmp_path / 'vg'}?min_size=1")
     run(*words, f"text_features={tmp_path / 'words.npz'}", "--out", str(tmp_path / "r"))
-    (record,) = [json.loads(file.read_text()) for file in (tmp_path / "r").rglob("*.json")]
+    (file,) = (tmp_path / "r").rglob("*.json")
+    record = json.loads(file.read_text())
     assert record["data"]["test"]["n"] == len(crops) == 5 and record["data"]["test"]["groups"] == 3
+    run("show", str(file), "--out", str(tmp_path / "show"))
+    assert "first answers" in (tmp_path / "show" / "index.html").read_text()
+    assert (tmp_path / "show" / "best-median-and-worst-queries.png").is_file()
+
+
+def test_check_data_counts_the_texts_of_regions_and_shows_them_with_the_images(tmp_path, capsys):
+    write_genome(tmp_path / "vg", SAMPLES)
+    file = tmp_path / "vg" / "region_descriptions.json"
+    rows = json.loads(file.read_text())
+    rows[1]["regions"][1]["phrase"] = rows[1]["regions"][0]["phrase"]
+    rows[2]["regions"][0]["phrase"] = " "
+    file.write_text(json.dumps(rows))
+    run("check-data", str(tmp_path / "vg"), "--boxes", "--html", str(tmp_path / "page.html"))
+    said = capsys.readouterr()
+    assert "(train): 3 of 4 objects have texts, 3 in all; 1 are equal to another one" in said.out + said.err
+    assert f"region: {phrase('p1', 0)} | {phrase('p1', 0)}" in (tmp_path / "page.html").read_text()

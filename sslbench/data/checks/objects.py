@@ -107,7 +107,7 @@ def check_objects(train: ObjectSource, test: ObjectSource, *, copies: bool = Tru
     images = check(as_source(train), as_source(test), copies=copies)
     findings = [Finding("warning" if reports_changed_boxes(f.message) else f.level, f.message) for f in images]
     for part, is_train in ((train, True), (test, False)):
-        findings += [*_odd_objects(part), *listed(part.name, _masks_of_other_sizes(part))]
+        findings += [*_odd_objects(part), *_texts(part), *listed(part.name, _masks_of_other_sizes(part))]
         findings += _keypoints(part, train=is_train)
     skeletons = [part.target.skeleton for part in (train, test)]
     if len({skeleton.names for skeleton in skeletons if skeleton is not None}) > 1:
@@ -155,6 +155,19 @@ def _odd_objects(part: ObjectSource) -> list[Finding]:
     if tiny:
         findings.append(Finding("note", f"{part.name}: {counted(tiny, 'box')} less than {TINY:g} pixels wide or high"))
     return findings
+
+
+def _texts(part: ObjectSource) -> list[Finding]:
+    """Return the number of regions with texts, and of those whose text another region has, too."""
+    texts = [own for one in part.target.objects for own in one.texts or ((),) * len(one)]
+    every = [text for own in texts for text in own]
+    if not every:
+        return []
+    having = sum(1 for own in texts if own)
+    alike = len(every) - len(set(every))
+    same = f"; {alike:,} are equal to another one" if alike else ""
+    message = f"{part.name}: {having:,} of {counted(len(texts), 'object')} have texts, {len(every):,} in all{same}"
+    return [Finding("note", message)]
 
 
 def _masks_of_other_sizes(part: ObjectSource) -> list[Problem]:

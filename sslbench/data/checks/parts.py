@@ -79,6 +79,14 @@ class CheckedParts:
             return None
         return [image.boxes for image in (objects.train if part == "train" else objects.test).target.objects]
 
+    def texts(self, part: str) -> list[str] | None:
+        """Return the texts of the regions of each image of a part, joined; None without any."""
+        objects = self.opened.objects
+        target = None if objects is None else (objects.train if part == "train" else objects.test).target
+        if target is None or not target.has_texts:
+            return None
+        return [" | ".join(text for own in image.texts or () for text in own) for image in target.objects]
+
     def with_near(self, more: Sequence[Finding], near: Iterable[Pair]) -> "CheckedParts":
         """Return the result with the findings about near duplicates added."""
         findings = tuple(by_level([*self.findings, *more]))

@@ -71,11 +71,18 @@ def _some(rows: npt.NDArray[np.int64], n: int, rng: np.random.Generator) -> list
 
 
 def thumbnails(
-    source: Source, chosen: Mapping[str, Sequence[int]], *, reading: Reading, side: int = 96, boxes: Boxes | None = None
+    source: Source,
+    chosen: Mapping[str, Sequence[int]],
+    *,
+    reading: Reading,
+    side: int = 96,
+    boxes: Boxes | None = None,
+    texts: Sequence[str] | None = None,
 ) -> dict[str, list[Thumbnail]]:
     """Return the thumbnails of the chosen images, without unreadable ones.
 
-    `chosen`: group -> positions; `side`: longer side in pixels; `boxes`: of every image of the source, to draw.
+    `chosen`: group -> positions; `side`: longer side in pixels; `boxes`: of every image of the source, to draw;
+    `texts`: of every image, behind its label.
     """
     decoder = make_decoder(reading.decoder, Wanted(max_pixels=reading.max_pixels), source.images)
     made: dict[int, Thumbnail | None] = {}
@@ -85,6 +92,8 @@ def thumbnails(
         for row in rows:
             if row not in made:
                 made[row] = _thumbnail(source, row, decoder, side, None if boxes is None else boxes[row])
+                if texts is not None and texts[row] and (plain := made[row]) is not None:
+                    made[row] = dataclasses.replace(plain, text=f"{plain.text}: {texts[row]}")
             if (thumbnail := made[row]) is not None:
                 found[name].append(thumbnail)
     return found

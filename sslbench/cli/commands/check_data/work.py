@@ -319,8 +319,8 @@ def write_files(
     pictures = {}
     for key, part in checked.parts.items():
         examples = sheets.chosen_by_class(part, classes=_CLASSES, each=_EACH)
-        boxes = checked.boxes(key)
-        pictures[key] = sheets.thumbnails(part, examples, reading=checked.reading, boxes=boxes)
+        boxes, texts = checked.boxes(key), checked.texts(key)
+        pictures[key] = sheets.thumbnails(part, examples, reading=checked.reading, boxes=boxes, texts=texts)
     unit = "boxes" if checked.opened.objects is not None else "images"
     if sheet is not None:
         rows = {f"{name} ({key})".strip(): row for key, groups in pictures.items() for name, row in groups.items()}
