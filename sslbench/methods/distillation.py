@@ -19,7 +19,7 @@ from sslbench.backbones.classifier import Classifier, find_classifier
 from sslbench.backbones.load import load_backbone, load_file
 from sslbench.backbones.sizes import accept_sizes, feature_dim
 from sslbench.config import setting
-from sslbench.data.decode.transforms import normalise
+from sslbench.data.decode.transforms import renormalise
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import cross_entropy, in_float32, top1
 from sslbench.train import method
@@ -127,10 +127,7 @@ class Method(method.Method[Config]):
     @torch.no_grad()
     def _target(self, images: Tensor) -> Tensor:
         """Return features (B, D) or logits (B, C) of the teacher, of images that are normalised for the student."""
-        own, teachers = self._normalisations
-        shape = (1, len(own.mean), 1, 1)
-        mean, std = (torch.tensor(values).to(images, non_blocking=True).view(shape) for values in (own.mean, own.std))
-        pixels = normalise((images * std + mean) * 255, teachers, images.dtype)
+        pixels = renormalise(images, *self._normalisations)
         if self._classifier is not None:
             return self._classifier.scores(self.teacher, pixels)
         features: Tensor = self.teacher(pixels)

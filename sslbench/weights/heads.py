@@ -29,6 +29,7 @@ _TYPES: Mapping[type[nn.Module], str] = {
     nn.LayerNorm: "layernorm",
     nn.ReLU: "relu",
     nn.GELU: "gelu",
+    nn.Tanh: "tanh",
     nn.Identity: "identity",
 }
 
@@ -98,8 +99,9 @@ def build_head(kinds: Sequence[str], tensors: Mapping[str, Tensor], what: str) -
 
 def _layer(kind: str, tensors: Mapping[str, Tensor], what: str) -> tuple[nn.Module, int | None, int | None]:
     """Return a layer, and its widths of input and output, None if any."""
-    if kind in ("relu", "gelu", "identity"):
-        return {"relu": nn.ReLU, "gelu": nn.GELU, "identity": nn.Identity}[kind](), None, None
+    plain = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh, "identity": nn.Identity}
+    if kind in plain:
+        return plain[kind](), None, None
     if kind not in ("linear", "batchnorm", "layernorm"):
         raise WeightsError(f"{what}: unknown kind '{kind}'", f"Known: {', '.join(sorted(set(_TYPES.values())))}.")
     first = tensors.get("running_mean" if kind == "batchnorm" else "weight")

@@ -307,7 +307,7 @@ def test_the_recipes_are_all_there_and_valid():
         "small_multicrop": (32,) * 2 + (16,) * 4,
         "swav": (224,) * 2 + (96,) * 6,
         "densecl": (224, 224),
-        **dict.fromkeys(["aim", "capi", "data2vec2", "ijepa", "maskfeat", "simmim"], (224,)),
+        **dict.fromkeys(["aim", "beitv2", "capi", "data2vec2", "ijepa", "maskfeat", "simmim", "vqkd"], (224,)),
         **dict.fromkeys(["ibot", "msn"], (224,) * 2 + (96,) * 10),
         "dinov2": (224,) * 2 + (98,) * 8,
         "dinov2_short": (224,) * 2 + (96,) * 8,

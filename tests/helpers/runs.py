@@ -33,6 +33,7 @@ CHOSEN = {
         SINGLE,
         VIT,
     ),
+    "beitv2": ({"tokenizer": "random", "smallest_block": 2, "early_blocks": 1, "head_blocks": 1}, SINGLE, VIT),
     "byol": ({"projector": [64, 32], "predictor": [64]}, PAIR, RESNET),
     "deepclusterv2": ({"clusters": [8, 8, 8], "projector": [64, 32]}, CROPS, RESNET),
     "distillation": ({"teacher": "random", "teacher_backbone": "resnet18w0.25"}, SINGLE, RESNET),  # has a head
@@ -90,13 +91,20 @@ CHOSEN = {
     "swav": ({"prototypes": [30], "projector": [64, 32], "queue": 64, "queue_start": 4}, CROPS, RESNET),
     "vicreg": ({"projector": [64, 64]}, PAIR, RESNET),
     "vicregl": ({"projector": [64, 64], "place_projector": [32, 32]}, PAIR, RESNET),
+    "vqkd": (
+        {"teacher": "random", "teacher_backbone": VIT, "codes": 32, "code_dim": 8, "decoder_depth": 1},
+        SINGLE,
+        VIT,
+    ),
     "wmse": ({"projector": [64, 4], "slice": 8}, PAIR, RESNET),
 }
 
 # Settings that a recipe leaves to the user, or that depend on each other.
 NEEDED = {
+    "beitv2": {"tokenizer": "random", "early_blocks": 1, "head_blocks": 1},
     "capi": {"predictor_heads": 3},
     "distillation": {"teacher": "random", "teacher_backbone": RESNET, "target": "features", "soft_weight": 1.0},
+    "vqkd": {"teacher": "random", "teacher_backbone": VIT},
     "wmse": {"projector": [64, 4], "slice": 8},
 }
 

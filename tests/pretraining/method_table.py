@@ -69,6 +69,7 @@ METHODS = {
     "mae": ({"decoder_dim": 96, "decoder_depth": 2, "decoder_heads": 3}, SINGLE, VIT),
     "simmim": ({"unit": 1}, SINGLE, MEAN),  # its class token is not trained; the authors average too
     "maskfeat": ({"cell": 4, "smallest_block": 4}, SINGLE, MEAN),  # as simmim
+    "beitv2": ({"tokenizer": "random", "smallest_block": 4, "early_blocks": 2}, SINGLE, VIT),
     "aim": ({"head_dim": 96, "head_depth": 2}, SINGLE, MEAN),
     "ijepa": ({"predictor_dim": 96, "predictor_depth": 2, "predictor_heads": 3, "momentum": 0.98}, SINGLE, MEAN),
     "data2vec2": (

@@ -141,6 +141,13 @@ def normalise(
     return torch.addcmul(shift, pixels, scale, out=pixels).to(dtype)
 
 
+def renormalise(images: torch.Tensor, own: Preprocessing, wanted: Preprocessing) -> torch.Tensor:
+    """Return images (B, C, h, w), normalised by one mean and standard deviation, as another network takes them."""
+    shape = (1, len(own.mean), 1, 1)
+    mean, std = (torch.tensor(values).to(images, non_blocking=True).view(shape) for values in (own.mean, own.std))
+    return normalise((images * std + mean) * 255, wanted, images.dtype)
+
+
 def check_channels(preprocessing: Preprocessing, channels: int = 3) -> None:
     """Raise if a backbone with this preprocessing does not take pictures of that many channels."""
     if preprocessing.channels != channels and (preprocessing.channels, channels) != (1, 3):
