@@ -21,7 +21,7 @@ from sslbench.config import setting
 from sslbench.data.decode.transforms import renormalise
 from sslbench.distributed.collectives import broadcast_, gather, sum_
 from sslbench.errors import UsageError
-from sslbench.methods._parts.losses import in_float32
+from sslbench.methods._parts.losses import in_float32, unit_length
 from sslbench.methods._parts.memory import random_rows, spherical_kmeans, sums_of
 from sslbench.methods._parts.tokenizers import nearest_codes
 from sslbench.methods._parts.vision_transformers import (
@@ -162,16 +162,17 @@ class Method(method.Method[Config]):
         with torch.no_grad():
             wanted = self._patches(self.teacher, renormalise(images, *self._normalisations))
         tokens = self._patches(self.backbone, images)
-        rows = functional.normalize(self.projector(tokens).float(), dim=-1)
-        flat = rows.detach().flatten(0, 1)
+        rows = unit_length(self.projector(tokens).flatten(0, 1))
+        flat = rows.detach()
         if step.index == 0 and not self._sums:
             self._start(flat)
         numbers = nearest_codes(flat, self.codebook.weight)
-        codes = self.codebook.weight[numbers].view(rows.shape)
+        codes = self.codebook.weight[numbers]
         counts = torch.bincount(numbers, minlength=len(self.codebook.weight))
         self._sums.append((sums_of(flat, numbers, len(counts)), counts))
         # The gradient of a code is that of the row that it replaces.
-        of_patches = reproduction_loss(self.decoder(rows + (codes - rows).detach()), wanted)
+        given = (rows + (codes - rows).detach()).view(*tokens.shape[:2], -1)
+        of_patches = reproduction_loss(self.decoder(given), wanted)
         of_rows = commitment_loss(rows, codes)
         used = (sum_(counts.clone()) > 0).float().mean() * 100
         parts = {"reproduction": of_patches.detach(), "commitment": of_rows.detach(), "used_codes": used}

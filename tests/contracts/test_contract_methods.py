@@ -174,7 +174,7 @@ class Constants(TorchFunctionMode):
             return self.kept[self.position - 1].clone()
 
 
-STOPPED = {"capi", "msn", "simsiam", "swav", "tico"}
+STOPPED = {"capi", "msn", "simsiam", "swav", "tico", "vqkd"}
 """Methods whose targets follow from trained parameters, but get no gradient; their slope is that with fixed targets."""
 
 
