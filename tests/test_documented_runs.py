@@ -13,6 +13,7 @@ import pytest
 from helpers import guides
 
 import sslbench
+from sslbench.backbones.int8 import _sums_are_exact
 from sslbench.cli.main import COMMANDS, LazyGroup, main
 from sslbench.evaluation import estimate
 
@@ -165,6 +166,8 @@ def test_many_commands_run():
 
 @pytest.mark.parametrize("words", CASES, ids=" ".join)
 def test_a_documented_command_runs(words, files, monkeypatch, capsys):
+    if "int8" in words and not _sums_are_exact():
+        pytest.skip("sums of 8-bit products overflow on this processor")
     monkeypatch.chdir(files)
     monkeypatch.setattr(estimate, "_SECONDS", 0.0)  # the first images will do for the speed
     with pytest.raises(SystemExit) as ended:
