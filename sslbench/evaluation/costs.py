@@ -1,13 +1,15 @@
 """Costs of an evaluation: size and work of the backbone, time and peak memory of every stage."""
 
 import contextlib
+import dataclasses
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from sslbench.backbones.backbone import Backbone, probe_images
 from sslbench.results import Costs, Stage
@@ -77,28 +79,54 @@ def encoding_costs(backbone: Backbone, *, decoded: int, seconds: float, stage: S
 
 
 def gflops(backbone: Backbone) -> float | None:
-    """10^9 floating-point operations for one image of the size that the backbone takes, at all scales.
+    """10^9 floating-point operations for an image of the size that the backbone takes, at all scales: `work_of`."""
+    height, width = probe_images(backbone.preprocessing).shape[2:]
+    work = work_of(backbone, [(int(height * scale), int(width * scale)) for scale in backbone.preprocessing.scales])
+    return None if work is None else work.gflops
 
-    A multiply-add is two.
 
-    Counted by PyTorch on tensors without values: matrix products, convolutions and attention, which is nearly all. None
-    for a module whose steps depend on values.
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Work of forward passes.
+
+    Attributes:
+        gflops: 10^9 floating-point operations, a multiply-add counting as two.
+        activations: numbers that convolutions and linear layers give (Radosavovic et al. 2020, arXiv 2003.13678).
+    """
+
+    gflops: float
+    activations: int
+
+
+def work_of(backbone: Backbone, sizes: Sequence[tuple[int, int]]) -> Work | None:
+    """Return the work of one image of each size, (height, width) in pixels.
+
+    Operations are counted by PyTorch on tensors without values: matrix products, convolutions and attention, which is
+    nearly all. None for a module whose steps depend on values.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
 
     image, module = probe_images(backbone.preprocessing), backbone.module
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    counter = FlopCounterMode(display=False)
+    counter, outputs = FlopCounterMode(display=False), [0]
+
+    def add(layer: nn.Module, inputs: object, output: torch.Tensor) -> None:
+        outputs[0] += output.numel()
+
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.modules.conv._ConvNd | nn.Linear)]
+    hooks = [layer.register_forward_hook(add) for layer in layers]
     try:
         with torch.no_grad(), counter, FakeTensorMode(allow_non_fake_inputs=True) as fake:
             # The module runs on meta tensors, so that changes of its buffers do not reach the real ones.
             empty: dict[str, torch.Tensor] = {name: fake.from_tensor(tensor) for name, tensor in state.items()}
-            for scale in backbone.preprocessing.scales:
-                sides = [int(side * scale) for side in image.shape[2:]]
-                seen = image.new_empty(1, image.shape[1], *sides)
+            for size in sizes:
+                seen = image.new_empty(1, image.shape[1], *size)
                 torch.func.functional_call(module, empty, (fake.from_tensor(seen),))
     except (RuntimeError, TypeError, ValueError) as error:
         log.info(f"{backbone.name}: operations could not be counted ({str(error).splitlines()[0]})")
         return None
-    return float(counter.get_total_flops()) / 1e9
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return Work(float(counter.get_total_flops()) / 1e9, outputs[0])

@@ -14,10 +14,11 @@ from PIL import Image
 from torch import nn
 
 import sslbench
+from sslbench.backbones.build import build
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, ResultError, UsageError
 from sslbench.evaluation import RunSettings, costs
-from sslbench.evaluation.costs import gflops
+from sslbench.evaluation.costs import gflops, work_of
 from sslbench.evaluation.groups import with_details
 from sslbench.leaderboard import table
 from sslbench.results import records
@@ -170,6 +171,17 @@ def test_peak_memory_is_that_of_the_stage():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(done.stdout) > 200 or not costs._RESET.exists()
+
+
+def test_activations_are_the_outputs_of_convolutions_and_linear_layers():
+    backbone = build("resnet18", seed=0)
+    # By hand: stem 64 x 112^2; 4 convolutions of 64 x 56^2; of each later stage 4, and the shortcut of its first block.
+    by_hand = 64 * 112**2 + 4 * 64 * 56**2 + sum(5 * 64 * 2**i * (56 // 2**i) ** 2 for i in (1, 2, 3))
+    work = work_of(backbone, [(224, 224)])
+    assert work.activations == by_hand == 2_483_712
+    assert work.gflops == pytest.approx(2 * 1.814, abs=0.02)  # as torchvision lists it, with its classifier
+    twice = work_of(backbone, [(224, 224), (224, 224)])
+    assert (twice.activations, twice.gflops) == (2 * work.activations, 2 * work.gflops)
 
 
 def test_counting_operations_leaves_a_network_as_it_was():

@@ -17,6 +17,7 @@ from sslbench.cli.terminal import QUIET, duration
 from sslbench.config import build
 from sslbench.distributed import this_process
 from sslbench.errors import UsageError
+from sslbench.evaluation.costs import work_of
 from sslbench.evaluation.pretraining import knn_evaluator
 from sslbench.library.recipes import leaves
 from sslbench.names import find_object
@@ -99,6 +100,8 @@ def print_plan(request: PretrainRequest, origins: Mapping[str, str], launcher: S
     setup, plan = prepared.setup, prepared.plan
     trained = sum(p.numel() for p in prepared.method.parameters() if p.requires_grad)
     rest = sum(p.numel() for p in prepared.method.backbone.parameters())
+    prepared.backbone.module.eval()  # one image has no statistics
+    work = work_of(prepared.backbone, [(size, size) for size in setup.sizes])
     rows = [
         ("data", f"{request.data}: {setup.samples} images", ""),
         ("updates", f"{plan.steps} ({plan.per_epoch} per epoch, {setup.images_per_update} images each)", ""),
@@ -111,6 +114,11 @@ def print_plan(request: PretrainRequest, origins: Mapping[str, str], launcher: S
             for most in [max(rates.lr(i / 200) for i in range(200))]
         ),
         ("parameters", f"{trained:,} trained; the backbone has {rest:,}", ""),
+        *(
+            [("work", f"{work.gflops:.4g} GFLOPs, {work.activations:,} activations: backbone, views of an image", "")]
+            if work is not None
+            else []
+        ),
         ("folder", str(request.out), ""),
     ]
     section("derived", rows)
