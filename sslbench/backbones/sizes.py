@@ -2,14 +2,15 @@
 
 import dataclasses
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeGuard
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build
+from sslbench.backbones.layers import Layer, forward_layers
 from sslbench.backbones.vit_recognise import grid_side
 from sslbench.errors import UsageError, WeightsError
 from sslbench.weights.fill import MASKED_BIASES, PERIODS, fill, with_masked_biases, without_class_position
@@ -166,18 +167,29 @@ def accept_sizes(backbone: nn.Module, sizes: tuple[int, ...], *, name: str, chan
 
 def feature_dim(backbone: nn.Module, size: int, channels: int = 3) -> int:
     """Return the length of a backbone's vector for an image of `size` x `size` pixels; the backbone is unchanged."""
+    output = _on_zeros(backbone, backbone, size, channels)
+    if not isinstance(output, Tensor) or output.dim() != 2:
+        got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        raise ValueError(f"a backbone must return one vector per image, (B, D); for 2 images it returned {got}")
+    return int(output.shape[1])
+
+
+def layer_dim(backbone: nn.Module, layer: Layer, size: int, channels: int = 3) -> int:
+    """Return the length of a layer's vector for an image of `size` x `size` pixels; the backbone is unchanged."""
+    found = _on_zeros(backbone, lambda images: forward_layers(backbone, images, (layer,)), size, channels)
+    return int(found[layer.text].shape[1])
+
+
+def _on_zeros(backbone: nn.Module, function: Callable[[Tensor], Any], size: int, channels: int) -> Any:
+    """Return what a function gives for two black images, with the backbone in evaluation mode."""
     mode = backbone.training
     device = next((p.device for p in backbone.parameters()), torch.device("cpu"))
     backbone.eval()
     try:
         with torch.no_grad():
-            output = backbone(torch.zeros(2, channels, size, size, device=device))
+            return function(torch.zeros(2, channels, size, size, device=device))
     finally:
         backbone.train(mode)
-    if not isinstance(output, Tensor) or output.dim() != 2:
-        got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-        raise ValueError(f"a backbone must return one vector per image, (B, D); for 2 images it returned {got}")
-    return int(output.shape[1])
 
 
 def fit_rotary(tensors: Mapping[str, Tensor], module: nn.Module) -> tuple[dict[str, Tensor], tuple[str, ...]]:

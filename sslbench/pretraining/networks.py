@@ -15,7 +15,6 @@ from sslbench.backbones.architectures import without_initialisation
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.load import load_backbone
 from sslbench.backbones.stems import with_channels
-from sslbench.config import build
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.loading.batch import first_look, measure
 from sslbench.data.source import Source
@@ -54,10 +53,8 @@ def make_backbone(request: PretrainRequest) -> Backbone:
 
 def make_method(backbone: nn.Module, settings: dict[str, Any], setup: Setup, *, seed: int) -> Method[Any]:
     """Return the method around a backbone; the initial weights of its heads depend on the seed only."""
-    name = settings["name"]
-    method_type = find_method(name)
-    values = {key: value for key, value in settings.items() if key != "name"}
-    config = build(method_type.config_type, values, f"method {name}")
+    method_type = find_method(settings["name"])
+    config = method_type.config_of(settings)
     with seeded(seed + 1):  # a random stream separate from that of the backbone's weights
         return method_type(backbone, config, setup)
 

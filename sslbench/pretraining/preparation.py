@@ -14,7 +14,8 @@ import torch
 
 from sslbench import user_code
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.sizes import accept_sizes, feature_dim
+from sslbench.backbones.layers import Layer, resolve_layers
+from sslbench.backbones.sizes import accept_sizes, feature_dim, layer_dim
 from sslbench.config import build
 from sslbench.data.clips import sampling_of
 from sslbench.data.decode.handlers import Reading, resolve
@@ -28,7 +29,7 @@ from sslbench.data.wording import counted
 from sslbench.distributed import this_process
 from sslbench.distributed.parallel import structure_from_first
 from sslbench.errors import DataError, UsageError
-from sslbench.names import find_object
+from sslbench.names import did_you_mean, find_object
 from sslbench.preprocessing import LIGHTNESS, Preprocessing
 from sslbench.pretraining.networks import (
     checkpoint_activations,
@@ -218,16 +219,22 @@ def _setup(
         normalisation=Preprocessing(mean=augment.mean, std=augment.std),
         targets=torch.from_numpy(np.asarray(target.values)) if isinstance(target, MultiLabel) else None,
         seed=settings.seed,
+        columns={name: source.attributes[name] for name in columns_of(settings)},
+        layers=built.layers,
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class _BuiltBackbone:
-    """Backbone that takes the views of a run, length of its vectors, and hash of initial weights from a file."""
+    """Backbone that takes the views of a run, length of its vectors, and hash of initial weights from a file.
+
+    `layers`: those that the method asks for, by their names in its settings, each with the length of its vectors.
+    """
 
     backbone: Backbone
     feature_dim: int
     init_sha256: str | None
+    layers: Mapping[str, tuple[Layer, int]]
 
 
 def _shared(settings: PretrainSettings, build: Callable[[], T]) -> T:
@@ -242,7 +249,18 @@ def _build(request: PretrainRequest, precision: Precision, device: torch.device)
     channels = backbone.preprocessing.channels
     accept_sizes(backbone.module, sizes, name=backbone.name, channels=channels)
     check_precision(precision, device, backbone.module, min(sizes), channels=channels)
-    return _BuiltBackbone(backbone, feature_dim(backbone.module, max(sizes), channels), init_sha256)
+    method = find_method(request.settings.method["name"])
+    layers = {}
+    for name in method.layers(method.config_of(request.settings.method)):
+        (layer,) = resolve_layers(backbone, (name,))
+        layers[name] = layer, layer_dim(backbone.module, layer, max(sizes), channels)
+    return _BuiltBackbone(backbone, feature_dim(backbone.module, max(sizes), channels), init_sha256, layers)
+
+
+def columns_of(settings: PretrainSettings) -> tuple[str, ...]:
+    """Return the columns of the data that the method of a run asks for."""
+    method = find_method(settings.method["name"])
+    return method.columns(method.config_of(settings.method))
 
 
 def _state_memory(data: TrainingData, workers: int) -> None:
@@ -299,6 +317,7 @@ def _open(request: PretrainRequest) -> Source:
         request.data,
         image_column=request.image_column,
         label_column=request.label_column,
+        attribute_columns=columns_of(request.settings),
         together=True,
         decoder=request.settings.decoder,
     )
@@ -310,6 +329,8 @@ def _open(request: PretrainRequest) -> Source:
         log.info(note)
     if not len(source):
         raise DataError(f"{source.name} has no images")
+    if lacking := [column for column in columns_of(request.settings) if column not in source.attributes]:
+        raise UsageError(f"{source.name} has no column '{lacking[0]}'", did_you_mean(lacking[0], source.attributes))
     if sampling_of(source.images):
         raise UsageError(f"{source.name} has videos, and pretrain takes images", "Write their frames as images first.")
     settings, n = request.settings, request.limit

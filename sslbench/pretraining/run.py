@@ -33,7 +33,7 @@ from sslbench.distributed.sharded import AVAILABLE, BackgroundWriter
 from sslbench.errors import DataError, SslbenchError, UsageError
 from sslbench.library.recipes import RUN_INPUTS
 from sslbench.pretraining.networks import make_state
-from sslbench.pretraining.preparation import PreparedPretraining, prepare
+from sslbench.pretraining.preparation import PreparedPretraining, columns_of, prepare
 from sslbench.pretraining.settings import FREE, ROUNDING, PretrainRequest, differences, plain
 from sslbench.runtime.device import choose_device
 from sslbench.runtime.folders import check_writable
@@ -371,7 +371,7 @@ class _PretrainingRun(RunOnViews):
         }
         if heads:
             metadata[HEADS] = dict(heads)
-        if "head" in heads and self.prepared.method.has_classifier:
+        if heads.get("head") == "linear" and self.prepared.method.has_classifier:
             labels = self.prepared.source.target
             kind: Literal["single", "multi"] = "multi" if isinstance(labels, MultiLabel) else "single"
             metadata["classifier"] = classifier_metadata(ClassifierInfo("output", "none", kind, labels.classes))
@@ -394,6 +394,8 @@ def identity(request: PretrainRequest, source: Source, init_sha256: str | None, 
     # Images are identified by names and labels, since reading their content would take hours before the first update.
     labels = hashlib.sha256("\n".join((source.target.name, *source.target.classes)).encode())
     labels.update(np.ascontiguousarray(source.target.values).tobytes())
+    for name in columns_of(request.settings):
+        labels.update("\n".join((name, *source.attributes[name])).encode())
     settings = plain(request.settings)
     return {
         **settings,

@@ -162,8 +162,8 @@ class PretrainSettings:
             # Last, since it imports torch.
             from sslbench.train.method import find_method
 
-            own = {key: value for key, value in self.method.items() if key != "name"}
-            build(find_method(name).config_type, own, f"method {name}")
+            method = find_method(name)
+            method.check_config(method.config_of(self.method))
 
     def _check_schedules(self) -> None:
         """Refuse schedules, of the run and of its groups, with unknown names and keys or impossible values."""

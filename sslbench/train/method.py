@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from sslbench import names
+from sslbench.backbones.layers import Layer
+from sslbench.config import build
 from sslbench.data.loading.pretraining import rows_by_origin
 from sslbench.errors import UsageError
 from sslbench.preprocessing import Preprocessing
@@ -97,6 +99,8 @@ class Setup:
         class_names: names of the classes, in order; empty for data without one class per image.
         normalisation: mean and standard deviation that the views are normalised by.
         seed: of the run, 0 or more.
+        columns: name -> texts of the samples, of the columns that the method asks for (`Method.columns`).
+        layers: name -> layer of the backbone and the length of its vectors, as the method asks for (`Method.layers`).
     """
 
     feature_dim: int
@@ -115,6 +119,8 @@ class Setup:
     class_names: tuple[str, ...] = ()
     normalisation: Preprocessing = dataclasses.field(default_factory=Preprocessing)
     seed: int = 0
+    columns: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    layers: Mapping[str, tuple[Layer, int]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,7 +268,7 @@ class Method(Learner, Generic[ConfigT]):
         config_type: frozen dataclass of the method's settings.
         needs: requirements on views and batches; None: none.
         has_classifier: true if 'head' of `heads` is a classifier of the data's classes on the backbone's output; the
-            weights file then names the classes.
+            weights file then names the classes, if it is a single linear layer.
         first_pass: true if one epoch of forward passes, each followed by `after_update`, precedes the first update, for
             instance to fill a memory; the steps of these passes have the indices -per_epoch to -1.
         block_methods: names of the methods of blocks that `loss` calls in place of their forward pass. With
@@ -301,6 +307,26 @@ class Method(Learner, Generic[ConfigT]):
         self.backbone = backbone
         self.config = config
         self.seed = setup.seed
+
+    @classmethod
+    def config_of(cls, values: Mapping[str, Any]) -> Any:
+        """Return the settings of values as recipes have them, `name` among them."""
+        own = {key: value for key, value in values.items() if key != "name"}
+        return build(cls.config_type, own, f"method {values['name']}")
+
+    @classmethod
+    def check_config(cls, config: ConfigT) -> None:
+        """Refuse settings that are wrong whatever the data and the backbone; called before any is opened."""
+
+    @classmethod
+    def columns(cls, config: ConfigT) -> tuple[str, ...]:
+        """Return the columns of the data that the loss needs beside the labels; their texts are `Setup.columns`."""
+        return ()
+
+    @classmethod
+    def layers(cls, config: ConfigT) -> tuple[str, ...]:
+        """Return the layers of the backbone that the loss needs beside its output, as `--layers` has them."""
+        return ()
 
     @classmethod
     def check(cls, backbone: nn.Module, config: ConfigT, setup: Setup) -> None:

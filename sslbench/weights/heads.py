@@ -31,6 +31,7 @@ _TYPES: Mapping[type[nn.Module], str] = {
     nn.GELU: "gelu",
     nn.Tanh: "tanh",
     nn.Identity: "identity",
+    nn.Dropout: "identity",  # in evaluation
 }
 
 Heads = Mapping[str, nn.Sequential]

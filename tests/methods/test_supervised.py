@@ -5,10 +5,19 @@ import pytest
 import torch
 from helpers import two_processes
 from helpers.training_samples import batch_of, gradient, network, random_rows, setup_for, step_of, train
+from PIL import Image
 
-from sslbench.errors import UsageError
+from sslbench.backbones.classifier import find_classifier
+from sslbench.backbones.layers import Layer, forward_layers
+from sslbench.backbones.load import load_file
+from sslbench.backbones.sizes import layer_dim
+from sslbench.errors import DataError, UsageError
 from sslbench.methods import supervised
+from sslbench.methods._parts.heads import LOSSES, Head, TorchLoss, column_target
 from sslbench.methods._parts.losses import cross_entropy, multi_label_loss, top1
+from sslbench.targets.classes import Classes
+from sslbench.targets.numbers import Numbers
+from sslbench.weights.reading import files
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -92,3 +101,155 @@ def test_trains_on_several_labels():
     setup = setup_for(network(), sizes=(32,), classes=0, targets=targets)
     losses = train(supervised.Method(network(), supervised.Config(), setup).train(), batch_of(setup), setup, 20)
     assert np.mean(losses[10:]) < np.mean(losses[:10])
+
+
+OPTIONS = {
+    "CrossEntropyLoss": {"label_smoothing": 0.1, "weight": [1, 2, 0.5]},
+    "MultiMarginLoss": {"margin": 0.5, "weight": [1, 2, 0.5]},
+    "BCEWithLogitsLoss": {"pos_weight": [1, 2, 0.5]},
+    "SmoothL1Loss": {"beta": 0.3},
+    "HuberLoss": {"delta": 0.3},
+}
+
+
+def sample_of(name):
+    """Outputs of six samples, and targets of the kind that a loss takes."""
+    random = np.random.default_rng(1)
+    kind = LOSSES[name]
+    outputs = torch.from_numpy(random_rows(6, 1 if kind is Numbers else 3)).float()
+    if kind is Classes:
+        return outputs, torch.tensor([0, 2, 1, 1, 2, 0]), -1
+    if kind is Numbers:
+        return outputs, torch.from_numpy(random.normal(size=6)).float(), float("nan")
+    return outputs, torch.from_numpy(random.integers(0, 2, (6, 3))).to(torch.int8), -1
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_of_torch_is_its_mean_over_the_known_targets(name):
+    options = OPTIONS.get(name, {})
+    tensors = {key: torch.tensor(value) if isinstance(value, list) else value for key, value in options.items()}
+    outputs, targets, unknown = sample_of(name)
+    wanted = getattr(torch.nn, name)(**tensors)
+
+    def of_torch(rows):
+        filled = targets[rows] if targets.dtype == torch.int64 else targets[rows].float()
+        return wanted(outputs[rows].squeeze(1), filled).item()
+
+    ours = TorchLoss(name, options, outputs.shape[1])
+    assert ours(outputs, targets).item() == pytest.approx(of_torch(slice(None)), rel=1e-6)
+    targets[4:] = unknown
+    assert ours(outputs, targets).item() == pytest.approx(of_torch(slice(0, 4)), rel=1e-6)
+
+
+def _half_with_torch(rank, outputs, targets):
+    mine = slice(3 * rank, 3 * rank + 3)
+    return TorchLoss("CrossEntropyLoss", None, 3)(outputs[mine], targets[mine]).item()
+
+
+def test_two_processes_have_the_loss_of_one_where_cells_are_empty():
+    outputs, targets, _ = sample_of("CrossEntropyLoss")
+    targets[3:5] = -1
+    parts = two_processes.run(_half_with_torch, outputs, targets)
+    assert np.mean(parts) == pytest.approx(TorchLoss("CrossEntropyLoss", None, 3)(outputs, targets).item(), rel=1e-6)
+
+
+HEADS = (
+    Head(layer="layer3", target="colour", weight=0.5, hidden=(16,), norm="layer", loss="CrossEntropyLoss"),
+    Head(target="size", weight=3.0, loss="MSELoss"),
+    Head(),
+)
+
+
+def with_columns(**changes):
+    net = network()
+    layer = Layer("layer3", "layer3")
+    columns = {"colour": ["red", "blue", "", "red"] * 25, "size": ["0.5", "", "2", "1"] * 25}
+    layers = {"layer3": (layer, layer_dim(net, layer, 32))}
+    return net, setup_for(net, sizes=(32,), columns=columns, layers=layers, **changes)
+
+
+def test_several_heads_are_the_weighted_sum_of_their_losses():
+    net, setup = with_columns()
+    method = supervised.Method(net, supervised.Config(heads=HEADS), setup).eval()
+    batch = batch_of(setup)
+    found = forward_layers(net, batch.views[0], (Layer("output", ""), setup.layers["layer3"][0]))
+    of_colour = method.networks[0](found["layer3"])
+    of_size, of_labels = (network(found["output"]) for network in method.networks[1:])
+    colours, sizes = [1, 0, 1, 1, 0, 1], [0.5, 2, 1, 0.5, 2, 1]
+    known, measured = [0, 1, 3, 4, 5, 7], [0, 2, 3, 4, 6, 7]
+    parts = (
+        torch.nn.functional.cross_entropy(of_colour[known], torch.tensor(colours)),
+        (of_size[measured, 0] - torch.tensor(sizes)).square().mean(),
+        torch.nn.functional.cross_entropy(of_labels, batch.labels),
+    )
+    loss = method(batch, step_of(0, setup))
+    assert loss.value.item() == pytest.approx((0.5 * parts[0] + 3 * parts[1] + parts[2]).item(), rel=1e-5)
+    logged = [loss.parts[f"loss_{name}"].item() for name in ("colour@layer3", "size", "labels")]
+    assert logged == pytest.approx([part.item() for part in parts], rel=1e-5)
+    right = (of_colour[known].argmax(1) == torch.tensor(colours)).float().mean() * 100
+    assert loss.parts["top1_colour@layer3"].item() == pytest.approx(right.item(), rel=1e-5)
+
+
+def test_several_heads_learn_and_one_on_the_labels_is_saved():
+    net, setup = with_columns()
+    method = supervised.Method(net, supervised.Config(heads=HEADS), setup).train()
+    assert list(method.heads("student")) == ["head"] and method.heads("student")["head"] is method.networks[2]
+    losses = train(method, batch_of(setup), setup, 20, lr=0.001)
+    assert np.mean(losses[10:]) < np.mean(losses[:10])
+    with pytest.raises(UsageError, match="compile=true has no hooks"):
+        method.compile_networks()
+    assert supervised.Method(net, supervised.Config(heads=HEADS[:2]), setup).heads("student") == {}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"loss": "CrossEntropyLos"}, "no loss 'CrossEntropyLos' for heads\nDid you mean 'CrossEntropyLoss'"),
+        ({"loss": "MSELoss"}, "MSELoss takes numbers as labels, and the data have one class each"),
+        ({"loss": "CrossEntropyLoss", "loss_options": {"smoothing": 0.1}}, "has no argument 'smoothing'"),
+        ({"loss": "CrossEntropyLoss", "loss_options": {"reduction": "sum"}}, "has no argument 'reduction'"),
+        ({"loss": "CrossEntropyLoss", "loss_options": {"weight": [1.0, 2.0]}}, "CrossEntropyLoss with .* fails"),
+        ({"loss": "CrossEntropyLoss", "label_smoothing": 0.1}, "label_smoothing has no effect with loss"),
+        ({"heads": (Head(),), "mixup": 0.2}, "mixup has no effect with heads"),
+        ({"heads": (Head(), Head(weight=2.0))}, "two heads have the target and layer labels"),
+        ({"heads": (Head(target="colour", loss="BCEWithLogitsLoss"),)}, "a column has a class or number each"),
+    ],
+)
+def test_losses_and_heads_that_do_not_fit_are_refused(config, message):
+    net, setup = with_columns()
+    with pytest.raises(UsageError, match=message):
+        supervised.Method(net, supervised.Config(**config), setup)
+
+
+def test_a_column_that_is_no_target_is_refused():
+    with pytest.raises(DataError, match="the column 'size' has 'large', which is not a number"):
+        column_target("size", ["1", "large"], Numbers)
+    with pytest.raises(DataError, match="'colour' has 1 classes"):
+        column_target("colour", ["red", "red"], Classes)
+
+
+def test_heads_on_columns_of_a_table_are_trained_by_the_command(tmp_path, monkeypatch, sslbench):
+    monkeypatch.chdir(tmp_path)
+    rows = ["path,label,colour"]
+    for i in range(16):
+        Image.fromarray(np.random.default_rng(i).integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(f"{i}.png")
+        rows.append(f"{i}.png,{'ab'[i % 2]},{('red', 'blue', '')[i % 3]}")
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    words = ("--data", "t.csv", "--label-column", "label", "--backbone", "resnet18w0.125", "--batch-size", "8")
+    words += ("--workers", "0", "--epochs", "1", "augment.views=[{size: 32}]", "--out", "run")
+    heads = "method.heads=[{layer: res4, target: colour, hidden: [8], dropout: 0.5}, {}]"
+    code, _, err = sslbench("pretrain", "supervised", *words, heads.replace("colour", "color"))
+    assert code == 2 and "has no column 'color'" in err and not (tmp_path / "run").exists()
+    code, _, err = sslbench("pretrain", "supervised", *words, heads)
+    assert code == 0 and "loss_colour@res4" in err + (tmp_path / "run/metrics.jsonl").read_text()
+    file = files.read(tmp_path / "run/weights.torch")
+    classifier = find_classifier(file, load_file(file, heads=True))
+    assert classifier.info.classes == ("a", "b") and classifier.info.layer == "output"
+    code, _, err = sslbench(
+        "pretrain", "supervised", *words[:-1], "mlp", heads.replace("{}", "{hidden: [8], dropout: 0.5}")
+    )
+    assert code == 0
+    file = files.read(tmp_path / "mlp/weights.torch")
+    assert [type(layer).__name__ for layer in load_file(file, heads=True).heads["head"]] == [
+        *("Linear", "ReLU", "Identity", "Linear")
+    ]
