@@ -114,7 +114,7 @@ def test_files_of_another_number_of_blocks_or_tubelets_are_refused(models, tmp_p
         build(backbone.name.replace("frames=4", "frames=5"))
 
 
-@pytest.mark.parametrize("query", ["frames=4", "frames=4&stride=2&clips=2"])
+@pytest.mark.parametrize("query", ["frames=4", "frames=4&stride=2&clips=2", "frames=4&crops=2"])
 def test_features_of_a_video_are_the_mean_over_its_clips(tmp_path, query):
     write_classes(tmp_path / "videos", train=2, test=1)
     videos = open_data(f"{tmp_path / 'videos'}/?{query}")["train"]

@@ -123,6 +123,32 @@ def test_lists_name_videos(tmp_path):
         assert source.images.options.frames == 2
 
 
+@pytest.mark.parametrize(("height", "width"), [(32, 64), (64, 32), (32, 32)])
+def test_crops_are_squares_from_one_end_to_the_other_clip_by_clip(tmp_path, height, width):
+    """Grey tells the frame, and a ramp along the longer side the place."""
+    ramp = np.arange(max(height, width), dtype=np.uint8)
+    ramp = np.broadcast_to(ramp[:, None] if height > width else ramp[None, :], (height, width))
+    frames = [np.repeat((ramp + 16 * i)[..., None], 3, axis=2) for i in range(8)]
+    write_video(tmp_path / "v.mkv", frames, codec="ffv1")
+    whole = decoded(f"{tmp_path}?frames=2&stride=2&clips=2").image.unflatten(0, (2, 2, 3))
+    picture = decoded(f"{tmp_path}?frames=2&stride=2&clips=2&crops=3")
+    assert picture.frames == 12 and picture.image.shape == (36, 32, 32)
+    found = picture.image.unflatten(0, (2, 3, 2, 3))  # clips, crops, frames, colours
+    room = max(height, width) - 32
+    for crop, start in enumerate((0, room // 2, room)):
+        cut = whole[..., start : start + 32, :] if height > width else whole[..., start : start + 32]
+        assert torch.equal(found[:, crop], cut)
+
+
+def test_keys_of_whole_frames_are_those_from_before_crops(tmp_path):
+    assert ClipOptions(frames=4).key() == (
+        b"clip 1 [('unit', 'clip'), ('frames', 4), ('stride', 0), ('fps', 0.0), ('clips', 1), ('at', ''), "
+        b"('short', 'stop')]"
+    )
+    assert ClipOptions(frames=4, crops=3).key() != ClipOptions(frames=4).key()
+    assert ClipOptions(frames=4, crops=3).text() == "4 frames (spread over the video, 3 crops)"
+
+
 def test_sampling_and_content_are_in_the_key(tmp_path):
     write_video(tmp_path / "v.mp4", counting(20))
     keys = {
@@ -239,5 +265,5 @@ def test_without_pyav_the_extra_is_named(tmp_path, monkeypatch):
 
 def test_options_have_the_defaults_that_the_guide_says():
     assert dataclasses.asdict(ClipOptions()) == {
-        **{"unit": "clip", "frames": 16, "stride": 0, "fps": 0.0, "clips": 1, "at": "", "short": "stop"}
+        **{"unit": "clip", "frames": 16, "stride": 0, "fps": 0.0, "clips": 1, "crops": 1, "at": "", "short": "stop"}
     }

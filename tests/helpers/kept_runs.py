@@ -180,6 +180,7 @@ NOT_EVALUATED = {
         "the runs of their protocols read such tables",
     ),
     **dict.fromkeys(("visual-genome", "refcoco", "sa1b"), "test_data_regions compares them with what was written"),
+    "video-lists": "test_data_video_lists compares it with what was written",
     "openimages": "test_data_openimages compares it with what was written",
     **dict.fromkeys(("sklearn", "textures", "kwcoco"), "takes seconds, or draws other pictures each time"),
 }

@@ -2,11 +2,12 @@
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
-from sslbench.arrays import FloatArray, IntArray
+from sslbench.arrays import ByteArray, FloatArray, IntArray
 from sslbench.config import setting
 from sslbench.errors import UsageError
 
@@ -38,6 +39,7 @@ class ClipOptions:
     )
     fps: float = setting(0.0, "frames per second of a clip, by time stamps, in place of a stride", within="[0, inf)")
     clips: int = setting(1, "clips of a video, evenly spaced; needs stride or fps", within="[1, 256]")
+    crops: int = setting(1, "squares of every clip, evenly along the longer side; 1: whole frames", within="[1, 16]")
     at: str = setting("", "frames by number from 0 (0|12|30) or by time (0.5s|1s|2s), in place of all these")
     short: Literal["stop", "repeat"] = setting("stop", "video shorter than a clip: unreadable, or frames of it again")
 
@@ -70,17 +72,19 @@ class ClipOptions:
 
     @property
     def total(self) -> int:
-        """Number of frames of a video, over all clips."""
-        return len(self._words()) if self.at else self.frames * self.clips
+        """Number of frames of a video, over all clips and their crops."""
+        return (len(self._words()) if self.at else self.frames * self.clips) * self.crops
 
     @property
     def passes(self) -> int:
         """Number of parts of a video that a network of clips takes one by one."""
-        return self.clips
+        return self.clips * self.crops
 
     def key(self) -> bytes:
         """Return the text that decides the frames, for keys."""
-        return f"clip {_VERSION} {[(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)]}".encode()
+        # Whole frames have the keys from before there were crops.
+        fields = [f.name for f in dataclasses.fields(self) if f.name != "crops" or self.crops > 1]
+        return f"clip {_VERSION} {[(name, getattr(self, name)) for name in fields]}".encode()
 
     def text(self) -> str:
         """Return the sampling in words.
@@ -88,16 +92,18 @@ class ClipOptions:
         >>> ClipOptions(frames=8, fps=4, clips=2).text(), ClipOptions().text()
         ('2 clips of 8 frames (4 per second)', '16 frames (spread over the video)')
         """
+        crops = f"{self.crops} crops" if self.crops > 1 else ""
         if self.at:
-            return f"frames at {self.at}"
+            return f"frames at {self.at}" + (f" ({crops})" if crops else "")
         clips = "" if self.clips == 1 else f"{self.clips} clips of "
         spread = f"{self.fps:g} per second" if self.fps else f"stride {self.stride}"
         if not self.stride and not self.fps:
             spread = "spread over the video"
-        return f"{clips}{self.frames} {'frame' if self.frames == 1 else 'frames'} ({spread})"
+        how = ", ".join(filter(None, (spread, crops)))
+        return f"{clips}{self.frames} {'frame' if self.frames == 1 else 'frames'} ({how})"
 
     def rows(self, times: FloatArray) -> IntArray:
-        """Return the numbers of the frames, (total,), clip by clip.
+        """Return the numbers of the frames, (total / crops,), clip by clip.
 
         A clip alone lies in the middle of the video. Spread frames are the middles of equal parts (Wang et al. 2016,
         TSN, section 3.1, in place of a random frame of each part).
@@ -129,6 +135,29 @@ class ClipOptions:
             )
         wanted = (self._places() * max(left, 0.0))[:, None] + seconds
         return np.asarray(np.searchsorted(times, wanted.reshape(-1) + _TOLERANCE, side="right") - 1)
+
+    def squares(self, frames: Sequence[ByteArray]) -> list[ByteArray]:
+        """Return the crops of the frames of `rows`, (H, W, C) each: all of one clip and place, then the next place.
+
+        Squares of the shorter side, from the beginning to the end of the longer one (three of them: Wang et al. 2018,
+        "Non-local neural networks", section 4.1).
+
+        >>> frame = np.arange(6, dtype=np.uint8).reshape(1, 6, 1)
+        >>> [int(each.item()) for each in ClipOptions(frames=1, crops=3).squares([frame])]
+        [0, 2, 5]
+        """
+        if self.crops == 1:
+            return list(frames)
+        height, width = frames[0].shape[:2]
+        side, size = min(height, width), len(frames) * self.crops // self.passes
+        starts = (np.arange(self.crops) * (max(height, width) - side) // (self.crops - 1)).tolist()
+        clips = [frames[i : i + size] for i in range(0, len(frames), size)]
+        return [
+            frame[start : start + side] if height > width else frame[:, start : start + side]
+            for clip in clips
+            for start in starts
+            for frame in clip
+        ]
 
     def _places(self) -> FloatArray:
         """Return the beginnings of the clips, as shares of the room that a clip has."""

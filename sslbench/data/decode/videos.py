@@ -65,8 +65,9 @@ def decode_clips(content: bytes, path: str, options: ClipOptions, max_pixels: in
     if len({frame.shape for frame in chosen}) > 1:
         raise UnreadableImage(path, "frames of different sizes")
     # Interleaved in memory, (H, W, T * 3), as decoders of pictures write them.
-    picture = torch.from_numpy(np.concatenate(chosen, axis=2)).permute(2, 0, 1)
-    return Decoded(picture, (_TURNED,) if turned else (), frames=len(chosen))
+    views = options.squares(chosen)
+    picture = torch.from_numpy(np.concatenate(views, axis=2)).permute(2, 0, 1)
+    return Decoded(picture, (_TURNED,) if turned else (), frames=len(views))
 
 
 def _times(content: bytes, path: str, options: ClipOptions, max_pixels: int) -> FloatArray:
