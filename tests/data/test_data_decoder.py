@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 import sslbench
+from sslbench import user_code
 from sslbench.cli.commands.check_data import command
 from sslbench.data.decode.handlers import (
     Decoder,
@@ -309,6 +310,10 @@ class TestObjects:
         # Equal code, another state: features of one are not those of the other.
         assert names[1] != names[2] and names[1] == names[3]
         assert name_of(resolve(names[1:2])[0]).endswith("Brighter") and resolve(names[1:2])[0] is one
+        user_code.of_process.cache_clear()  # as in another process, where the same number is another object
+        assert (
+            identified(names_of_handlers(one))[0] != names[1] and identified(names_of_handlers(read_raw))[0] == names[0]
+        )
 
     def test_an_object_of_another_process_is_a_message(self):
         with pytest.raises(UsageError, match="was an object of another process"):
