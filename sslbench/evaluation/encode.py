@@ -11,6 +11,7 @@ from sslbench import paths
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.int8 import calibrated
 from sslbench.backbones.layers import Layer, resolve_layers
+from sslbench.data.clips import frames_of
 from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
@@ -145,14 +146,15 @@ def extract_part(
         split=split,
         progress=stage_progress(progress, title),
     )
+    noun = "videos" if frames_of(source.images) > 1 else "images"
     if extraction.decoded:
         rate = extraction.decoded / max(extraction.seconds, 1e-9)
-        log.log(level, f"{title}: {extraction.decoded} images in {extraction.seconds:.1f} s ({rate:.0f} images/s)")
+        log.log(level, f"{title}: {extraction.decoded} {noun} in {extraction.seconds:.1f} s ({rate:.0f} {noun}/s)")
     else:
         log.info("features found in the store are read from there (-v names them)")
         log.debug(f"{title}: features found in the store, no image decoded")
     for conversion, count in sorted(extraction.conversions.items()):
-        log.info(f"{source.name}: {count} images: {conversion}")
+        log.info(f"{source.name}: {count} {noun}: {conversion}")
     if extraction.unreadable:
         warning = left_out_warning(source.every_image(), [row["path"] for row in extraction.unreadable])
         log.warning(warning, extra={"once": True})  # pixels and the untrained network meet the same images

@@ -12,6 +12,7 @@ from PIL import Image
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.grids import last_map, last_map_of_cells
 from sslbench.backbones.layers import Layer, resolve_layers
+from sslbench.data.clips import frames_of
 from sslbench.data.open import kind_alone, open_as, open_data
 from sslbench.data.source import Source
 from sslbench.data.splits import limit
@@ -85,6 +86,11 @@ def show_images(
     layers = resolve_layers(backbone, request.layers or (last,))
     blocks = _blocks(backbone, layers, chosen)
     source = images_of(request, run)
+    if frames_of(source.images) > 1:
+        raise UsageError(
+            f"show of patches takes images, and {source.name} has videos",
+            "Show a record of them (sslbench show RECORD.json), or their features (sslbench show features).",
+        )
     if len(source) > MOST_IMAGES:
         raise UsageError(
             f"--limit {len(source)}: at most {MOST_IMAGES} images are shown", f"Give --limit {MOST_IMAGES}."

@@ -100,11 +100,19 @@ def location(name: str) -> str:
 def locations(result: Result, typed: AsTyped) -> tuple[str, str | None]:
     """Return the location of the data of a record, and that of the test part where it is another."""
     if typed.data is not None or typed.test_data is not None:
-        return typed.data or location(result.data.train.name), typed.test_data
-    train, test = (location(part.name) for part in (result.data.train, result.data.test))
+        return typed.data or _recorded(result)[0], typed.test_data
+    train, test = _recorded(result)
     for name in (train, test):
         refuse_location(name, f"{result.file}: data")
     return train, None if test == train else test
+
+
+def _recorded(result: Result) -> tuple[str, str]:
+    """Return the locations of both parts as they were asked for, with options; of older records by their names."""
+    asked = result.request or {}
+    if data := asked.get("data"):
+        return data, asked.get("test_data") or data
+    return location(result.data.train.name), location(result.data.test.name)
 
 
 def reopen(result: Result, typed: AsTyped, run: RunSettings, *, with_weights: bool) -> Prepared:
@@ -127,11 +135,13 @@ def reopen(result: Result, typed: AsTyped, run: RunSettings, *, with_weights: bo
     data, test_data = locations(result, typed)
     task = make_task(protocol, result.protocol.settings)
     most = max(result.data.train.n, result.data.test.n)
+    asked = result.request or {}
     request = Request(
         data=data,
         test_data=test_data,
-        image_column=typed.image_column,
-        label_column=typed.label_column,
+        image_column=typed.image_column or asked.get("image_column"),
+        label_column=typed.label_column or asked.get("label_column"),
+        value_columns=() if typed.label_column else tuple(asked.get("value_columns", ())),
         tasks=(task,),
         limit=most,
         **(_network(result, typed) if with_weights else {"weights": "pixels"}),

@@ -8,7 +8,8 @@ import pytest
 import torch
 from helpers.clips import counting, number_of, write_classes, write_video
 
-from sslbench.data.decode.handlers import picture_decoder, picture_of
+from sslbench.data.checks.sheets import thumbnails
+from sslbench.data.decode.handlers import Reading, picture_decoder, picture_of
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.decode.sampling import ClipOptions, TooFewFrames
 from sslbench.data.loading import loader
@@ -261,6 +262,16 @@ def test_without_pyav_the_extra_is_named(tmp_path, monkeypatch):
     with pytest.raises(DataError) as error:
         open_data(str(tmp_path))
     assert error.value.remedy == "pip install 'sslbench[video]'"
+
+
+def test_a_thumbnail_of_a_video_has_four_of_its_frames(tmp_path):
+    write_video(tmp_path / "v" / "a.mp4", counting(16))
+    source = open_data(f"{tmp_path}/v?frames=16")["all"]
+    (thumbnail,) = thumbnails(source, {"": [0]}, reading=Reading(), side=66)[""]  # a line of a pixel beside each frame
+    grey = np.asarray(thumbnail.picture.convert("L")).astype(int)
+    corners = [[grey[16, 16], grey[16, 49]], [grey[49, 16], grey[49, 49]]]
+    np.testing.assert_allclose(corners, [[0, 40], [80, 120]], atol=3)
+    assert grey[16, 32] == grey[32, 16] == 255
 
 
 def test_options_have_the_defaults_that_the_guide_says():

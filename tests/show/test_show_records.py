@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 from helpers.browser import Browser
+from helpers.clips import write_classes
 from helpers.coloured_pictures import class_folders
 from PIL import Image
 from sklearn.decomposition import PCA
@@ -121,6 +122,17 @@ def test_a_record_of_classes_is_shown_and_refused_when_its_data_changed(photos, 
     code, _, err = sslbench("show", record, "--out", "out2")
     assert code == 1 and "has no file of scores beside it" in err
     assert not Path("out2").exists()
+
+
+def test_a_record_of_videos_is_shown_with_its_frames_and_their_patches_are_refused(tmp_path, sslbench, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_classes(tmp_path / "videos", 4, directions=("left", "right"))
+    code, _, err = sslbench("eval", "knn", "k=1", *NET, "--data", "videos?frames=3", "--resize", "32", "--crop", "none")
+    assert code == 0 and "videos/s)" in err, err
+    code, _, err = sslbench("show", record_of("knn"), "--limit", "1", "--out", "out")
+    assert code == 0 and "3 frames (spread over the video)" in err, err
+    code, _, err = sslbench("show", *NET[:-1], "--data", "videos?frames=3", "--resize", "32", "--out", "out")
+    assert code == 2 and "show of patches takes images" in err and "sslbench show RECORD.json" in err
 
 
 def test_a_record_of_segmentation_is_predicted_again(photos, sslbench, monkeypatch):

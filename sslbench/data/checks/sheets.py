@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
+from torch.nn import functional
 
 from sslbench.data.checks.duplicates import Finding
 from sslbench.data.decode.handlers import PictureDecoder, Reading, make_decoder
-from sslbench.data.decode.picture import UnreadableImage, Wanted
+from sslbench.data.decode.picture import Decoded, UnreadableImage, Wanted
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.targets.classes import Classes
@@ -103,7 +105,7 @@ def _thumbnail(
     source: Source, row: int, decoder: PictureDecoder, side: int, boxes: npt.NDArray[np.float32] | None
 ) -> Thumbnail | None:
     try:
-        image = loader.read(source.images, row, decoder).image
+        image = _in_one(loader.read(source.images, row, decoder))
     except UnreadableImage:
         return None
     picture = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
@@ -118,6 +120,18 @@ def _thumbnail(
         draw.rectangle((left, top, max(right - 1, left), max(bottom - 1, top)), outline=_BOX)
     text = source.target.text(row) if source.target.labelled else ""
     return Thumbnail(small, source.images.path(row), text)
+
+
+def _in_one(decoded: Decoded) -> Tensor:
+    """Return the picture (C, H, W); of a video four of its frames in two rows, or all of two or three."""
+    if decoded.frames == 1:
+        return decoded.image
+    frames = decoded.image.reshape(decoded.frames, -1, *decoded.image.shape[1:])
+    chosen = frames[torch.linspace(0, decoded.frames - 1, min(4, decoded.frames)).round().long()]
+    line = max(1, decoded.image.shape[2] // 32)
+    lined = [*functional.pad(chosen, (0, line, 0, line), value=255)]
+    rows = [lined[:2], lined[2:]] if len(lined) == 4 else [lined]
+    return torch.cat([torch.cat(row, dim=2) for row in rows], dim=1)
 
 
 def class_sheet(shown: Mapping[str, Sequence[Thumbnail]], counts: Mapping[str, str], path: Path) -> None:
