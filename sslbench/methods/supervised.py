@@ -69,12 +69,16 @@ class Method(method.Method[Config]):
                     f"supervised: {own[key][0]} has no effect with {key}",
                     "Give each head its loss." if key == "heads" else "Write loss_options={label_smoothing: ...}.",
                 )
-        if config.loss and mixed and LOSSES.get(config.loss, Classes) is not Classes:
-            raise UsageError(f"supervised: {mixed[0]} needs a loss of classes, not {config.loss}", "Leave one out.")
         each: tuple[Config | Head, ...] = (config, *config.heads)
         for head in each:
             if head.loss:
                 find_loss(head.loss, head.loss_options)
+        # Labels of mixed images are shares of classes.
+        only = nn.CrossEntropyLoss.__name__
+        if mixed and config.loss not in ("", only):
+            raise UsageError(
+                f"supervised: {mixed[0]} needs {only}, not {config.loss}", f"Leave {mixed[0]} out, or take {only}."
+            )
         names = [head.name for head in config.heads]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise UsageError(f"supervised: two heads have the target and layer {twice}", "Leave one of them out.")

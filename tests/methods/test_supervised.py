@@ -141,6 +141,30 @@ def test_a_loss_of_torch_is_its_mean_over_the_known_targets(name):
     assert ours(outputs, targets).item() == pytest.approx(of_torch(slice(0, 4)), rel=1e-6)
 
 
+@pytest.mark.parametrize("options", [{}, {"weight": [1.0, 2.0, 0.5]}])
+def test_labels_of_minus_1_equal_ignored_ones_of_torch(options):
+    outputs, targets, unknown = sample_of("CrossEntropyLoss")
+    tensors = {key: torch.tensor(value) for key, value in options.items()}
+    wanted = torch.nn.CrossEntropyLoss(**tensors, ignore_index=2)(outputs, targets)
+    ours = TorchLoss("CrossEntropyLoss", options, 3)(outputs, torch.where(targets == 2, unknown, targets))
+    assert ours.item() == pytest.approx(wanted.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, OPTIONS["CrossEntropyLoss"]])
+def test_the_loss_of_mixed_images_is_that_of_torch(options):
+    outputs, shares = sample_of("CrossEntropyLoss")[0], torch.from_numpy(random_rows(6, 3)).float().softmax(1)
+    tensors = {key: torch.tensor(value) if isinstance(value, list) else value for key, value in options.items()}
+    wanted = torch.nn.CrossEntropyLoss(**tensors)(outputs, shares)
+    assert TorchLoss("CrossEntropyLoss", options, 3)(outputs, shares).item() == pytest.approx(wanted.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mixup", "cutmix"])
+def test_mixed_images_are_trained_with_cross_entropy_of_torch(name):
+    net, setup = with_columns()
+    config = supervised.Config(loss="CrossEntropyLoss", loss_options={"label_smoothing": 0.1}, **{name: 1.0})
+    assert np.isfinite(train(supervised.Method(net, config, setup).train(), batch_of(setup), setup, 2)).all()
+
+
 def _half_with_torch(rank, outputs, targets):
     mine = slice(3 * rank, 3 * rank + 3)
     return TorchLoss("CrossEntropyLoss", None, 3)(outputs[mine], targets[mine]).item()
@@ -208,6 +232,10 @@ def test_several_heads_learn_and_one_on_the_labels_is_saved():
         ({"loss": "MSELoss"}, "MSELoss takes numbers as labels, and the data have one class each"),
         ({"loss": "CrossEntropyLoss", "loss_options": {"smoothing": 0.1}}, "has no argument 'smoothing'"),
         ({"loss": "CrossEntropyLoss", "loss_options": {"reduction": "sum"}}, "has no argument 'reduction'"),
+        ({"loss": "CrossEntropyLoss", "loss_options": {"ignore_index": 2}}, "'ignore_index'.*not taken\n.*-1 or empty"),
+        ({"heads": (Head(loss="CrossEntropyLoss", loss_options={"ignore_index": 2}),)}, "'ignore_index'.*not taken"),
+        ({"loss": "MultiMarginLoss", "mixup": 0.2}, "mixup needs CrossEntropyLoss, not MultiMarginLoss"),
+        ({"loss": "MSELoss", "cutmix": 1.0}, "cutmix needs CrossEntropyLoss, not MSELoss"),
         ({"loss": "CrossEntropyLoss", "loss_options": {"weight": [1.0, 2.0]}}, "CrossEntropyLoss with .* fails"),
         ({"loss": "CrossEntropyLoss", "label_smoothing": 0.1}, "label_smoothing has no effect with loss"),
         ({"heads": (Head(),), "mixup": 0.2}, "mixup has no effect with heads"),
@@ -222,10 +250,22 @@ def test_losses_and_heads_that_do_not_fit_are_refused(config, message):
 
 
 def test_a_column_that_is_no_target_is_refused():
-    with pytest.raises(DataError, match="the column 'size' has 'large', which is not a number"):
-        column_target("size", ["1", "large"], Numbers)
+    with pytest.raises(DataError, match="the column 'size' has no number\n"):
+        column_target("size", ["", ""], Numbers)
     with pytest.raises(DataError, match="'colour' has 1 classes"):
         column_target("colour", ["red", "red"], Classes)
+
+
+@pytest.mark.parametrize("text", ["large", "inf", "-inf", "1e400", "3.5e38", "-1e39", "1_000"])
+def test_a_cell_that_is_no_number_is_refused(text):
+    with pytest.raises(DataError, match=rf"the column 'size' has no number in row 3 \('{text}'\)"):
+        column_target("size", ["1", "", text, text], Numbers)
+
+
+def test_the_largest_and_unknown_numbers_of_a_column_are_kept():
+    values, outputs = column_target("size", ["3.4e38", "", "-2e3", "nan"], Numbers)
+    torch.testing.assert_close(values, torch.tensor([3.4e38, np.nan, -2000, np.nan]), equal_nan=True, rtol=0, atol=0)
+    assert outputs == 1
 
 
 def test_heads_on_columns_of_a_table_are_trained_by_the_command(tmp_path, monkeypatch, sslbench):

@@ -76,8 +76,13 @@ def find_loss(name: str, options: Mapping[str, Any] | None) -> type[nn.Module]:
         raise UsageError(f"supervised: there is no loss '{name}' for heads", did_you_mean(name, LOSSES))
     found: type[nn.Module] = getattr(nn, name)
     # Reduction and its former names: the mean over the known targets is taken here.
-    known = set(inspect.signature(found).parameters) - {"size_average", "reduce", "reduction"}
+    known = set(inspect.signature(found).parameters) - {"size_average", "reduce", "reduction", "ignore_index"}
     for key in options or {}:
+        if key == "ignore_index":
+            raise UsageError(
+                f"supervised: the argument '{key}' of losses is not taken",
+                "Leave it out: unknown labels are -1 or empty cells, and are left out of the mean.",
+            )
         if key not in known:
             raise UsageError(f"supervised: {name} has no argument '{key}'", did_you_mean(key, known))
     return found
@@ -152,21 +157,29 @@ def column_target(name: str, texts: Sequence[str], kind: type[Target]) -> tuple[
     (tensor([1.5000,    nan]), 1)
     """
     if kind is Numbers:
-        try:
-            values = [float(text) if text else float("nan") for text in texts]
-        except ValueError:
-            wrong = next(text for text in texts if text and not _is_number(text))
-            raise DataError(f"the column '{name}' has '{wrong}', which is not a number") from None
-        return torch.tensor(values, dtype=torch.float32), 1
+        values = [_number(text) for text in texts]
+        if None in values:
+            row = values.index(None)
+            raise DataError(
+                f"the column '{name}' has no number in row {row + 1} ('{texts[row]}')",
+                "Numbers are written like 1.5 or 2e3, are finite and fit float32 (up to 3.4e38); leave unknown ones "
+                "empty.",
+            )
+        numbers = torch.tensor(values, dtype=torch.float32)
+        if numbers.isnan().all():
+            raise DataError(f"the column '{name}' has no number", "Name another column as target, or fill its cells.")
+        return numbers, 1
     classes = {text: number for number, text in enumerate(sorted({*texts} - {""}))}
     if len(classes) < 2:
         raise DataError(f"the column '{name}' has {len(classes)} classes; a head needs at least two")
     return torch.tensor([classes.get(text, -1) for text in texts]), len(classes)
 
 
-def _is_number(text: str) -> bool:
+def _number(text: str) -> float | None:
+    """Return the number of a cell, NaN if it is empty; None if it has none that float32 holds."""
     try:
-        float(text)
+        value = float(text or "nan")
     except ValueError:
-        return False
-    return True
+        return None
+    # Python also reads 1_000, which other programs that read tables do not.
+    return None if "_" in text or abs(value) > torch.finfo(torch.float32).max else value
