@@ -274,7 +274,7 @@ class TestFilesOfAnySuffix:
         (tmp_path / "scans" / "train" / "dark" / "7.png").write_bytes(png())
         assert len(open_data(scans, decoder=names_of_handlers(read_raw))["train"]) == 13
 
-    @pytest.mark.parametrize("suffixes", [".raw8", ("raw8",), (8,), (".a/b",)])
+    @pytest.mark.parametrize("suffixes", [".raw8", ("raw8",), (8,), (".a/b",), 3, None])
     def test_what_is_no_list_of_suffixes_is_refused(self, scans, suffixes):
         odd = Brighter(1)
         odd.suffixes = suffixes
@@ -307,13 +307,39 @@ class TestObjects:
                 self.run(scans, decoder)
         names = [identified(names_of_handlers(each))[0] for each in (read_raw, one, other, one)]
         assert names[0].startswith(f"{__name__}:read_raw@")
-        # Equal code, another state: features of one are not those of the other.
-        assert names[1] != names[2] and names[1] == names[3]
+        # Equal code, another state: features of one are not those of the other, nor of the same object later.
+        assert len({*names[1:]}) == 3
         assert name_of(resolve(names[1:2])[0]).endswith("Brighter") and resolve(names[1:2])[0] is one
         user_code.of_process.cache_clear()  # as in another process, where the same number is another object
         assert (
             identified(names_of_handlers(one))[0] != names[1] and identified(names_of_handlers(read_raw))[0] == names[0]
         )
+
+    def test_features_of_an_object_that_changed_are_not_used_again(self, scans, monkeypatch, tmp_path):
+        calls = []
+
+        class Counting(Brighter):
+            def __call__(self, path, file):
+                calls.append(self.by)
+                return super().__call__(path, file)
+
+        monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
+        counting = Counting(1)
+        self.run(scans, counting)
+        counting.by = 100
+        self.run(scans, counting)
+        assert calls.count(100) == calls.count(1) > 0
+
+    def test_a_function_that_its_module_has_not_is_an_object(self, monkeypatch):
+        monkeypatch.setattr(read_raw, "__qualname__", "gone")
+        assert names_of_handlers(read_raw)[0].startswith("object ")
+
+    def test_several_processes_take_functions_of_modules(self, monkeypatch):
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", "0")
+        with pytest.raises(UsageError, match=r"Brighter is an object, which several (.|\n)*decoder='my_pkg"):
+            names_of_handlers(Brighter(1))
+        assert names_of_handlers(read_raw) == (f"{__name__}:read_raw",)
 
     def test_an_object_of_another_process_is_a_message(self):
         with pytest.raises(UsageError, match="was an object of another process"):

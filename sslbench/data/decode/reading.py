@@ -3,9 +3,10 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, BinaryIO
 
+from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean, find_object, refuse_missing_module, refuse_named_by_file
 from sslbench.preprocessing import MAX_PIXELS
@@ -86,10 +87,11 @@ _count = itertools.count(1)
 def names_of_handlers(handlers: Handler | str | Sequence[Handler | str] | None) -> tuple[str, ...]:
     """Return handlers given in Python as names, by which settings, records and keys know them.
 
-    A function of a module has its own name; other objects (instances, lambdas) have one that is valid in this process.
+    A function of a module has its own name. Other objects (instances, lambdas) have a new one at every call, valid in
+    this process: their state may have changed since the last, and features are not reused.
 
     Raises:
-        UsageError: one is neither a name nor callable.
+        UsageError: one is neither a name nor callable, or such an object where there are several processes.
 
     Examples:
         >>> names_of_handlers([names_of_handlers, "fast"])
@@ -107,15 +109,29 @@ def names_of_handlers(handlers: Handler | str | Sequence[Handler | str] | None) 
 def _named(handler: Handler) -> str:
     if not callable(handler):
         raise UsageError(f"a decoder is of the type {type(handler).__name__}", "Give functions of (path, file).")
+    own = _importable(handler)
+    if own is not None:
+        return own
+    thing: Any = handler if getattr(handler, "__qualname__", "") else type(handler)
+    if this_process().world > 1:
+        raise UsageError(
+            f"the decoder {thing.__module__}.{thing.__qualname__} is an object, which several processes do not share",
+            "Name a function of a module: decoder='my_pkg.my_module:read'.",
+        )
+    given = f"{_GIVEN}{next(_count)}: {thing.__module__}.{thing.__qualname__}"
+    _objects[given] = handler
+    return given
+
+
+def _importable(handler: Handler) -> str | None:
+    """Return the name by which other processes find a function; None if its module has no such function."""
     module, name = getattr(handler, "__module__", ""), getattr(handler, "__qualname__", "")
-    if name and "<" not in name and find_object(f"{module}:{name}") is handler:
-        return f"{module}:{name}"
-    known = next((key for key, given in _objects.items() if given is handler), None)
-    if known is None:
-        thing = handler if name else type(handler)
-        known = f"{_GIVEN}{next(_count)}: {thing.__module__}.{thing.__qualname__}"
-        _objects[known] = handler
-    return known
+    if not module or not name or "<" in name:
+        return None
+    try:
+        return f"{module}:{name}" if find_object(f"{module}:{name}") is handler else None
+    except UsageError:  # deleted, or defined under a name that the module has not
+        return None
 
 
 def resolve(decoder: Iterable[str]) -> tuple[Handler, ...]:
@@ -153,7 +169,8 @@ def suffixes_of(decoder: Iterable[str]) -> frozenset[str]:
     found = set[str]()
     for handler in resolve(decoder):
         declared = getattr(handler, "suffixes", ())
-        if isinstance(declared, str) or not all(isinstance(s, str) and _SUFFIX.fullmatch(s) for s in declared):
+        listed = isinstance(declared, Collection) and not isinstance(declared, str)
+        if not listed or not all(isinstance(s, str) and _SUFFIX.fullmatch(s) for s in declared):
             raise UsageError(f"suffixes of a decoder are {declared!r:.80}", "Write suffixes = ('.dcm', '.ima').")
         found |= {suffix.lower() for suffix in declared}
     return frozenset(found)
