@@ -87,6 +87,14 @@ def test_files_of_other_things_than_orders_are_refused(values, changes, message,
         with_file(tmp_path / "orders.npy", values, **changes)
 
 
+def test_a_damaged_archive_of_orders_is_refused(tmp_path):
+    path = tmp_path / "orders.npz"
+    path.write_bytes(b"PK\x03\x04" + bytes(40))
+    config = jigsaw.Config(permutations=3, hidden=12, permutation_file=str(path))
+    with pytest.raises(UsageError, match="cannot be read as an array of orders"):
+        jigsaw.Method(network(), config, setup_for(network(), sizes=SIZES))
+
+
 def test_a_run_is_not_continued_with_other_orders_of_a_file(tmp_path):
     path = tmp_path / "orders.npy"
     method = {"name": "jigsaw", "permutations": 3, "permutation_file": str(path), "hidden": 12}

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -100,7 +101,7 @@ def read_permutations(path: Path, n: int) -> npt.NDArray[np.int64]:
     """
     try:
         values = np.load(path, allow_pickle=False)
-    except (OSError, *UNREADABLE_HEADER) as error:
+    except (OSError, zipfile.BadZipFile, *UNREADABLE_HEADER) as error:
         raise UsageError(f"method.permutation_file: {path} cannot be read as an array of orders: {error}") from error
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "iuf" or values.shape[1:] != (PIECES,):
         found = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else "several arrays"
