@@ -2,6 +2,7 @@
 
 import io
 import json
+import zipfile
 import zlib
 
 import numpy as np
@@ -16,6 +17,7 @@ from scipy.io import savemat
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.maps.files import decode_pixels
 from sslbench.data.maps.types import distinct
+from sslbench.data.maps.values import decode_values
 from sslbench.data.open import kind_alone, open_as, refuse_targets_of_pixels
 from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import MAX_PIXELS
@@ -194,6 +196,25 @@ def test_a_value_that_is_no_class_is_refused(pairs):
     source = open_as(pairs(a=grid(0, 9, 7)), LabelMaps)["all"]
     with pytest.raises(DataError, match=r"a.png has values without a class: 7, 9\n.*ignore=255"):
         source.target.maps.read_map(0)
+
+
+@pytest.mark.parametrize("save", [savemat, lambda file, arrays: np.savez(file, **arrays)])
+def test_of_several_arrays_in_a_file_labels_are_the_map_and_depth_the_depth(save):
+    file = io.BytesIO()
+    save(file, {"depth": np.full((3, 4), 5.0), "labels": np.ones((3, 4)), "mask": np.zeros((3, 4))})
+    assert (decode_pixels(file.getvalue(), "a", MAX_PIXELS).array == 1).all()
+    assert (decode_values(file.getvalue(), "a") == 5).all()
+
+
+def test_arrays_of_equal_names_and_members_that_are_no_arrays_are_refused():
+    twice = io.BytesIO()
+    savemat(twice, {"left": {"labels": np.ones((3, 4))}, "right": {"labels": np.zeros((3, 4))}})
+    other = io.BytesIO()
+    with zipfile.ZipFile(other, "w") as archive:
+        archive.writestr("readme.txt", "no array")
+    for file, reason in ((twice, "2 arrays called labels"), (other, "whose member is no array")):
+        with pytest.raises(UnreadableImage, match=reason):
+            decode_pixels(file.getvalue(), "a", MAX_PIXELS)
 
 
 def test_a_map_of_another_size_is_refused(pairs, tmp_path):

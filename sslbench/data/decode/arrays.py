@@ -7,7 +7,7 @@ file; pictures (PNG, TIFF) are read by those who know what their numbers mean.
 import io
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,22 +21,21 @@ Array = npt.NDArray[Any]
 SUFFIXES = (".npy", ".npz", ".mat", ".pfm", ".flo")
 """Suffixes of these files, in lower case."""
 _PFM = re.compile(rb"(P[Ff])\s+(\d+)\s+(\d+)\s+(-?[\d.]+(?:[eE][-+]?\d+)?)[ \t\r]*\n")
-# Of several arrays in a file; the last ones are those of Pascal Context, SBD and COCO-Stuff.
-_NAMES = ("depth", "depths", "normals", "normal", "arr_0", "labels", "mask", "LabelMap", "Segmentation", "S")
 
 
-def array_of(data: bytes, path: str) -> Array | None:
+def array_of(data: bytes, path: str, names: Sequence[str] = ()) -> Array | None:
     """Return the array of an annotation file in its own type; None for a file of another kind.
 
     Args:
         data: content of the file, whose first bytes decide.
         path: name in messages.
+        names: of the array to read where a file has several; the first one found is read.
 
     Returns:
         Numbers (H, W) or (H, W, channels), as the file has them; flow (H, W, 2) in pixels to the right and down.
 
     Raises:
-        UnreadableImage: damaged, several arrays and none with a usual name, or no numbers.
+        UnreadableImage: damaged, several arrays of which none or two have the name to read, or no numbers.
 
     Examples:
         >>> flow = struct.pack("<4sii4f", b"PIEH", 2, 1, 0.5, 0.0, 1.5, -1.0)
@@ -49,30 +48,32 @@ def array_of(data: bytes, path: str) -> Array | None:
     if read is None:
         return None
     try:
-        values = read(data, path)
+        values = read(data, path, names)
     except UnreadableImage:
         raise
     except Exception as error:  # decoders raise almost anything on a damaged file
         raise UnreadableImage(path, f"damaged ({' '.join(str(error).split())[:120]})") from error
+    if not isinstance(values, np.ndarray):  # any file can be a member of an .npz
+        raise UnreadableImage(path, "a .npz file whose member is no array")
     if values.dtype.kind not in "fuib":
         raise UnreadableImage(path, f"an array of {values.dtype}, not of numbers")
     return values
 
 
-def _numpy(data: bytes, path: str) -> Array:
+def _numpy(data: bytes, path: str, names: Sequence[str]) -> Array:
     loaded = np.load(io.BytesIO(data), allow_pickle=False)
-    return loaded if isinstance(loaded, np.ndarray) else loaded[_chosen(loaded.files, path)]
+    return loaded if isinstance(loaded, np.ndarray) else loaded[_chosen(loaded.files, path, names)]
 
 
-def _matlab(data: bytes, path: str) -> Array:
+def _matlab(data: bytes, path: str, names: Sequence[str]) -> Array:
     from scipy.io import loadmat
 
     if data.startswith(b"MATLAB 7.3"):
         raise UnreadableImage(path, "a MATLAB 7.3 file: save it with -v7")
-    found = dict(_arrays(loadmat(io.BytesIO(data), simplify_cells=True)))
+    found = list(_arrays(loadmat(io.BytesIO(data), simplify_cells=True)))
     if not found:
         raise UnreadableImage(path, "a MATLAB file without an array of two dimensions")
-    return found[_chosen(list(found), path)]
+    return dict(found)[_chosen([name for name, _ in found], path, names)]
 
 
 def _arrays(content: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
@@ -84,15 +85,18 @@ def _arrays(content: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
             yield name, value
 
 
-def _chosen(names: list[str], path: str) -> str:
-    """Return the name of the array to read: the only one, or a usual one."""
-    usual = [name for name in _NAMES if name in names] or names
-    if len(names) > 1 and usual[0] not in _NAMES:
-        raise UnreadableImage(path, f"several arrays ({', '.join(names[:5])}), none called depth, normals or labels")
-    return usual[0]
+def _chosen(found: list[str], path: str, names: Sequence[str]) -> str:
+    """Return the name of the array to read: the only one, or the first of the names."""
+    chosen = found[0] if len(found) == 1 else next((name for name in names if name in found), None)
+    if chosen is None:
+        none = f", none called {', '.join(names)}" if names else ""
+        raise UnreadableImage(path, f"several arrays ({', '.join(found[:5])}){none}")
+    if found.count(chosen) > 1:
+        raise UnreadableImage(path, f"{found.count(chosen)} arrays called {chosen}, in different structures")
+    return chosen
 
 
-def _pfm(data: bytes, path: str) -> Array:
+def _pfm(data: bytes, path: str, names: Sequence[str]) -> Array:
     head = _PFM.match(data)
     if head is None:
         raise UnreadableImage(path, "a .pfm file without a complete head")
@@ -106,7 +110,7 @@ def _pfm(data: bytes, path: str) -> Array:
     return values[::-1].astype(np.float32)  # rows from the bottom up
 
 
-def _flow(data: bytes, path: str) -> Array:
+def _flow(data: bytes, path: str, names: Sequence[str]) -> Array:
     width, height = struct.unpack_from("<ii", data, 4)
     check_size(width, height, path, MAX_PIXELS)
     if len(data) != 12 + 8 * width * height:
@@ -115,7 +119,7 @@ def _flow(data: bytes, path: str) -> Array:
     return np.frombuffer(data, dtype="<f4", offset=12).reshape(height, width, 2).astype(np.float32)
 
 
-READERS: Mapping[bytes, Callable[[bytes, str], Array]] = {
+READERS: Mapping[bytes, Callable[[bytes, str, Sequence[str]], Array]] = {
     b"\x93NUMPY": _numpy,
     b"PK\x03\x04": _numpy,
     b"MATLAB": _matlab,

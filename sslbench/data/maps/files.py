@@ -23,6 +23,8 @@ from sslbench.preprocessing import MAX_PIXELS
 from sslbench.targets.label_maps import Grid
 
 _FORMATS = ("PNG", "TIFF", "GIF", "BMP", "PPM", "WEBP")
+# The last ones are those of Pascal Context, SBD and COCO-Stuff, and of `numpy.savez` without a name.
+_NAMES = ("labels", "label", "mask", "LabelMap", "Segmentation", "S", "arr_0")
 _BITS = 24  # byte offset in the header of a PNG
 _BITS_PER_SAMPLE = 258  # tag of a TIFF
 
@@ -84,7 +86,7 @@ def decode_pixels(data: bytes, path: str, max_pixels: int) -> MapPixels:
     """Decode the pixels of an encoded file as they are stored; see `load`."""
     if not data:
         raise UnreadableImage(path, "empty file")
-    if (values := array_of(data, path)) is not None:
+    if (values := array_of(data, path, _NAMES)) is not None:
         return MapPixels(path, _whole(values, path, max_pixels))
     with strict_and_silent(max_pixels):
         try:

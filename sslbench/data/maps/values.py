@@ -24,6 +24,7 @@ from sslbench.preprocessing import MAX_PIXELS
 SUFFIXES = (*(".npy", ".npz", ".mat", ".pfm"), ".png", ".tif", ".tiff")
 """Suffixes of files of values, in lower case."""
 
+_NAMES = ("depth", "depths", "normals", "normal", "arr_0")
 _EXR = b"\x76\x2f\x31\x01"
 
 
@@ -37,7 +38,7 @@ def decode_values(data: bytes, path: str) -> npt.NDArray[Any]:
     if data.startswith(_EXR):
         raise UnreadableImage(path, "an OpenEXR file, which is not supported: convert it to .npy, .pfm or TIFF")
     try:
-        values = array_of(data, path)
+        values = array_of(data, path, _NAMES)
         if values is None:
             values = _picture(data, path)
     except UnreadableImage:
