@@ -83,6 +83,15 @@ def test_hmdb51_leaves_out_what_a_fold_does_not_use(tmp_path):
     [
         ("train.csv", f"{HEADER}\na,b,zero,10,train\n", r"train\.csv: line 2 is no video of Kinetics"),
         ("train.csv", f"{HEADER}\na,b,0,10,train\n", "none of the listed videos of Kinetics"),
+        ("train.csv", f"{HEADER}\na,b,0,inf,train\n", r"train\.csv: line 2 is no video of Kinetics"),
+        ("train.csv", f"{HEADER}\na,b,0,9,train\n ,b,0,10,train\n", "line 3 is no video of Kinetics"),
+        ("train.csv", f"{HEADER}\na,,0,10,train\n", "line 2 is no video of Kinetics"),
+        ("train.csv", f"{HEADER}\n{'a' * 200_000},b,0,10,train\n", "line 2 is no video of Kinetics"),
+        ("train.csv", f"{HEADER}\n", r"train\.csv lists no video"),
+        ("train.csv", "\0".join(f"{HEADER}\na,b,0,10,train\n"), r"train\.csv: line 1 is no header in UTF-8"),
+        ("run_test_split1.txt", "\n", r"run_test_split1\.txt lists no video"),
+        ("trainlist01.txt", "", r"trainlist01\.txt lists no video"),
+        ("train.json", '[{"id": "", "template": "x"}]', "empty id or template"),
         ("train.json", '[{"template": "x"}]', "is no list of Something-Something v2"),
         ("run_test_split1.txt", "a.avi 3\n", "'a.avi 3' is no video of HMDB51"),
         ("trainlist01.txt", "a.avi 1\n", "'a.avi 1' is no video of UCF101"),
@@ -92,3 +101,63 @@ def test_wrong_lists_are_named(tmp_path, name, text, words):
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=words):
         open_data(str(tmp_path))
+
+
+ROW = "riding,a,0,10"
+
+
+@pytest.mark.parametrize(
+    ("lists", "words"),
+    [
+        ({"all.csv": f"{HEADER}\n{ROW},train\nx,b,0,9,test\nx,c,0,9,test\n"}, "none of the 2 videos of test is here"),
+        (
+            {"train.csv": f"{HEADER}\n{ROW},train\n", "val.csv": f"{HEADER}\n{ROW},validate\n"},
+            r"a_000000_000010.mp4 is listed twice, as .* train by .*train\.csv and as .* val by .*val\.csv",
+        ),
+        (
+            {"train.csv": f"{HEADER}\n{ROW},train\neating,a,0,10,train\n"},
+            "'riding' of train .* and as 'eating' of train",
+        ),
+        (
+            {"train.json": '[{"id": "a_000000_000010", "template": "x"}]', "validation.json": "[]"},
+            r"validation\.json lists no video",
+        ),
+    ],
+)
+def test_splits_that_would_vanish_or_overlap_are_refused(tmp_path, lists, words):
+    (tmp_path / "a_000000_000010.mp4").touch()
+    for name, text in lists.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=words):
+        open_data(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("header", "encoding"),
+    [
+        ("label, youtube_id, Time_Start, time_end, split", "utf-8"),
+        ('"label","youtube_id","time_start","time_end","split"', "utf-16"),
+        (HEADER, "latin-1"),
+    ],
+)
+def test_kinetics_lists_are_read_as_spreadsheets_save_them(tmp_path, header, encoding):
+    write_video(tmp_path / "a_000000_000010.mp4", counting(4))
+    (tmp_path / "train.csv").write_text(f"{header}\nsauté,a,0,10,train\n", encoding)
+    assert contents(open_data(f"{tmp_path}?frames=2")) == {"train": {"a_000000_000010.mp4": "sauté"}}
+
+
+def test_constrained_validation_is_no_training(tmp_path):
+    for number, name in enumerate(("constrained_train", "constrained_validation")):
+        write_video(tmp_path / f"{number}.mp4", counting(4))
+        (tmp_path / f"{name}.json").write_text(json.dumps([{"id": number, "template": "x"}]))
+    assert contents(open_data(f"{tmp_path}?frames=2")) == {"train": {"0.mp4": "x"}, "val": {"1.mp4": "x"}}
+
+
+def test_hmdb51_takes_the_file_of_its_class_where_two_have_its_name(tmp_path):
+    for action, code in (("laugh", 1), ("smile", 2)):
+        write_video(tmp_path / action / "a.avi", counting(4), codec="mpeg4")
+        (tmp_path / f"{action}_test_split1.txt").write_text(f"a.avi {code}\n")
+    assert contents(open_data(f"{tmp_path}?frames=2")) == {
+        "train": {"laugh/a.avi": "laugh"},
+        "test": {"smile/a.avi": "smile"},
+    }

@@ -4,13 +4,14 @@ Kinetics (Kay et al. 2017): csv of label, youtube_id, time_start, time_end, spli
 Something-Something v2 (Goyal et al. 2017): json of id and template; ID.webm. UCF101 (Soomro et al. 2012):
 trainlist01.txt, testlist01.txt. HMDB51 (Kuehne et al. 2011): ACTION_test_split1.txt, 1 for train, 2 for test.
 Lists lie in the folder itself or in annotations/, labels/, lists/, splits/, ucfTrainTestlist/ or
-testTrainMulti_7030_splits/; videos anywhere below it, found by their name without suffix. Listed videos that are not
-there are left out, and counted: those of Kinetics vanish.
+testTrainMulti_7030_splits/; videos anywhere below it, found by their name without suffix, first in a folder called as
+their class. Listed videos that are not there are left out, and counted: those of Kinetics vanish. A list or split of
+which nothing is there is refused, and so is a video of two splits or classes.
 """
 
 import csv
 import dataclasses
-import itertools
+import io
 import json
 import os
 import re
@@ -18,13 +19,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sslbench.config import setting
-from sslbench.data.containers.sniff import VIDEOS, is_clutter
+from sslbench.data.containers.sniff import VIDEOS, head_text, is_clutter, read_text
 from sslbench.data.format import SampleReader, SampleRequest, SourceFormat
 from sslbench.data.images import Files
 from sslbench.data.labels import single_labels
 from sslbench.data.regular import reading
 from sslbench.data.source import Source
-from sslbench.data.wording import counted, part_name, some
+from sslbench.data.wording import counted, part_name, some, warn_once
 from sslbench.errors import DataError, UsageError
 from sslbench.text import printable
 
@@ -32,8 +33,8 @@ _PLACES = ("", "annotations", "labels", "lists", "splits", "ucfTrainTestlist", "
 _KINETICS = {"label", "youtube_id", "time_start", "time_end", "split"}
 _SPLITS = {"train": "train", "training": "train", "validate": "val", "validation": "val", "val": "val", "test": "test"}
 _FOLDS = {"1": "train", "2": "test", "0": ""}
-_HEAD = 10_000
-"""Bytes that a cheap look at a list reads."""
+# "constrained" is no training.
+_OF_SOMETHING = re.compile("validation|train(?!ed)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +46,12 @@ class VideoListOptions:
 
 @dataclasses.dataclass(frozen=True)
 class _Listed:
-    """Video of a list: its name without suffix, its class, its split, and the group that its scene belongs to."""
+    """Video of a list: its name without suffix, its class, its split, its list, and the group of its scene."""
 
     name: str
     label: str
     split: str
+    file: Path = dataclasses.field(compare=False)
     group: str = ""
 
 
@@ -59,17 +61,29 @@ def _lists(root: Path, *patterns: str) -> list[Path]:
     return [file for file in found if file.is_file() and not is_clutter(file.name)]
 
 
-def _head(file: Path) -> str:
-    with file.open("rb") as stream:
-        return stream.read(_HEAD).decode("utf-8-sig", "replace")
+def _columns(cells: list[str]) -> list[str]:
+    return [cell.strip().lower() for cell in cells]
+
+
+def _has_columns(file: Path) -> bool:
+    # UTF-16 without its mark has NULs: the reader says so.
+    first = head_text(str(file)).replace("\0", "").splitlines()[:1]
+    try:
+        return {*_columns(next(csv.reader(first, skipinitialspace=True), []))} >= _KINETICS
+    except csv.Error:
+        return False
 
 
 def _kinetics(root: Path) -> list[Path]:
-    return [file for file in _lists(root, "*.csv") if {*_head(file).partition("\n")[0].strip().split(",")} >= _KINETICS]
+    return [file for file in _lists(root, "*.csv") if _has_columns(file)]
 
 
 def _something(root: Path) -> list[Path]:
-    return [file for file in _lists(root, "*train*.json", "*validation*.json") if '"template"' in _head(file)]
+    heads = {file: head_text(str(file)) for file in _lists(root, "*.json") if _OF_SOMETHING.search(file.name)}
+    if not any('"template"' in head for head in heads.values()):
+        return []
+    # Empty ones beside the others are refused later.
+    return [file for file, head in heads.items() if '"template"' in head or not head.strip("[] \r\n\t")]
 
 
 def _ucf(root: Path) -> list[Path]:
@@ -82,29 +96,44 @@ def _hmdb(root: Path) -> list[Path]:
 
 def _of_kinetics(files: list[Path], fold: int) -> Iterator[_Listed]:
     for file in files:
-        for number, row in enumerate(csv.DictReader(file.read_text("utf-8-sig").splitlines()), 2):
-            try:
+        rows, empty = csv.reader(io.StringIO(_text(file), newline=""), skipinitialspace=True, strict=True), True
+        try:
+            columns = _columns(next(rows, []))
+            if not {*columns} >= _KINETICS:
+                raise ValueError("header")
+            for cells in filter(None, rows):
+                row = dict(zip(columns, map(str.strip, cells), strict=False))
                 start, end = (int(float(row[key])) for key in ("time_start", "time_end"))
-                split = _SPLITS[row["split"].strip()]
+                if not row["label"] or not row["youtube_id"]:
+                    raise ValueError("empty")
                 # Names of the files that the authors' downloader writes.
-                yield _Listed(f"{row['youtube_id'].strip()}_{start:06d}_{end:06d}", row["label"].strip(), split)
-            except (KeyError, ValueError, TypeError, AttributeError) as error:
-                raise _wrong(
-                    file, f"line {number} is no video of Kinetics", "train, validate or test, and seconds"
-                ) from error
+                name, empty = f"{row['youtube_id']}_{start:06d}_{end:06d}", False
+                yield _Listed(name, row["label"], _SPLITS[row["split"].lower()], file)
+        except (KeyError, ValueError, OverflowError, csv.Error) as error:
+            number = max(rows.line_num, 1)
+            what = "no header in UTF-8" if number == 1 else "no video of Kinetics"
+            wanted = "label, youtube_id, time_start and time_end in seconds, and split: train, validate or test"
+            raise _wrong(file, f"line {number} is {what}", wanted) from error
+        if empty:
+            raise _empty(file)
 
 
 def _of_something(files: list[Path], fold: int) -> Iterator[_Listed]:
     for file in files:
+        text = _text(file)
         try:
             rows = [
-                (str(row["id"]), str(row["template"]).replace("[", "").replace("]", ""))
-                for row in json.loads(file.read_bytes())
+                (str(row["id"]).strip(), row["template"].replace("[", "").replace("]", "").strip())
+                for row in (json.loads(text) if text.strip() else [])
             ]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _wrong(file, "is no list of Something-Something v2", "records of id and template") from error
-        split = "train" if "train" in file.name else "val"
-        yield from (_Listed(name, template, split) for name, template in rows)
+        if not rows:
+            raise _empty(file)
+        if not all(name and template for name, template in rows):
+            raise _wrong(file, "has an empty id or template", "both in every record")
+        split = _SPLITS[_OF_SOMETHING.findall(file.name)[0]]
+        yield from (_Listed(name, template, split, file) for name, template in rows)
 
 
 def _of_ucf(files: list[Path], fold: int) -> Iterator[_Listed]:
@@ -116,7 +145,7 @@ def _of_ucf(files: list[Path], fold: int) -> Iterator[_Listed]:
             scene = re.fullmatch(r"(v_.+_g\d+)_c\d+", Path(name).stem)
             if not slash or scene is None:
                 raise _wrong(file, f"'{printable(line)}' is no video of UCF101", "Archery/v_Archery_g01_c01.avi 3")
-            yield _Listed(Path(name).stem, label.rpartition("/")[2], split, scene[1])
+            yield _Listed(Path(name).stem, label.rpartition("/")[2], split, file, scene[1])
 
 
 def _of_hmdb(files: list[Path], fold: int) -> Iterator[_Listed]:
@@ -128,7 +157,7 @@ def _of_hmdb(files: list[Path], fold: int) -> Iterator[_Listed]:
             if code not in _FOLDS or not name:
                 raise _wrong(own, f"'{printable(line)}' is no video of HMDB51", "NAME.avi and 0, 1 or 2")
             if _FOLDS[code]:
-                yield _Listed(Path(name.strip()).stem, action, _FOLDS[code])
+                yield _Listed(Path(name.strip()).stem, action, _FOLDS[code], own)
 
 
 _LAYOUTS: tuple[tuple[str, Callable[[Path], list[Path]], Callable[[list[Path], int], Iterator[_Listed]], bool], ...] = (
@@ -144,10 +173,24 @@ def _wrong(file: Path, problem: str, wanted: str) -> DataError:
     return DataError(f"{file}: {problem}", f"It should have {wanted}.")
 
 
+def _empty(file: Path) -> DataError:
+    return DataError(f"{file} lists no video", "Copy the whole list again, or remove it.")
+
+
+def _text(file: Path) -> str:
+    text, notes = read_text(file)
+    for note in notes:
+        warn_once(note)
+    return text
+
+
 def _lines(file: Path) -> list[str]:
     if not file.is_file():
         raise DataError(f"there is no list {file}", "Copy it beside the others, or name another fold: ?fold=1.")
-    return [line.strip() for line in file.read_text("utf-8-sig", "replace").splitlines() if line.strip()]
+    lines = [line.strip() for line in _text(file).splitlines() if line.strip()]
+    if not lines:
+        raise _empty(file)
+    return lines
 
 
 def recognises(spec: str) -> bool:
@@ -167,24 +210,28 @@ def open(request: SampleRequest[VideoListOptions]) -> dict[str, Source]:
         if fold and not folds:
             raise UsageError(f"{spec}: {title} has no folds, so fold={fold} has no effect", "Leave it out.")
         listed = list(dict.fromkeys(read(finder(root), fold or 1)))
-        places = _places(root)
-    here = [video for video in listed if video.name in places]
-    if not here:
+        found = _places(root)
+    places = {video: _place(video, found[video.name]) for video in listed if video.name in found}
+    if not places:
         raise DataError(
             f"{spec}: none of the listed videos of {title} is below this folder"
             + (f": {some([video.name for video in listed])}" if listed else ""),
             "Put the lists and the folder of the videos into one folder, or link them there.",
         )
+    _refuse_twice(spec, places)
     sources = {}
-    for split in dict.fromkeys(video.split for video in here):
-        part = sorted((v for v in here if v.split == split), key=lambda video: printable(places[video.name]))
-        ids = tuple(printable(places[video.name]) for video in part)
-        if len({*ids}) < len(ids):
-            twice = next(a for a, b in itertools.pairwise(ids) if a == b)
-            raise DataError(f"{spec}: the lists name {twice} twice, with two classes", "Correct the lists.")
-        paths = Files(tuple(places[video.name] for video in part), str(root))
+    for split in dict.fromkeys(video.split for video in listed):
+        part = sorted((v for v in places if v.split == split), key=lambda video: printable(places[video]))
+        absent = [video.name for video in listed if video.split == split and video not in places]
+        if not part:
+            lists = dict.fromkeys(str(video.file) for video in listed if video.split == split)
+            raise DataError(
+                f"{spec}: none of the {counted(len(absent), 'video')} of {split} is here: {some(absent)}",
+                f"Put them below this folder, or take them out of the lists: {some([*lists])}.",
+            )
+        ids = tuple(printable(places[video]) for video in part)
+        paths = Files(tuple(places[video] for video in part), str(root))
         groups = {"group": tuple(video.group for video in part)} if part[0].group else {}
-        absent = [video.name for video in listed if video.split == split and video.name not in places]
         notes = [f"{part_name(spec, split)}: {title}" + (f", fold {fold or 1}" if folds else "")]
         if absent:
             total = len(absent) + len(part)
@@ -201,13 +248,28 @@ def open(request: SampleRequest[VideoListOptions]) -> dict[str, Source]:
     return sources
 
 
-def _places(root: Path) -> dict[str, str]:
-    """Return name without suffix -> path of the videos below a folder; of equal names the first by path."""
+def _place(video: _Listed, paths: list[str]) -> str:
+    """Return the path in a folder called as the class, since HMDB51 may have a name in two; else the first."""
+    return next((path for path in paths if Path(path).parent.name == video.label), paths[0])
+
+
+def _refuse_twice(spec: str, places: dict[_Listed, str]) -> None:
+    """Raise for a file that two lines of the lists want in two splits or classes."""
+    taken = dict[str, _Listed]()
+    for video, path in places.items():
+        other = taken.setdefault(path, video)
+        if other is not video:
+            one, two = (f"'{v.label}' of {v.split} by {v.file}" for v in (other, video))
+            raise DataError(f"{spec}: {printable(path)} is listed twice, as {one} and as {two}", "Correct the lists.")
+
+
+def _places(root: Path) -> dict[str, list[str]]:
+    """Return name without suffix -> paths of the videos below a folder, in order."""
 
     def refuse(error: OSError) -> None:
         raise error
 
-    found = dict[str, str]()
+    found = dict[str, list[str]]()
     for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
         folders[:] = sorted(name for name in folders if not is_clutter(name))
         base = os.path.relpath(folder, root)
@@ -215,7 +277,7 @@ def _places(root: Path) -> dict[str, str]:
             stem, suffix = os.path.splitext(name)  # noqa: PTH122 - a Path per file is slow
             if suffix.lower() in VIDEOS and not is_clutter(name):
                 path = name if base == "." else f"{base}/{name}".replace(os.sep, "/")
-                found.setdefault(stem, path)
+                found.setdefault(stem, []).append(path)
     return found
 
 
