@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sslbench.arithmetic import arithmetic
 from sslbench.backbones.backbone import Backbone, copied
-from sslbench.backbones.grids import grid_of_tokens
+from sslbench.backbones.grids import grid_of_tokens, refuse_clips
 from sslbench.backbones.layer_spec import Facet
 from sslbench.backbones.layers import Layer, hooked, map_of, resolve_layers, run
 from sslbench.backbones.sizes import has_patch_embed, is_timm_vit, resampled_positions
@@ -112,6 +112,7 @@ class DenseEncoder:
 
         precision: of the forward pass; the maps are float32.
         """
+        refuse_clips(backbone)
         self.inputs, self.device, self._dtype = tuple(inputs), torch.device(device), DTYPES[precision]
         self._name = backbone.name
         self._layers = list({layer.text: layer for each in inputs for layer in each.layers}.values())

@@ -24,6 +24,7 @@ _KINDS = SIZED_BY_THE_IMAGE
 
 def resolve_grids(backbone: Backbone, specs: Sequence[str], size: tuple[int, int] | None) -> tuple[Layer, ...]:
     """Return layers with the pool `grid(h,w)` of their own height and width."""
+    refuse_clips(backbone)
     if size is None:
         raise UsageError(
             f"{backbone.name}: grids of features need images of one size",
@@ -37,6 +38,15 @@ def resolve_grids(backbone: Backbone, specs: Sequence[str], size: tuple[int, int
         resolved = [_with_grid(layer, shapes, kind or _KINDS[0]) for layer in layers]
         grids |= {layer.text: layer for layer in resolved}
     return tuple(grids.values())
+
+
+def refuse_clips(backbone: Backbone) -> None:
+    """Refuse networks of clips, whose tokens lie in space and time."""
+    if backbone.kind.frames > 1:
+        raise UsageError(
+            f"{backbone.name} has tokens of clips, which are no map of an image",
+            "Use the network of images (without frames= in its name), or a protocol on one vector per video.",
+        )
 
 
 def last_map(backbone: Backbone) -> str:

@@ -43,7 +43,9 @@ class Tubelets(nn.Module):
             An image, (B, channels, H, W), is shown in every frame.
         """
         if clips.ndim == 4:
-            clips = clips.reshape(len(clips), -1, self.proj.in_channels, *clips.shape[2:]).transpose(1, 2)
+            # The number of images stays free in exported networks.
+            frames = clips.shape[1] // self.proj.in_channels
+            clips = clips.reshape(-1, frames, self.proj.in_channels, *clips.shape[2:]).transpose(1, 2)
             if clips.shape[2] == 1:
                 clips = clips.expand(-1, -1, self.frames, -1, -1)
         if clips.shape[2:] != (self.frames, *self.img_size):

@@ -114,8 +114,15 @@ def work_of(backbone: Backbone, sizes: Sequence[tuple[int, int]]) -> Work | None
     def add(layer: nn.Module, inputs: object, output: torch.Tensor) -> None:
         outputs[0] += output.numel()
 
+    def add_attention(layer: nn.Module, inputs: object, output: tuple[torch.Tensor, ...]) -> None:
+        outputs[0] += 4 * output[0].numel()  # queries, keys, values and the output are linear layers inside it
+
     layers = [layer for layer in module.modules() if isinstance(layer, nn.modules.conv._ConvNd | nn.Linear)]
     hooks = [layer.register_forward_hook(add) for layer in layers]
+    attentions = [layer for layer in module.modules() if isinstance(layer, nn.MultiheadAttention)]
+    hooks += [layer.register_forward_hook(add_attention) for layer in attentions]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # one operation, of which nothing is counted
     try:
         with torch.no_grad(), counter, FakeTensorMode(allow_non_fake_inputs=True) as fake:
             # The module runs on meta tensors, so that changes of its buffers do not reach the real ones.
@@ -127,6 +134,7 @@ def work_of(backbone: Backbone, sizes: Sequence[tuple[int, int]]) -> Work | None
         log.info(f"{backbone.name}: operations could not be counted ({str(error).splitlines()[0]})")
         return None
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
         for hook in hooks:
             hook.remove()
     return Work(float(counter.get_total_flops()) / 1e9, outputs[0])

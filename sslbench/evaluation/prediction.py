@@ -30,6 +30,7 @@ from sslbench.evaluation.file_classifier import read_with_heads
 from sslbench.evaluation.preparation import for_request, load
 from sslbench.evaluation.request import Request
 from sslbench.evaluation.settings import RunSettings
+from sslbench.features.extract import check_clips
 from sslbench.features.job import check_first
 from sslbench.paths import file_url_path
 from sslbench.runtime.folders import refuse_missing_folder
@@ -137,6 +138,7 @@ def predictions(
     backbone: Backbone, classifier: Classifier, source: Source, run: RunSettings, progress: Progress | None = None
 ) -> Iterator[PredictedBatch]:
     """Yield the classifier's outputs for every image of a source, batch by batch."""
+    check_clips(backbone, source)
     engine = run.extract_settings()
     encode = prepare(backbone, (classifier.layer,), device=engine.device, precision=engine.precision)
     # `to` moves a module in place; the caller's stays where it is.

@@ -32,7 +32,13 @@ from sslbench.methods._parts.masks import (
     view_by_view,
 )
 from sslbench.methods._parts.tokenizers import RandomTokenizer, Tokenizer, read_tokenizer
-from sslbench.methods._parts.vision_transformers import embed, grid_of, need_own_size, need_vision_transformer
+from sslbench.methods._parts.vision_transformers import (
+    embed,
+    grid_of,
+    need_own_size,
+    need_plain_blocks,
+    need_vision_transformer,
+)
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 
@@ -44,7 +50,10 @@ class Config:
     """Settings of BEiT v2."""
 
     tokenizer: str = setting(
-        "", "file of the tokenizer (of vqkd, or of the authors); 'random' for random codes of pixels", required=True
+        "",
+        "file of the tokenizer (of vqkd, or of the authors); 'random' for random codes of pixels",
+        required=True,
+        by_content=True,
     )
     masked: float = setting(0.383, "share of masked patches, rounded down", within="(0, 1)")
     smallest_block: int = setting(16, "least area of a masked rectangle", unit="patches", within="[1, inf)")
@@ -66,6 +75,7 @@ class Method(method.Method[Config]):
         """Require a plain vision transformer for views of this size, and blocks for the head of the class token."""
         vit = need_vision_transformer(backbone, setup, method="beitv2")
         need_own_size(vit, setup, method="beitv2")
+        need_plain_blocks(vit, setup, method="beitv2")
         need_masked_count(config.masked, vit.patch_embed.num_patches, method="beitv2")
         if config.head_blocks and config.early_blocks + config.head_blocks > len(vit.blocks):
             raise UsageError(

@@ -28,6 +28,7 @@ from sslbench.methods._parts.vision_transformers import (
     embed,
     grid_of,
     need_own_size,
+    need_plain_blocks,
     need_vision_transformer,
     run_blocks,
 )
@@ -40,7 +41,10 @@ class Config:
     """Settings of VQ-KD."""
 
     teacher: str = setting(
-        "", "weights file of the teacher; 'random' for an untrained one (needs teacher_backbone)", required=True
+        "",
+        "weights file of the teacher; 'random' for an untrained one (needs teacher_backbone)",
+        required=True,
+        by_content=True,
     )
     teacher_backbone: str | None = setting(None, "backbone of the teacher, where its file does not tell")
     codes: int = setting(8192, "number of codes", within="[2, inf)")
@@ -127,6 +131,7 @@ class Method(method.Method[Config]):
         """Require a plain vision transformer for views of this size."""
         vit = need_vision_transformer(backbone, setup, method="vqkd")
         need_own_size(vit, setup, method="vqkd")
+        need_plain_blocks(vit, setup, method="vqkd")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)

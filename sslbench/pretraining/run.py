@@ -416,7 +416,14 @@ def _digests_of_files(method: Mapping[str, Any]) -> dict[str, str]:
     """Return the digests of the files that the settings of a method name, by the name of the setting."""
     fields = dataclasses.fields(find_method(method["name"]).config_type)
     places = [field.name for field in fields if field.metadata.get("by_content") and method.get(field.name)]
-    return {name: hashlib.sha256(Path(method[name]).read_bytes()).hexdigest()[:16] for name in places}
+    # Words such as 'random', and the folders of large models, are known by their names.
+    files = {name: Path(method[name]).expanduser() for name in places}
+    return {name: _digest(file) if file.is_file() else f"named {method[name]}" for name, file in files.items()}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def refuse_different(own: Mapping[str, Any]) -> None:

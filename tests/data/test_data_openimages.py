@@ -153,7 +153,7 @@ def test_layouts_of_other_tools_and_chosen_classes(tmp_path):
     assert open_objects(f"{fiftyone.parent}?only=some.txt")["val"].target.classes == ("Cat",)
     assert open_data(f"{fiftyone.parent}?only=some.txt")["val"].target.classes == ("Cat",)
     (fiftyone.parent / "some.txt").write_text("Horse\n")
-    with pytest.raises(UsageError, match="Horse are no classes of Open Images"):
+    with pytest.raises(UsageError, match="not among the classes of Open Images: Horse"):
         open_data(f"{fiftyone.parent}?only=some.txt")
     with pytest.raises(UsageError, match="there is no file"):
         open_data(f"{fiftyone.parent}?only=none.txt")

@@ -55,14 +55,19 @@ def test_veri_and_msmt17_are_read_as_market_is(tmp_path):
     assert answers.positives == ("test/0001/0001_2_03_d.jpg",) and answers.ignored == ("test/0001/0001_1_02_c.jpg",)
 
 
-def write_cuhk03(root, names=("1_001_1_01.png", "1_002_1_01.png", "1_002_1_02.png", "1_002_2_06.png"), query=2):
+def write_cuhk03(
+    root,
+    names=("1_001_1_01.png", "1_002_1_01.png", "1_002_1_02.png", "1_002_2_06.png"),
+    query=2,
+    folder="images_labeled",
+):
     files = np.array([[name] for name in names], dtype=object)
     rows = {"train_idx": [[1]], "query_idx": [[query]], "gallery_idx": [[3], [4]]}
     root.mkdir()
     content = {"filelist": files, "labels": [[1], [7], [7], [7]], **rows}
     scipy.io.savemat(root / "cuhk03_new_protocol_config_labeled.mat", content)
     for name in names:
-        picture(root / "images_labeled" / name)
+        picture(root / folder / name)
 
 
 def test_cuhk03_has_the_split_of_its_mat_file(tmp_path):
@@ -77,7 +82,10 @@ def test_cuhk03_has_the_split_of_its_mat_file(tmp_path):
 @pytest.mark.parametrize(
     ("written", "option", "message"),
     [
-        ({}, "", "not the folder .*images_detected"),
+        ({}, "", "config_detected.mat is not there"),
+        ({"folder": "images"}, "?boxes=labeled", "not the folder .*images_labeled"),
+        ({}, "?boxes=detected", "config_detected.mat is not there"),
+        ({"query": 3}, "?boxes=labeled", "has 3, which stands there or in another split already"),
         ({"query": 9}, "?boxes=labeled", "query_idx has 9, and there are 4 files"),
         ({"names": ("a.png", "b.png", "c.png", "d.png")}, "?boxes=labeled", "a.png is no name of CUHK03"),
     ],

@@ -183,6 +183,8 @@ def _of_cuhk03(root: Path, boxes: str) -> Iterator[_Image]:
     from scipy.io.matlab import MatReadError
 
     file, folder = root / _CUHK03.format(boxes), f"images_{boxes}"
+    if not file.is_file():
+        raise DataError(f"{file} is not there", "Leave out ?boxes=, or name the boxes whose file is there.")
     if not (root / folder).is_dir():
         raise DataError(
             f"{file} is there, but not the folder {root / folder}",
@@ -196,8 +198,12 @@ def _of_cuhk03(root: Path, boxes: str) -> Iterator[_Image]:
         raise DataError(f"{file} has no array {error}") from None
     except (OSError, ValueError, TypeError, IndexError, NotImplementedError, zlib.error, MatReadError) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
+    seen = set[int]()
     for split, numbers in rows.items():
         for number in numbers:  # from 1
+            if number in seen:
+                raise DataError(f"{file}: {split}_idx has {number}, which stands there or in another split already")
+            seen.add(number)
             if not (isinstance(number, int) and 1 <= number <= min(len(names), len(identities))):
                 raise DataError(f"{file}: {split}_idx has {number}, and there are {len(names):,} files")
             name = str(names[number - 1])

@@ -9,6 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.load import load_file
 from sslbench.errors import UsageError, WeightsError
 from sslbench.methods._parts.losses import in_float32
@@ -122,13 +123,14 @@ def read_tokenizer(path: str, vit: VisionTransformer, setup: Setup, *, method: s
 
 def _own(file: WeightsFile) -> TrainedTokenizer:
     backbone = load_file(file, heads=True)
-    if not isinstance(backbone.module, VisionTransformer) or set(backbone.heads) != {"head", "predictor"}:
+    predictor = [*backbone.heads.get("predictor", ())]
+    is_codes = len(predictor) == 1 and isinstance(predictor[0], nn.Linear) and predictor[0].bias is None
+    if not is_codes or "head" not in backbone.heads:
         raise WeightsError(
             f"{file.path} is no tokenizer",
             "It is a file of sslbench pretrain vqkd, or vqkd_encoder_base_decoder_3x768x12_clip of BEiT v2's authors.",
         )
-    (codes,) = backbone.heads["predictor"].parameters()
-    return TrainedTokenizer(backbone.module, backbone.heads["head"], codes, backbone.preprocessing)
+    return _checked(file, backbone, backbone.heads["head"], predictor[0].weight, backbone.preprocessing)
 
 
 def _published(file: WeightsFile, tensors: Mapping[str, Tensor]) -> TrainedTokenizer:
@@ -140,18 +142,37 @@ def _published(file: WeightsFile, tensors: Mapping[str, Tensor]) -> TrainedToken
         if value is None:
             raise WeightsError(f"{file.path} has {start}{key} without its v_bias")
         state[key.replace("q_bias", "qkv.bias")] = torch.cat([query, torch.zeros_like(query), value])
-    if "cls_token" not in state:
-        raise WeightsError(f"{file.path} has {_CODES}, but no {start}cls_token")
-    heads = ModelConfig(fields={"num_attention_heads": state["cls_token"].shape[-1] // _HEAD_DIM})
+    token = state.get("cls_token")
+    if token is None or token.ndim != 3 or not token.shape[2] or token.shape[2] % _HEAD_DIM:
+        raise WeightsError(f"{file.path} has {_CODES}, but no {start}cls_token of a multiple of {_HEAD_DIM} numbers")
+    heads = ModelConfig(fields={"num_attention_heads": token.shape[2] // _HEAD_DIM})
     backbone = load_file(dataclasses.replace(file, content=state, config=heads), format="timm")
-    if not isinstance(backbone.module, VisionTransformer):
-        raise WeightsError(f"{file.path}: the encoder is {backbone.name}, no plain vision transformer")
-    layers = [{leaf: tensors.get(f"encode_task_layer.{i}.{leaf}") for leaf in ("weight", "bias")} for i in (0, 2)]
-    if any(tensor is None for layer in layers for tensor in layer.values()):
-        raise WeightsError(f"{file.path} has {_CODES}, but not both layers of encode_task_layer")
-    first, last = (nn.Linear(*layer["weight"].shape[::-1]) for layer in layers)  # type: ignore[union-attr]
-    for linear, layer in zip((first, last), layers, strict=True):
-        linear.load_state_dict(layer)
+    layers = []
+    for name in ("encode_task_layer.0", "encode_task_layer.2"):
+        weight, bias = (tensors.get(f"{name}.{leaf}") for leaf in ("weight", "bias"))
+        if weight is None or bias is None or weight.ndim != 2 or bias.shape != weight.shape[:1]:
+            raise WeightsError(f"{file.path} has {_CODES}, but not both layers of encode_task_layer")
+        linear = nn.Linear(weight.shape[1], weight.shape[0])
+        linear.load_state_dict({"weight": weight, "bias": bias})
+        layers.append(linear)
     # Pixels from 0 to 255 become -1 to 1 there.
     scaling = dataclasses.replace(backbone.preprocessing, mean=(0.5,) * 3, std=(0.5,) * 3)
-    return TrainedTokenizer(backbone.module, nn.Sequential(first, nn.Tanh(), last), tensors[_CODES], scaling)
+    projection = nn.Sequential(layers[0], nn.Tanh(), layers[1])
+    return _checked(file, backbone, projection, tensors[_CODES], scaling)
+
+
+def _checked(
+    file: WeightsFile, backbone: Backbone, projection: nn.Sequential, codes: Tensor, preprocessing: Preprocessing
+) -> TrainedTokenizer:
+    """Return a tokenizer whose parts fit each other."""
+    if not isinstance(backbone.module, VisionTransformer):
+        raise WeightsError(f"{file.path} is no tokenizer: {backbone.name} is no plain vision transformer")
+    linear = [layer for layer in projection if isinstance(layer, nn.Linear)]
+    sizes = [backbone.module.embed_dim, *(size for each in linear for size in (each.in_features, each.out_features))]
+    sizes.append(codes.shape[-1] if codes.ndim == 2 else -1)
+    if sizes[::2] != sizes[1::2] or len(codes) < 2 or not bool(torch.isfinite(codes).all()):
+        raise WeightsError(
+            f"{file.path} is no tokenizer: encoder, projection and codes {tuple(codes.shape)} do not fit each other, "
+            "or codes are no numbers"
+        )
+    return TrainedTokenizer(backbone.module, projection, codes, preprocessing)

@@ -29,6 +29,16 @@ def need_vision_transformer(backbone: nn.Module, setup: Setup, *, method: str) -
     return backbone
 
 
+def need_plain_blocks(vit: VisionTransformer, setup: Setup, *, method: str) -> None:
+    """Require blocks of one attention and one MLP each."""
+    blocks: Any = vit.blocks
+    if any(not hasattr(block, "attn") or not hasattr(getattr(block, "mlp", None), "fc2") for block in blocks):
+        raise UsageError(
+            f"{method}: blocks of {setup.backbone} have not one attention and one MLP each",
+            "Choose another vision transformer, such as timm:vit_base_patch16_224.",
+        )
+
+
 def need_class_token(vit: VisionTransformer, setup: Setup, *, method: str) -> None:
     """Require a network whose output is its normalised class token."""
     if vit.cls_token is None or vit.global_pool != "token":

@@ -33,6 +33,7 @@ from sslbench.data.source import Source
 from sslbench.data.wording import counted, part_name, some
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.detection.matches import Federated, Frequency
+from sslbench.names import did_you_mean
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.objects import Boxes
 from sslbench.targets.target import Target
@@ -250,8 +251,11 @@ class _Classes:
             rows = csv.reader(io.StringIO(read_text(_only_file(place, only))[0]))
             self._only = {row[0].strip() for row in rows if row} - {"", "LabelName"}
             known = set(self._names) | set(self._names.values())
-            if self._names and not known & self._only:
-                raise UsageError(f"{place.spec}?only={only}: {some(sorted(self._only))} are no classes of Open Images")
+            if self._names and (unknown := sorted(self._only - known)):
+                raise UsageError(
+                    f"{place.spec}?only={only}: not among the classes of Open Images: {some(unknown)}",
+                    did_you_mean(unknown[0], sorted(known)),
+                )
 
     def name(self, label: str) -> str:
         """Return the name of a label, the label itself if nothing names it."""
@@ -299,7 +303,9 @@ def _blocks(table: Path, photos: Photos, classes: _Classes, columns: Sequence[st
     wanted, line = ["ImageID", "LabelName", *columns], 2
     kinds = {"ImageID": str, "LabelName": str} | dict.fromkeys(columns, np.float64)
     try:
-        with pd.read_csv(table, usecols=wanted, dtype=kinds, chunksize=_ROWS, encoding="utf-8-sig") as chunks:
+        with pd.read_csv(
+            table, usecols=wanted, dtype=kinds, index_col=False, chunksize=_ROWS, encoding="utf-8-sig"
+        ) as chunks:
             for chunk in chunks:
                 odd = np.flatnonzero(chunk.isna().any(axis=1).to_numpy())
                 if len(odd):
