@@ -283,8 +283,8 @@ class TestFilesOfAnySuffix:
 
 
 class TestObjects:
-    def run(self, scans, decoder):
-        network = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten())
+    def run(self, scans, decoder, network=None):
+        network = network or torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten())
         return sslbench.evaluate(
             network,
             scans,
@@ -325,9 +325,9 @@ class TestObjects:
 
         monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
         counting = Counting(1)
-        self.run(scans, counting)
+        self.run(scans, counting, "pixels:4")  # whose features are stored by name
         counting.by = 100
-        self.run(scans, counting)
+        self.run(scans, counting, "pixels:4")
         assert calls.count(100) == calls.count(1) > 0
 
     def test_a_function_that_its_module_has_not_is_an_object(self, monkeypatch):
