@@ -29,7 +29,7 @@ def choose(labels: Target, n: int, rng: np.random.Generator, *, both_sides: bool
 
 
 def interleaved(labels: Target, rng: np.random.Generator, *, balanced: bool) -> IntArray:
-    """Return a random order of the samples, any part of which has the classes by their shares, to within one sample.
+    """Return a random order of the samples, any part of which has the classes by their shares, give or take a sample.
 
     `balanced`: the classes in turn, equally often as long as each has samples left. Without one class for each sample
     the order is random alone.
