@@ -136,6 +136,8 @@ def test_a_folder_that_may_not_be_listed_is_named_wherever_it_lies(tmp_path, mon
 
     def guarded(real):
         def list_folder(path="."):
+            if isinstance(path, int):  # what removes a folder lists it by its descriptor
+                return real(path)
             found = os.path.realpath(path)
             listed[found] = None
             if found == closed:
