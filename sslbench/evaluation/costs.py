@@ -105,6 +105,7 @@ def work_of(backbone: Backbone, sizes: Sequence[tuple[int, int]]) -> Work | None
     nearly all. None for a module whose steps depend on values.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
     image, module = probe_images(backbone.preprocessing), backbone.module
@@ -124,7 +125,9 @@ def work_of(backbone: Backbone, sizes: Sequence[tuple[int, int]]) -> Work | None
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # one operation, of which nothing is counted
     try:
-        with torch.no_grad(), counter, FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        # As matrix products: the fused kernel of processors is not counted.
+        plain = sdpa_kernel(SDPBackend.MATH)
+        with torch.no_grad(), plain, counter, FakeTensorMode(allow_non_fake_inputs=True) as fake:
             # The module runs on meta tensors, so that changes of its buffers do not reach the real ones.
             empty: dict[str, torch.Tensor] = {name: fake.from_tensor(tensor) for name, tensor in state.items()}
             for size in sizes:

@@ -24,12 +24,10 @@ from sslbench.data.decode.transforms import renormalise
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import cross_entropy, top1
 from sslbench.methods._parts.masks import (
-    filled_block_masks,
-    image_generators,
+    filled_masks_of,
     masked_rows,
     need_masked_count,
     take_rows,
-    view_by_view,
 )
 from sslbench.methods._parts.tokenizers import RandomTokenizer, Tokenizer, read_tokenizer
 from sslbench.methods._parts.vision_transformers import (
@@ -116,14 +114,9 @@ class Method(method.Method[Config]):
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the sum of the cross entropies of network and head."""
-        config, views = self.config, len(batch.views)
-        images = torch.cat(batch.views) if views > 1 else batch.views[0]
-        mask = view_by_view(
-            [
-                filled_block_masks(views, self.grid, self.masked, smallest=config.smallest_block, generator=each)
-                for each in image_generators(self.seed, batch, step)
-            ]
-        )
+        config = self.config
+        images = torch.cat(batch.views) if len(batch.views) > 1 else batch.views[0]
+        mask = filled_masks_of(batch, step, self.seed, self.grid, self.masked, smallest=config.smallest_block)
         rows = masked_rows(mask, images.device)
         codes = self.tokenizer(renormalise(images, self.normalisation, self.tokenizer.preprocessing))
         labels = codes.flatten().index_select(0, rows)

@@ -19,13 +19,11 @@ from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32
 from sslbench.methods._parts.masks import (
-    filled_block_masks,
-    image_generators,
+    filled_masks_of,
     masked_rows,
     need_masked_count,
     patchify,
     take_rows,
-    view_by_view,
 )
 from sslbench.methods._parts.vision_transformers import (
     embed,
@@ -135,14 +133,9 @@ class Method(method.Method[Config]):
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the loss of the masked patches."""
-        config, views = self.config, len(batch.views)
-        images = torch.cat(batch.views) if views > 1 else batch.views[0]
-        mask = view_by_view(
-            [
-                filled_block_masks(views, self.grid, self.masked, smallest=config.smallest_block, generator=each)
-                for each in image_generators(self.seed, batch, step)
-            ]
-        )
+        config = self.config
+        images = torch.cat(batch.views) if len(batch.views) > 1 else batch.views[0]
+        mask = filled_masks_of(batch, step, self.seed, self.grid, self.masked, smallest=config.smallest_block)
         rows = masked_rows(mask, images.device)
         tokens = self._tokens(images, mask.to(images.device, non_blocking=True))[:, self.backbone.num_prefix_tokens :]
         targets = hog(images, self.patch_size, cell=config.cell, bins=config.bins)

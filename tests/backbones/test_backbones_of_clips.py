@@ -9,6 +9,8 @@ import torch
 from helpers.clips import write_classes
 
 from sslbench.backbones.build import build
+from sslbench.backbones.dense import DenseEncoder
+from sslbench.backbones.grids import resolve_grids
 from sslbench.backbones.layers import resolve_layers
 from sslbench.backbones.load import load_backbone
 from sslbench.backbones.speed import prepare
@@ -35,6 +37,7 @@ MODELS = {
     "videomae_pretraining": ("VideoMAEForPreTraining", {**VIDEOMAE, "use_mean_pooling": False}, ""),
     "videomae_finetuned": ("VideoMAEForVideoClassification", BARE, ""),
 }
+SMALL = "embed_dim=48,depth=2,num_heads=3,patch_size=8,img_size=32"
 TINY = "videomae_small,embed_dim=24,depth=2,num_heads=3,patch_size=8,img_size=16,frames=4"
 
 
@@ -167,3 +170,19 @@ def test_clips_of_another_length_are_refused_before_anything_is_decoded(tmp_path
     assert code_of("eval", "knn", *words) == 2
     error = capsys.readouterr().err
     assert "takes clips of 4 frames, and those of" in error and "have 6" in error and "?frames=4" in error
+
+
+def test_clips_have_no_maps_of_an_image():
+    backbone = load_backbone("random", backbone=f"vjepa2_large,{SMALL},frames=8")
+    for maps in (lambda: resolve_grids(backbone, ["last"], (32, 32)), lambda: DenseEncoder(backbone, ())):
+        with pytest.raises(UsageError, match="tokens of clips, which are no map of an image"):
+            maps()
+
+
+def test_an_exported_network_of_clips_takes_any_number_of_clips():
+    module = build(TINY).module.eval()
+    clips = torch.rand(3, 4 * 3, 16, 16)
+    size = {0: torch.export.Dim("batch", min=1, max=64)}
+    program = torch.export.export(module, (clips,), dynamic_shapes=(size,))
+    with torch.no_grad():
+        torch.testing.assert_close(program.module()(clips[:1]), module(clips[:1]))

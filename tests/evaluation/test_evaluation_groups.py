@@ -10,17 +10,20 @@ import sys
 import numpy as np
 import pytest
 import torch
+import torchvision
 from PIL import Image
 from torch import nn
 
 import sslbench
 from sslbench.backbones.build import build
+from sslbench.backbones.in_memory import from_module
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, ResultError, UsageError
 from sslbench.evaluation import RunSettings, costs
 from sslbench.evaluation.costs import gflops, work_of
 from sslbench.evaluation.groups import with_details
 from sslbench.leaderboard import table
+from sslbench.preprocessing import Preprocessing
 from sslbench.results import records
 
 RUN = RunSettings(device="cpu", workers=0, batch_size=8, floors=False)
@@ -171,6 +174,17 @@ def test_peak_memory_is_that_of_the_stage():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(done.stdout) > 200 or not costs._RESET.exists()
+
+
+def test_attention_of_torch_is_work_as_that_of_linear_layers():
+    vit = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 3, "hidden_dim": 48, "mlp_dim": 96}
+    network = torchvision.models.VisionTransformer(**vit, num_classes=5).eval()
+    tokens, width, hidden = 17, 48, 96
+    linear = 2 * tokens * (width * 4 * width + 2 * width * hidden) + 16 * width * 3 * 64 + width * 5
+    attention = 2 * 2 * tokens * tokens * width
+    work = work_of(from_module("vit", network, Preprocessing()), [(32, 32)])
+    assert work.gflops == pytest.approx(2 * (linear + attention) / 1e9)
+    assert work.activations == 2 * tokens * (4 * width + hidden + width) + 16 * width + 5
 
 
 def test_activations_are_the_outputs_of_convolutions_and_linear_layers():

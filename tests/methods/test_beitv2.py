@@ -172,6 +172,14 @@ def test_a_tokenizer_that_does_not_fit_is_told(tmp_path, change, message):
         read_tokenizer(str(tmp_path / "vqkd.pth"), net, setup_for(net, sizes=(32,), backbone=VIT), method="beitv2")
 
 
+@pytest.mark.parametrize("codes", [torch.ones(24, 7), torch.full((24, 8), torch.nan), torch.ones(8), torch.ones(1, 8)])
+def test_codes_that_do_not_fit_are_told(tmp_path, codes):
+    torch.save({"model": {**published(), "quantize.embedding.weight": codes}}, tmp_path / "vqkd.pth")
+    net = network(VIT)
+    with pytest.raises(WeightsError, match="is no tokenizer: encoder, projection and codes"):
+        read_tokenizer(str(tmp_path / "vqkd.pth"), net, setup_for(net, sizes=(32,), backbone=VIT), method="beitv2")
+
+
 def test_weights_without_a_tokenizer_are_told(tmp_path):
     torch.save(nn.Linear(3, 3).state_dict(), tmp_path / "w.pth")
     net = network(VIT)

@@ -123,6 +123,17 @@ def filled_block_masks(
     return torch.zeros_like(blocks).scatter_(1, order.topk(masked, dim=1).indices, True)
 
 
+def filled_masks_of(
+    batch: Batch, step: Step, seed: int, grid: tuple[int, int], masked: int, *, smallest: int
+) -> Tensor:
+    """Return `filled_block_masks` of all views of a batch, in the order of `torch.cat(batch.views)`."""
+    generators = image_generators(seed, batch, step)
+    drawn = [
+        filled_block_masks(len(batch.views), grid, masked, smallest=smallest, generator=each) for each in generators
+    ]
+    return view_by_view(drawn)
+
+
 def inverse_block_masks(
     grid: tuple[int, int], counts: Sequence[int], *, aspect: float, generator: torch.Generator | None = None
 ) -> Tensor:
