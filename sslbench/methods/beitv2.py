@@ -102,8 +102,10 @@ class Method(method.Method[Config]):
         self.classifier = nn.Linear(vit.embed_dim, len(self.tokenizer.codes))
         # Copies have the width, the LayerScale and the stochastic depth of the blocks that they continue.
         after = config.early_blocks + config.head_blocks
-        self.head = copy.deepcopy(vit.blocks[config.early_blocks : after]) if config.head_blocks else nn.Sequential()
-        for number, block in enumerate(self.head):
+        self.class_blocks = (
+            copy.deepcopy(vit.blocks[config.early_blocks : after]) if config.head_blocks else nn.Sequential()
+        )
+        for number, block in enumerate(self.class_blocks):
             initialise_block(block, config.early_blocks + number + 1)
         if not setup.loaded:
             for number, block in enumerate(vit.blocks):
@@ -138,10 +140,10 @@ class Method(method.Method[Config]):
         for number, block in enumerate(vit.blocks, 1):
             last = self._run(block, last)
             early = last if number == self.config.early_blocks else early
-        if not len(self.head):
+        if not len(self.class_blocks):
             return self._normed(last), None
         of_head = torch.cat([last[:, :prefix], early[:, prefix:]], dim=1)
-        for block in self.head:
+        for block in self.class_blocks:
             of_head = self._run(block, of_head)
         return self._normed(last), self._normed(of_head)
 

@@ -22,7 +22,7 @@ from sslbench.data.decode.transforms import renormalise
 from sslbench.distributed.collectives import broadcast_, gather, sum_
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32, unit_length
-from sslbench.methods._parts.memory import random_rows, spherical_kmeans, sums_of
+from sslbench.methods._parts.memory import counts_of, random_rows, spherical_kmeans, sums_of
 from sslbench.methods._parts.tokenizers import nearest_codes
 from sslbench.methods._parts.vision_transformers import (
     embed,
@@ -173,7 +173,7 @@ class Method(method.Method[Config]):
             self._start(flat)
         numbers = nearest_codes(flat, self.codebook.weight)
         codes = self.codebook.weight[numbers]
-        counts = torch.bincount(numbers, minlength=len(self.codebook.weight))
+        counts = counts_of(numbers, len(self.codebook.weight))
         self._sums.append((sums_of(flat, numbers, len(counts)), counts))
         # The gradient of a code is that of the row that it replaces.
         given = (rows + (codes - rows).detach()).view(*tokens.shape[:2], -1)

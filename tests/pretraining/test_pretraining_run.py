@@ -83,7 +83,7 @@ def test_the_folder_holds_weights_that_every_command_reads(undisturbed):
     backbone = load_backbone(str(outcome.weights))
     assert backbone.name == runs.RESNET
     assert backbone.preprocessing.crop == (32, 32) and "pretrained" in backbone.preprocessing.origin
-    assert sorted(p.name for p in out.iterdir()) == ["checkpoints", "config.yaml", "weights.torch"]
+    assert sorted(p.name for p in out.iterdir()) == ["checkpoints", "config.yaml", "log.txt", "weights.torch"]
     assert len(checkpoints.files(out / "checkpoints")) == 2
     config = yaml.safe_load((out / "config.yaml").read_text())
     assert config["method"]["name"] == "simclr" and config["batch_size"] == 16

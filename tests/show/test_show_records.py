@@ -182,7 +182,7 @@ CODE = [
     (lambda r: r["weights"].update(backbone="bomb_of_a_record:net"), "--backbone bomb_of_a_record:net"),
     (lambda r: r["protocol"].update(name="bomb_of_a_record.protocol"), "sslbench show bomb_of_a_record.protocol"),
     (lambda r: r["preprocessing"].update(decoder=["bomb_of_a_record.decode"]), "--decoder bomb_of_a_record.decode"),
-    (lambda r: r["data"]["train"].update(name="bomb_of_a_record.source:x (train)"), "--data bomb_of_a_record"),
+    (lambda r: r["request"].update(data="bomb_of_a_record.source:x"), "--data bomb_of_a_record"),
 ]
 
 

@@ -168,6 +168,17 @@ def sums_of(rows: Tensor, place: Tensor, n: int) -> Tensor:
     return sums.index_put_((place,), rows, accumulate=True) if rows.is_cuda else sums.index_add_(0, place, rows)
 
 
+def counts_of(place: Tensor, n: int) -> Tensor:
+    """Return the number of rows of each place, int64 (n,), without waiting for a GPU as `bincount` does.
+
+    `place`: int64 (N,), from 0 to n - 1.
+
+    >>> counts_of(torch.tensor([2, 0, 2]), 4).tolist()
+    [1, 0, 2, 0]
+    """
+    return place.new_zeros(n).scatter_add_(0, place, torch.ones_like(place))
+
+
 def enqueue_(queue: Tensor, new: Tensor, pointer: int) -> int:
     """Overwrite the oldest rows of a ring buffer in place, and return the next pointer.
 
@@ -258,7 +269,7 @@ def spherical_kmeans(rows: Tensor, centroids: Tensor, iterations: int) -> tuple[
     for _ in range(iterations):
         nearest = _nearest(own, centroids)
         sums = sums_of(own, nearest, len(centroids))
-        counts = torch.bincount(nearest, minlength=len(centroids))
+        counts = counts_of(nearest, len(centroids))
         means = functional.normalize(sum_(sums) / sum_(counts).clamp(min=1)[:, None], dim=1)
         centroids = torch.where(counts[:, None] > 0, means, centroids)
     return centroids, _nearest(rows, centroids)
