@@ -160,6 +160,7 @@ def beside(data: str, file: Path) -> str:
     """Resolve a location read from a file: paths are relative to the file, everything else is unchanged."""
     if strings.is_several(data):
         return strings.with_locations(data, lambda location: beside(location, file))
+    data = strings.with_labels_at(data, lambda place: place if find(place) else beside(place, file))
     if data.startswith("~"):
         return os.path.expanduser(data)  # noqa: PTH111 - a spec is no path yet
     folder = file.absolute().parent

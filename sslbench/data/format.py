@@ -5,7 +5,7 @@ of images or videos.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 from sslbench.data.source import Source
@@ -57,11 +57,47 @@ class SampleReader(Generic[O]):
         open: split -> source; called only with columns in `columns`.
         options: dataclass of the options behind a '?', each field a `config.setting`.
         columns: kinds of columns that a user may name.
+        in_order_of_names: the images have no other order than that of their names, so a list can follow it.
     """
 
     recognises: Callable[[str], bool]
     open: Callable[[SampleRequest[O]], Mapping[str, Source]]
     options: type[O]
+    columns: frozenset[Column] = frozenset()
+    in_order_of_names: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelList:
+    """Labels without their images.
+
+    Attributes:
+        target: the N labels.
+        names: of the images, N paths or ids; None: the labels are in the order of the images.
+        positions: of the labels among all images, without those that have none; None: 0 to N - 1.
+        length: number of all images of an ordered list.
+        notes: remarks, one sentence each.
+    """
+
+    target: Target
+    names: Sequence[str] | None
+    positions: Sequence[int] | None = None
+    length: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelReader:
+    """Reader of labels whose images lie elsewhere, for `?labels=PLACE`.
+
+    Attributes:
+        recognises: cheap test of a location.
+        open: split -> labels; {"all": labels} if there are no splits.
+        columns: kinds of columns that a user may name.
+    """
+
+    recognises: Callable[[str], bool]
+    open: Callable[[SampleRequest[NoOptions]], Mapping[str, LabelList]]
     columns: frozenset[Column] = frozenset()
 
 
@@ -102,12 +138,14 @@ class SourceFormat:
         doc: docstring of its module; the first line is shown in lists of formats.
         samples: None: not readable as images with labels.
         readers: of other targets (boxes, label maps, depth, pairs, videos), by their kind.
+        labels: None: its labels are read with their images only.
         last_resort: asked after all others, for a format whose test also accepts theirs.
     """
 
     doc: str
     samples: SampleReader[Any] | None = None
     readers: Mapping[type[Target], Reader[Any]] = dataclasses.field(default_factory=dict)
+    labels: LabelReader | None = None
     last_resort: bool = False
 
     @property

@@ -27,6 +27,8 @@ NONE_OF_THE_CLASSES = (
 
 NO_LABEL_COLUMN = "no label column was recognised among:"
 """Words of the note of a table without labels, which refusals repeat."""
+NO_CLASS_FOLDERS = "no class folders, so its images have no labels"
+"""Words of the note of images that lie in no class folders."""
 DECIMALS = "holds numbers such as"
 """Words of the note of a column of classes that are numbers with decimals, which refusals repeat."""
 NUMBERED_FOLDERS = "the class folders are numbers"

@@ -16,6 +16,8 @@ from sslbench.paths import file_url_path
 SCHEME = re.compile(r"(?P<scheme>[A-Za-z][\w.+-]+):(?P<rest>.*)", re.DOTALL)
 PATTERN = re.compile(r"\{.*\}|[*?]")
 """Text that stands for several files: {0000..0099}, {a,b}, *."""
+OF_ANY_IMAGES = frozenset(("labels", "channels"))
+"""Options of images of every format, beside those of tiles and clips."""
 _OPTIONS = re.compile(r"(?P<location>[^?]+)\?(?P<options>[a-z_]+=[^&?]*(&[a-z_]+=[^&?]*)*)")
 _log = logging.getLogger("sslbench")
 
@@ -56,6 +58,7 @@ def locate(spec: str) -> Location:
 
 def absolute(spec: str) -> str:
     """Return the same location, valid in every working folder: existing paths and patterns of paths become absolute."""
+    spec = strings.with_labels_at(spec, absolute)
     if strings.is_several(spec):
         return strings.with_locations(spec, absolute)
     text, options = _without_options(_plain(spec))
@@ -98,6 +101,7 @@ def _without_options(spec: str) -> tuple[str, dict[str, str]]:
     options = {key: value for key, _, value in pairs}
     readers = [found.samples.options for found in all_formats() if found.samples is not None]
     known = {field.name for kind in (*readers, TileOptions, ClipOptions) for field in dataclasses.fields(kind)}
+    known |= OF_ANY_IMAGES
     if spec.startswith(("http://", "https://")) and not set(options) <= known:
         return spec, {}  # a query for the server
     return match["location"], options

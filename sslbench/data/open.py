@@ -21,6 +21,8 @@ from sslbench.data.containers.sniff import is_clutter
 from sslbench.data.decode.sampling import ClipOptions
 from sslbench.data.format import (
     Column,
+    LabelList,
+    NoOptions,
     O,
     SampleReader,
     SampleRequest,
@@ -29,10 +31,11 @@ from sslbench.data.format import (
     readable_formats,
     user_format,
 )
-from sslbench.data.location import PATTERN, SCHEME, Location, locate
+from sslbench.data.location import OF_ANY_IMAGES, PATTERN, SCHEME, Location, locate
 from sslbench.data.maps.layout import FOLDER, by_folder
 from sslbench.data.objects import ObjectSource
 from sslbench.data.regular import reading, refuse_missing
+from sslbench.data.separate_labels import with_labels
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean, list_names
@@ -62,7 +65,7 @@ def open_data(
             catalog, or 'my_pkg.my_source:REST' for a module of the user's (see `sslbench.data.format.user_format`).
             Behind a '?' options of the format: 'photos.kwcoco.json?unit=annotation&margin=0.1'; of any images
             'photos/?unit=tile&size=224&overlap=32' (`sslbench.data.tiles`), 'photos/?channels=1|2|3'
-            (`sslbench.data.changed`).
+            (`sslbench.data.changed`), 'photos/?labels=labels.csv' (`sslbench.data.separate_labels`).
         image_column: of a table, the column with the paths.
         label_column: of a table, the column with the labels.
         attribute_columns: of a table or a manifest, further columns (keys of its images) to keep as attributes.
@@ -95,13 +98,15 @@ def open_data(
     of_clips, options = clips.split_options(options, frozenset(own - {"unit"}))
     # Formats that know names of channels (red|nir) have this option themselves; numbers are read here.
     take, options = changed.split_option(location.text, options, named="channels" in own)
+    labels_at = options.pop("labels", None)
+    label_column = label_column or location.label_column
     request = SampleRequest(
         text,
         _parsed_options(location.text, reader, options),
         image_column or location.image_column,
-        label_column or location.label_column,
+        label_column if labels_at is None else None,
         tuple(attribute_columns),
-        tuple(value_columns),
+        tuple(value_columns) if labels_at is None else (),
         together,
         tuple(decoder),
     )
@@ -109,6 +114,9 @@ def open_data(
     sources = dict(reader.open(request))
     if not sources:
         raise DataError(f"'{location.text}' holds no data")
+    if labels_at is not None:
+        labels = _open_labels(labels_at, label_column, tuple(value_columns))
+        sources = with_labels(labels_at, labels, sources, in_order_of_names=reader.in_order_of_names)
     if of_clips or any(map(clips.are_videos, sources.values())):
         if of_tiles is not None or take:
             raise UsageError(
@@ -287,6 +295,22 @@ def _refuse_columns(spec: str, request: SampleRequest[Any], understood: frozense
             raise UsageError(f"{request.spec} has no column '{name}': only tables have columns")
 
 
+def _open_labels(place: str, label_column: str | None, value_columns: tuple[str, ...]) -> Mapping[str, LabelList]:
+    """Return the labels of a list without images, else those of any data with labels."""
+    location = locate(place)
+    readers = (found.labels for found in all_formats() if found.labels is not None)
+    reader = next((reader for reader in readers if not location.options and reader.recognises(location.text)), None)
+    if reader is None:
+        sources = open_data(place, label_column=label_column, value_columns=value_columns)
+        return {split: LabelList(source.target, source.ids, notes=source.notes) for split, source in sources.items()}
+    refuse_missing(location.text)
+    request = SampleRequest(
+        location.text, NoOptions(), None, label_column or location.label_column, value_columns=value_columns
+    )
+    _refuse_columns(place, request, reader.columns)
+    return reader.open(request)
+
+
 def _clips(spec: str, sources: Mapping[str, Source], given: dict[str, str]) -> dict[str, Source]:
     """Return the clips of the videos of all splits."""
     if images := [source.name for source in sources.values() if not clips.are_videos(source)]:
@@ -305,12 +329,14 @@ def _parsed_options(spec: str, reader: SampleReader[Any], given: dict[str, str])
     for key, text in given.items():
         if key in own | of_tiles and (key != "unit" or text in units):
             continue
-        hint = did_you_mean(text, units) if key == "unit" else did_you_mean(key, own | of_tiles | of_clips)
+        hint = (
+            did_you_mean(text, units) if key == "unit" else did_you_mean(key, own | of_tiles | of_clips | OF_ANY_IMAGES)
+        )
         if own:
             problem = f"unit: '{text}' is not possible" if key == "unit" else f"unknown key '{key}'"
             raise UsageError(f"the options of {spec}: {problem}", hint)
         raise UsageError(
-            f"'{spec}' takes no options but those of tiles and videos, and '?{key}={text}' was given",
+            f"'{spec}' takes no options but those of any images, and '?{key}={text}' was given",
             f"{hint} {example}",
         )
     if left := given.keys() & of_tiles - own:

@@ -48,6 +48,7 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 NAME_RULE = "Letters, digits, '-', '_' and '.', with a letter or digit in front."
 # A comma separates only before NAME=, since locations may contain commas: {a,b}.tar.
 _SEPARATOR = re.compile(r",(?=[^,={}?&]*=)")
+_LABELS = re.compile(r"(?:(?<=\?labels=)|(?<=&labels=))[^&?]+")
 _PART = re.compile(r"(?P<name>[^=@]*)(?:@(?P<weight>[^=]*))?=(?P<data>.*)", re.DOTALL)
 
 
@@ -68,6 +69,15 @@ def parse(spec: str) -> list[tuple[str, str | None, str]]:
             )
         found.append((match["name"], match["weight"], match["data"]))
     return found
+
+
+def with_labels_at(spec: str, change: Callable[[str], str]) -> str:
+    """Apply `change` to the place of the labels behind a '?'.
+
+    >>> with_labels_at("photos/?labels=a.csv&channels=1", str.upper)
+    'photos/?labels=A.CSV&channels=1'
+    """
+    return _LABELS.sub(lambda match: change(match[0]), spec)
 
 
 def with_locations(spec: str, change: Callable[[str], str]) -> str:

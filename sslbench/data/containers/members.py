@@ -9,9 +9,10 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from sslbench.arrays import IntArray
 from sslbench.data.containers.exports import NOT_READ, export_by
 from sslbench.data.containers.sniff import ARRAYS, SUFFIXES, decoded, is_clutter, read_text
-from sslbench.data.labels import single_labels
+from sslbench.data.labels import NO_CLASS_FOLDERS, single_labels
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, part_name, some
 from sslbench.errors import DataError
@@ -66,16 +67,26 @@ def by_split(
     attributes: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Source]:
     """Return one source per split, each in order of ids; {"all": source} if `splits` (one per image) is None."""
-    order = np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
-    split_of = ["all"] * len(ids) if splits is None else splits
     sources = {}
-    for split in sorted(set(split_of), key=split_rank):
-        chosen = order[[split_of[i] == split for i in order]]
+    for split, rows in rows_of_splits(["all"] * len(ids) if splits is None else splits).items():
+        chosen = np.array(sorted(rows.tolist(), key=ids.__getitem__), dtype=np.int64)
         name = spec if splits is None else f"{spec} ({split})"
         chosen_ids = tuple(ids[i] for i in chosen)
         kept = {key: tuple(column[i] for i in chosen) for key, column in (attributes or {}).items()}
         sources[split] = Source(name, chosen_ids, labels.select(chosen), images.select(chosen), notes, kept)
     return sources
+
+
+def rows_of_splits(splits: Sequence[str]) -> dict[str, IntArray]:
+    """Return the rows of each split, given the split of each row; splits in their usual order.
+
+    >>> {split: rows.tolist() for split, rows in rows_of_splits(["val", "train", "val"]).items()}
+    {'train': [1], 'val': [0, 2]}
+    """
+    rows: dict[str, list[int]] = {split: [] for split in sorted(set(splits), key=split_rank)}
+    for row, split in enumerate(splits):
+        rows[split].append(row)
+    return {split: np.array(found, dtype=np.int64) for split, found in rows.items()}
 
 
 def split_rank(split: str) -> tuple[int, str]:
@@ -178,7 +189,7 @@ def _labelled(name: str, members: list[tuple[int, str]]) -> tuple[list[tuple[int
         below = {relative.split("/")[1] if relative.count("/") > 1 else "" for _, relative in in_classes}
         in_classes = in_classes if len(below) > 1 else []  # images/ is no class
     if not in_classes:
-        return members, Unlabelled(len(members)), [f"{name}: no class folders, so its images have no labels"]
+        return members, Unlabelled(len(members)), [f"{name}: {NO_CLASS_FOLDERS}"]
     loose = [relative for _, relative in members if "/" not in relative]
     notes = (
         [f"{name}: {counted(len(loose), 'image')} outside the class folders left out: {some(loose)}"] if loose else []

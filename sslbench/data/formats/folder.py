@@ -15,7 +15,7 @@ from sslbench.data.decode.reading import suffixes_of
 from sslbench.data.format import NoOptions, Reader, SampleReader, SampleRequest, SourceFormat
 from sslbench.data.formats._parts.layout import find_class_places, has_voc_xml
 from sslbench.data.images import Files
-from sslbench.data.labels import NUMBERED_FOLDERS, single_labels
+from sslbench.data.labels import NO_CLASS_FOLDERS, NUMBERED_FOLDERS, single_labels
 from sslbench.data.maps import layout
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside, names_folders
 from sslbench.data.maps.foreground import binary_masks, foreground_of
@@ -241,7 +241,7 @@ def _notes(root: Path, found: _FolderContent, classes: tuple[str, ...], level: i
     if lists:
         notes.append(f"{where}: if {some(lists)} lists labels, give that file as --data instead")
     if not classes:
-        notes.append(f"{where}: no class folders, so its images have no labels")
+        notes.append(f"{where}: {NO_CLASS_FOLDERS}")
         return notes
     loose = sorted(image for image in found.images if "/" not in image)
     if loose:
@@ -311,7 +311,7 @@ def _open_samples(request: SampleRequest[NoOptions]) -> dict[str, Source]:
 
 FORMAT = SourceFormat(
     __doc__,
-    SampleReader(recognises, _open_samples, NoOptions),
+    SampleReader(recognises, _open_samples, NoOptions, in_order_of_names=True),
     readers={
         LabelMaps: Reader(_recognises_maps, layout.open_maps, LabelMapOptions, _holds_only_maps),
         Foreground: Reader(_recognises_maps, _open_foreground, LabelMapOptions),

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sslbench.data.containers.listed import find_listed, folders_beside, image_id
 from sslbench.data.containers.members import by_split, class_names, list_beside
-from sslbench.data.format import NoOptions, SampleReader, SourceFormat
+from sslbench.data.format import LabelList, LabelReader, NoOptions, SampleReader, SampleRequest, SourceFormat
 from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, part_name
@@ -74,6 +74,23 @@ def open(spec: str) -> dict[str, Source]:
     return sources
 
 
+def recognises_labels(spec: str) -> bool:
+    """Return whether the string names a list, or a folder with lists of labels such as train_labels.npy."""
+    path = Path(spec)
+    return (path.is_file() and path.suffix.lower() in _SUFFIXES) or bool(_label_lists(path))
+
+
+def open_labels(request: SampleRequest[NoOptions]) -> dict[str, LabelList]:
+    """Return lists of labels, one per image in the order of the images; an image with the label -1 has none."""
+    path = Path(request.spec)
+    lists = {}
+    for split, file in (_label_lists(path) or {"all": path}).items():
+        values = _checked(file, _read(file))
+        kept, target, notes = _labels(file, values, len(values), list_beside(file.parent))
+        lists[split] = LabelList(target, None, kept, len(values), notes)
+    return lists
+
+
 @dataclasses.dataclass(frozen=True)
 class _Request:
     """Parsed location: split -> list of images and, if there is one, list of labels."""
@@ -114,6 +131,12 @@ def _lists_in(folder: Path) -> dict[str, tuple[Path, Path | None]]:
         return {}
     files = {s: _list_file(folder, f"{s}_images") for s in _SPLITS}
     return {s: (images, _list_file(folder, f"{s}_labels")) for s, images in files.items() if images is not None}
+
+
+def _label_lists(folder: Path) -> dict[str, Path]:
+    """Return the lists of labels in a folder that has none of images, by split."""
+    files = {split: _list_file(folder, f"{split}_labels") for split in _SPLITS}
+    return {} if _lists_in(folder) else {split: file for split, file in files.items() if file is not None}
 
 
 def _list_file(folder: Path, stem: str) -> Path | None:
@@ -167,12 +190,16 @@ def _can_be_path(name: str) -> bool:
         return False
 
 
-def _checked_length(path: Path, values: Any, images: Path, n: int) -> Any:
+def _checked(path: Path, values: Any) -> Any:
     if not isinstance(values, np.ndarray | list | tuple):
         raise DataError(f"{path} is not a list of labels")
     if isinstance(values, np.ndarray) and values.ndim == 0:
         raise DataError(f"{path} is one value, not a list of labels")
-    if len(values) != n:
+    return values
+
+
+def _checked_length(path: Path, values: Any, images: Path, n: int) -> Any:
+    if len(_checked(path, values)) != n:
         raise DataError(f"{path} has {counted(len(values), 'label')}, {images} has {counted(n, 'image')}")
     return values
 
@@ -232,4 +259,8 @@ def _names(path: Path, used: set[str], names_file: Path | None) -> dict[str, str
     return {str(i): name for i, name in enumerate(class_names(names_file, max(map(int, used), default=-1)))}
 
 
-FORMAT = SourceFormat(__doc__, SampleReader(recognises, lambda request: open(request.spec), NoOptions))
+FORMAT = SourceFormat(
+    __doc__,
+    SampleReader(recognises, lambda request: open(request.spec), NoOptions),
+    labels=LabelReader(recognises_labels, open_labels),
+)

@@ -14,7 +14,7 @@ import numpy as np
 from sslbench.config import setting
 from sslbench.data import labels
 from sslbench.data.containers.listed import ListedFiles, find_listed, finds_all, folders_beside, images_folder
-from sslbench.data.containers.members import by_split, split_name
+from sslbench.data.containers.members import by_split, rows_of_splits, split_name
 from sslbench.data.containers.sniff import SUFFIXES as IMAGE_SUFFIXES
 from sslbench.data.containers.sniff import (
     has_base64_rows,
@@ -25,7 +25,15 @@ from sslbench.data.containers.sniff import (
     read_text,
 )
 from sslbench.data.containers.view import viewed
-from sslbench.data.format import Column, SampleReader, SampleRequest, SourceFormat
+from sslbench.data.format import (
+    Column,
+    LabelList,
+    LabelReader,
+    NoOptions,
+    SampleReader,
+    SampleRequest,
+    SourceFormat,
+)
 from sslbench.data.formats.table.lists import TableColumns, read_json, read_json_lines, read_lines
 from sslbench.data.labels import (
     NO_LABEL_COLUMN,
@@ -58,6 +66,7 @@ LABEL_COLUMNS = tuple(
 """Names of the label column, in order of precedence."""
 # Texts that programs write for a missing value, in lower case; a class may have such a name
 _LIKE_EMPTY = ("nan", "none", "null", "na", "n/a", "<na>", "#n/a")
+_IDS = ("id", "image_id", "key", "name")
 _LOOKED_AT = 16
 _BOX = 5  # cells of the rows of a table of boxes, at least, without the class
 _BOXES = "filename,xmin,ymin,xmax,ymax,class"
@@ -174,30 +183,68 @@ def read_columns(
     _refuse_empty(table, image, names, "Remove these rows, or name their images.")
     split = _find(table, None, ("split",), "split")
     found = _found(table, names, table.columns[split] if split else (), folders, option)
-    several = [] if value_columns else _several(table, label_column)
-    label = None if value_columns or several else _find(table, label_column, LABEL_COLUMNS, "label", taken=image)
-    if blank and (value_columns or label):
-        used = label or value_columns[0]
-        raise UsageError(
-            f"{spec}: ?blank={blank} is for columns of 0 and 1, and '{used}' is another",
-            "Leave it out; rows of an empty label cannot be used.",
-        )
-    if value_columns:
-        labels, about = _numbers(table, value_columns), tuple[str, ...]()
-    else:
-        others = [name for name in table.columns if name not in {image, split, "", *attribute_columns}]
-        labels, about = _labels(table, label) if label else _labels_from_flags(table, several, others, blank)
+    no_labels = (image, split, "", *attribute_columns)
+    labels, about = _target(table, no_labels, label_column, value_columns, blank)
     attributes = {name: _attribute(table, name) for name in attribute_columns}
-    ambiguous = (*_ambiguous(table, image, IMAGE_COLUMNS), *_ambiguous(table, label, LABEL_COLUMNS))
+    ambiguous = _ambiguous(table, image, IMAGE_COLUMNS)
     if guessed:
         ambiguous = (f"{spec}: the cells of '{image}' are image files, so it is the column of the images", *ambiguous)
     notes = (*table.notes, *ambiguous, *found.notes, *about)
-    splits = None
-    if split is not None:
-        cells = ["" if cell is None else str(cell).strip() for cell in table.columns[split]]
-        _refuse_empty(table, split, cells, "Name the split of every row, or remove the column.")
-        splits = [split_name(cell) or cell.lower() for cell in cells]
-    return by_split(spec, found.ids, labels, found.files, splits, notes, attributes)
+    return by_split(spec, found.ids, labels, found.files, _splits(table, split), notes, attributes)
+
+
+def _target(
+    table: TableColumns,
+    no_labels: Sequence[str | None],
+    label_column: str | None,
+    value_columns: Sequence[str],
+    blank: str = "",
+) -> tuple[Target, tuple[str, ...]]:
+    """Return the labels of all rows, and notes; `no_labels` are further columns, that of the images first."""
+    several = [] if value_columns else _several(table, label_column)
+    label = None
+    if not (value_columns or several):
+        label = _find(table, label_column, LABEL_COLUMNS, "label", taken=no_labels[0])
+    if blank and (value_columns or label):
+        used = label or value_columns[0]
+        raise UsageError(
+            f"{table.name}: ?blank={blank} is for columns of 0 and 1, and '{used}' is another",
+            "Leave it out; rows of an empty label cannot be used.",
+        )
+    if value_columns:
+        return _numbers(table, value_columns), ()
+    if label:
+        found, notes = _labels(table, label)
+        return found, (*_ambiguous(table, label, LABEL_COLUMNS), *notes)
+    return _labels_from_flags(table, several, [name for name in table.columns if name not in no_labels], blank)
+
+
+def _splits(table: TableColumns, column: str | None) -> list[str] | None:
+    """Return the split of each row; None without a column of them."""
+    if column is None:
+        return None
+    cells = ["" if cell is None else str(cell).strip() for cell in table.columns[column]]
+    _refuse_empty(table, column, cells, "Name the split of every row, or remove the column.")
+    return [split_name(cell) or cell.lower() for cell in cells]
+
+
+def open_labels(request: SampleRequest[NoOptions]) -> dict[str, LabelList]:
+    """Return the labels in a table whose images need not be there."""
+    table = read_cells(Path(request.spec))
+    image = _find(table, None, (*IMAGE_COLUMNS, *_IDS), "image")
+    if image is None:
+        raise UsageError(
+            f"{table.name}: no column for the images was recognised among: {', '.join(table.columns)}",
+            "Call it 'path' or 'id'.",
+        )
+    names = tuple(_text(cell) for cell in table.columns[image])
+    _refuse_empty(table, image, names, "Remove these rows, or name their images.")
+    split = _find(table, None, ("split",), "split")
+    target, notes = _target(table, (image, split, ""), request.label_column, request.value_columns)
+    lists = {}
+    for part, rows in rows_of_splits(_splits(table, split) or ["all"] * len(names)).items():
+        lists[part] = LabelList(target.select(rows), tuple(names[row] for row in rows), notes=(*table.notes, *notes))
+    return lists
 
 
 def _found(
@@ -463,4 +510,8 @@ def _labels_from_flags(
 
 
 COLUMNS: frozenset[Column] = frozenset(("image", "label", "attribute", "value"))
-FORMAT = SourceFormat(__doc__, SampleReader(recognises, open, TableOptions, COLUMNS))
+FORMAT = SourceFormat(
+    __doc__,
+    SampleReader(recognises, open, TableOptions, COLUMNS),
+    labels=LabelReader(recognises, open_labels, frozenset(("label", "value"))),
+)
