@@ -258,8 +258,8 @@ def test_limit_takes_exactly_n_of_other_kinds_too(labels):
         limit(whole, 0, 0)
 
 
-COUNTS = np.array([53, 31, 12])
-UNEQUAL = Classes(tuple("abc"), np.repeat(np.arange(3), COUNTS)[np.random.default_rng(0).permutation(96)])
+UNEQUAL_COUNTS = np.array([53, 31, 12])
+UNEQUAL = Classes(tuple("abc"), np.repeat(np.arange(3), UNEQUAL_COUNTS)[np.random.default_rng(0).permutation(96)])
 
 
 @pytest.mark.parametrize("labels", [UNEQUAL, multi(*[["a"], ["a", "b"], []] * 32), Unlabelled(96)])
@@ -275,7 +275,7 @@ def test_parts_of_one_order_are_disjoint_and_another_seed_has_another(labels):
 @pytest.mark.parametrize("skip", [0, 7, 40])
 def test_a_part_of_an_order_has_the_classes_by_their_shares_or_equally_often(skip):
     shares = part_of_order(source(UNEQUAL), 48, 0, skip=skip, balanced=False).target.values
-    assert np.abs(np.bincount(shares) - COUNTS / 2).max() <= 1
+    assert np.abs(np.bincount(shares) - UNEQUAL_COUNTS / 2).max() <= 1
     if skip < 40:
         found = np.bincount(part_of_order(source(UNEQUAL), 26, 0, skip=skip, balanced=True).target.values)
         assert sorted(found) == [8, 9, 9]
