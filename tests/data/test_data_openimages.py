@@ -8,6 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 from helpers.annotated import pictures, write_open_images
+from PIL import Image
 
 from sslbench.cli.main import main
 from sslbench.data.containers import view
@@ -77,6 +78,28 @@ def test_classes_that_are_verified_to_be_absent_are_kept_with_the_boxes_and_in_a
     assert "counts as absent" in open_data(str(tmp_path / "plain"))["val"].notes[-1]
 
 
+@pytest.mark.parametrize("ends", [("XMin", "XMax"), ("YMax", "YMin")])
+def test_the_class_of_a_box_without_area_is_unknown_in_its_image_and_not_absent(tmp_path, ends):
+    root = write_open_images(tmp_path, SAMPLES, labels=False)
+    table = root / BOXES
+    head, *rows = rows_of(table)
+    whole = open_objects(str(table))["all"]
+    flat = [*rows[0]]
+    flat[head.index("LabelName")] = next(row[2] for row in rows if row[2] != flat[2])
+    flat[head.index(ends[0])] = flat[head.index(ends[1])] = "1"  # at the edge
+    rewrite(table, [head, *rows, flat])
+    source, labels = open_objects(str(table))["all"], open_data(str(table))["all"]
+    at = source.ids.index(f"{flat[0]}.png")
+    (old, new), size = (part.target.objects[at] for part in (whole, source)), source.target.sizes[at]
+    assert new.boxes[:-1].tolist() == old.boxes.tolist() and new.crowd[-1]
+    assert min(new.boxes[-1, 2:] - new.boxes[-1, :2]) == 1 and (new.boxes[-1, 2:] <= size[::-1]).all()
+    assert labels.target.values[at].tolist() in ([1, -1], [-1, 1])
+    assert f"{table}: 1 box without width or height, whose objects do not count: line {len(rows) + 2}" in source.notes
+    rewrite(root / LABELS, [["ImageID", "Source", "LabelName", "Confidence"], [flat[0], "verification", flat[2], "1"]])
+    federated = open_objects(str(root))["val"].target.federated
+    assert federated.not_exhaustive.tolist() == [[at, source.target.objects[at].classes[-1]]]
+
+
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 def test_images_are_read_from_an_archive_where_they_are(tmp_path, kind):
     write_open_images(tmp_path, SAMPLES)
@@ -128,6 +151,9 @@ def test_new_images_are_seen_although_large_tables_are_kept(tmp_path, monkeypatc
     assert kept[1].target.federated is not None and len(open_data(str(root))["val"]) == 5
     (root / "validation" / "p7.png").write_bytes(hidden)
     assert len(open_objects(str(root))["val"]) == len(open_data(str(root))["val"]) == 6
+    Image.open(root / "validation" / "p7.png").resize((20, 10)).save(root / "validation" / "p7.png")
+    larger = open_objects(str(root))["val"]
+    assert larger.target.sizes[larger.ids.index("p7.png")].tolist() == [10, 20]
 
 
 def test_layouts_of_other_tools_and_chosen_classes(tmp_path):

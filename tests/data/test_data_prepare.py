@@ -2,8 +2,10 @@
 
 import gzip
 import io
+import json
 import tarfile
 import zipfile
+from collections import Counter
 
 import cv2
 import numpy as np
@@ -405,6 +407,17 @@ def test_ade20k_as_panoptic_and_instance_files(tmp_path):
                 assert named[k] == f"class{kind}" and objects.areas[k] == len(pixels)
                 bitmap = masks.decode(boxes[split].masks_of(i)[k])
                 assert set(zip(*map(np.ndarray.tolist, np.nonzero(bitmap)), strict=True)) == set(pixels)
+        assert not any(source.target.maps.maps.read(i, 1000).contradictions for i in range(len(source)))
+        listed = json.loads((folder / f"annotations/panoptic_{split}.json").read_text())["annotations"]
+        for own in listed:
+            semantic = np.array(Image.open(root / "annotations" / part / own["file_name"])).tolist()
+            areas = Counter(value - 1 for row in semantic for value in row if value in (1, 3))  # below instances, too
+            stuff = [one for one in own["segments_info"] if one["category_id"] in (0, 2)]
+            assert {one["category_id"]: one["area"] for one in stuff} == areas
+            for one in stuff:
+                places = [(x, y) for y in range(12) for x in range(15) if semantic[y][x] - 1 == one["category_id"]]
+                xs, ys = zip(*places, strict=True)
+                assert one["bbox"] == [min(xs), min(ys), max(xs) - min(xs) + 1, max(ys) - min(ys) + 1]
 
 
 def test_what_is_no_ade20k_with_instances_is_named(tmp_path):

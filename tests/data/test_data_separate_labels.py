@@ -80,6 +80,11 @@ def test_the_labels_replace_those_of_the_images_and_go_with_their_tiles(photos):
         "t.csv: 1 label of images that are not there: 9.png",
         "t.csv: labels are matched by parts of the names: 1.png is a/1.png",
     )
+    save(photos / "same" / "a" / "1.png", photos / "same" / "b" / "1.png")
+    table(photos / "s.csv", {"/old/b/1.png": "dog", "/old/a/1.png": "cat"})
+    same = open_data("same/?labels=s.csv")["all"]
+    assert [same.target.text(i) for i in range(2)] == ["cat", "dog"]
+    assert same.notes[-1].endswith("by parts of the names: old/a/1.png is a/1.png")
     tiles = open_data("tree/?labels=t.csv&unit=tile&size=4")["all"]
     assert [tiles.target.text(i) for i in range(8)] == ["cat"] * 4 + ["dog"] * 4
 

@@ -10,7 +10,7 @@ import csv
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ from sslbench.data.location import Location, locate
 from sslbench.data.maps import layout
 from sslbench.data.maps.layout import Pairs, by_folder, by_key, in_order, pair, walk
 from sslbench.data.maps.types import SAME_SIZE, size_difference
-from sslbench.data.maps.values import SUFFIXES, decode_values
+from sslbench.data.maps.values import NAMES, SUFFIXES, decode_values
 from sslbench.data.open import kind_alone, open_as, open_data
 from sslbench.data.source import Source
 from sslbench.data.wording import some
@@ -108,15 +108,17 @@ class SignalFiles:
                 raise DataError(f"{self.name}: {path} has negative numbers, which have no logarithm", "Leave log out.")
             values = np.log1p(values)
         if self.valid is not None:
-            mask = self._read(self.valid, index, (values.shape[0], values.shape[1]))
+            mask = self._read(self.valid, index, (values.shape[0], values.shape[1]), ("valid", "mask", *NAMES))
             values[mask == 0] = np.nan
         return values[..., None]
 
-    def _read(self, files: Files, index: int, size: tuple[int, int] | None) -> npt.NDArray[Any]:
-        """Return the numbers (H, W) of a file."""
+    def _read(
+        self, files: Files, index: int, size: tuple[int, int] | None, names: Sequence[str] = NAMES
+    ) -> npt.NDArray[Any]:
+        """Return the numbers (H, W) of a file, of several arrays in it the first that has one of the names."""
         path = files.path(index)
         try:
-            stored = decode_values(files.read(index), path)
+            stored = decode_values(files.read(index), path, names)
         except OSError as error:
             raise UnreadableImage(path, f"cannot be read ({error.strerror or error})") from error
         if stored.ndim != 2:

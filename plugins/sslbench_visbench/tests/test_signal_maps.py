@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.location import locate
 from sslbench.errors import DataError, UsageError
 from sslbench_visbench.signal_maps import open_orientations, open_signal_maps, open_signals
@@ -64,6 +65,23 @@ def test_taskonomys_splits_scales_masks_and_buildings(tmp_path):
 def test_without_lists_there_is_one_part_of_all_buildings(tmp_path):
     (part,) = open_signals(f"{taskonomy(tmp_path, lists=False)}?maps=keypoints2d").values()
     assert len(part) == 4 and part.grouped_by == "building" and len(set(part.attributes["building"])) == 2
+
+
+def test_masks_are_the_array_of_their_name_among_several(tmp_path):
+    write(tmp_path / "images" / "0.png", picture(0))
+    for folder in ("edge", "known"):
+        (tmp_path / folder).mkdir()
+    np.save(tmp_path / "edge" / "0.npy", RAW / np.float32(7))
+    for names in (("valid", "arr_0"), ("mask", "depth"), ("depth", "camera"), ("left", "right")):
+        mask = np.ones(SIZE)
+        mask[1:, 2] = 0
+        np.savez(tmp_path / "known" / "0.npz", **dict(zip(names, (mask, np.zeros(SIZE)), strict=True)))
+        pixels = open_signals(f"{tmp_path}?maps=edge&valid=known")["all"].target.pixels
+        if names[0] == "left":
+            with pytest.raises(UnreadableImage, match=r"several arrays .left, right., none called valid, mask, "):
+                pixels.read_values(0)
+        else:
+            assert (np.isnan(pixels.read_values(0)[..., 0]) == (mask == 0)).all()
 
 
 def test_what_is_done_with_the_numbers_is_part_of_the_fingerprint(tmp_path):

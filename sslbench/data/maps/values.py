@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import io
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
@@ -24,21 +25,22 @@ from sslbench.preprocessing import MAX_PIXELS
 SUFFIXES = (*(".npy", ".npz", ".mat", ".pfm"), ".png", ".tif", ".tiff")
 """Suffixes of files of values, in lower case."""
 
-_NAMES = ("depth", "depths", "normals", "normal", "arr_0")
+NAMES = ("depth", "depths", "normals", "normal", "arr_0")
+"""Names of the array to read where a file has several."""
 _EXR = b"\x76\x2f\x31\x01"
 
 
-def decode_values(data: bytes, path: str) -> npt.NDArray[Any]:
+def decode_values(data: bytes, path: str, names: Sequence[str] = NAMES) -> npt.NDArray[Any]:
     """Return the numbers of a file, (H, W) or (H, W, 3), in their own type.
 
-    The content of the file decides, not its name.
+    The content of the file decides, not its name; of several arrays in it the first that has one of `names` is read.
     """
     if not data:
         raise UnreadableImage(path, "empty file")
     if data.startswith(_EXR):
         raise UnreadableImage(path, "an OpenEXR file, which is not supported: convert it to .npy, .pfm or TIFF")
     try:
-        values = array_of(data, path, _NAMES)
+        values = array_of(data, path, names)
         if values is None:
             values = _picture(data, path)
     except UnreadableImage:

@@ -2,7 +2,8 @@
 
 Stuff is what `annotations/` says; over it lie the instances of `annotations_instance/`, whose red is one of the 100
 classes and whose green the number of the instance. Everything else belongs to no segment: also pixels of the 100
-classes outside of instances. Categories have the ids 0 to 149 in both files, images their names.
+classes outside of instances. Areas and boxes of stuff count the pixels below instances, as those scripts do:
+panopticapi scores by these areas. Categories have the ids 0 to 149 in both files, images their names.
 """
 
 import functools
@@ -120,21 +121,17 @@ def _segments(scenes: Files, instances: Files, index: int) -> tuple[Grid, list[R
         raise DataError(f"{where} is of another size than {scenes.path(index)}")
     if semantic.max() > _CLASSES:
         raise DataError(f"{scenes.path(index)} has the value {semantic.max()}, and the classes are 1 to {_CLASSES}")
-    # Stuff has its class as key, an instance its number behind all classes.
-    keys = np.where(np.isin(semantic, THINGS), 0, semantic)
-    keys = np.where(green > 0, _CLASSES + green, keys)
-    drawn, rows = np.zeros_like(keys), list[Row]()
-    for key in np.unique(keys[keys > 0]).tolist():
-        mask = keys == key
-        category = key
-        if key > _CLASSES:
-            kinds = np.unique(red[mask])
-            if len(kinds) > 1 or not 1 <= kinds[0] <= len(THINGS):
-                raise DataError(
-                    f"{where}: the instance {key - _CLASSES} has the classes {kinds.tolist()}, not one of 1 to "
-                    f"{len(THINGS)}"
-                )
-            category = THINGS[kinds[0] - 1]
+    layers = [(c, semantic == c) for c in np.unique(semantic).tolist() if c and c not in THINGS]
+    for number in np.unique(green[green > 0]).tolist():
+        mask = green == number
+        kinds = np.unique(red[mask])
+        if len(kinds) > 1 or not 1 <= kinds[0] <= len(THINGS):
+            raise DataError(
+                f"{where}: the instance {number} has the classes {kinds.tolist()}, not one of 1 to {len(THINGS)}"
+            )
+        layers.append((THINGS[kinds[0] - 1], mask))
+    drawn, rows = np.zeros_like(semantic), list[Row]()
+    for category, mask in layers:
         drawn[mask] = len(rows) + 1
         ys, xs = np.flatnonzero(mask.any(axis=1)).tolist(), np.flatnonzero(mask.any(axis=0)).tolist()
         box = [xs[0], ys[0], xs[-1] - xs[0] + 1, ys[-1] - ys[0] + 1]

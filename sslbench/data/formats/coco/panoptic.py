@@ -226,7 +226,7 @@ class PanopticMaps(OfRows):
         semantic = np.array(values, dtype=np.int32)[inverse]
         instances = np.array(objects, dtype=np.int32)[inverse]
         crowds = sum(segment.crowd for segment in segments)
-        return RawMap(semantic, instances, _broken(segments, there), _odd(segments, there), crowds)
+        return RawMap(semantic, instances, _broken(segments, there), _odd(segments, there, self.things), crowds)
 
     def digests(self) -> npt.NDArray[np.uint8]:
         """Return (N, 16) bytes of hashes of the files and their segments."""
@@ -251,16 +251,19 @@ def _broken(segments: tuple[Segment, ...], there: dict[int, int]) -> tuple[str, 
     return tuple(found)
 
 
-def _odd(segments: tuple[Segment, ...], there: dict[int, int]) -> tuple[str, ...]:
+def _odd(segments: tuple[Segment, ...], there: dict[int, int], things: frozenset[int]) -> tuple[str, ...]:
     found = []
     missing = [segment.id for segment in segments if segment.id not in there]
     if missing:
         found.append(f"segments_info has segments that the PNG lacks: {some(missing)}")
-    differ = [
-        f"{segment.id} (area {segment.area:,}, {counted(there[segment.id], 'pixel')})"
-        for segment in segments
-        if segment.id in there and segment.area is not None and segment.area != there[segment.id]
-    ]
+    differ = []
+    for segment in segments:
+        area, pixels = segment.area, there.get(segment.id)
+        if area is None or pixels is None or area == pixels:
+            continue
+        # The area of stuff may count pixels below instances, as in ADE20K's files.
+        if segment.category in things or area < pixels:
+            differ.append(f"{segment.id} (area {area:,}, {counted(pixels, 'pixel')})")
     if differ:
         found.append(f"segments whose area differs from segments_info: {some(differ)}")
     return tuple(found)

@@ -159,7 +159,7 @@ def _kept_boxes(place: _Place, split: str, options: Options) -> ObjectSource:
         place.labels.get(split),
         photos_of(place.spec, place.root, split, options.images),
     )
-    arguments = [photos.shown, photos.stamp, options.only, *_stamps(place, labels, options.only)]
+    arguments = [photos.shown, photos.stamp(), options.only, *_stamps(place, labels, options.only)]
     found = viewed(
         str(table),
         "openimages boxes",
@@ -188,7 +188,7 @@ def open(request: SampleRequest[OpenImagesOptions]) -> dict[str, Source]:
 
 def _kept_labels(place: _Place, split: str, options: Options) -> Source:
     table, photos = place.labels[split], photos_of(place.spec, place.root, split, options.images)
-    arguments = [photos.shown, photos.stamp, options.only, *_stamps(place, None, options.only)]
+    arguments = [photos.shown, photos.stamp(), options.only, *_stamps(place, None, options.only)]
     found = viewed(
         str(table), "openimages labels", arguments, lambda: {"all": _labels_of(place, table, photos, options.only)}
     )
@@ -361,6 +361,7 @@ def _boxes_of(place: _Place, table: Path, photos: Photos, labels: Path | None, o
     classes, columns, order, absent = _Classes(place, only), ObjectColumns(str(table), "line"), _Order(len(photos)), 0
     groups = ["IsGroupOf"] if "IsGroupOf" in header_of(str(table)) else []
     sizes: list[tuple[int, int]] = []
+    flat: list[tuple[int, int, str]] = []  # line, image and class of the boxes without area
     for block in _blocks(table, photos, classes, [*_CORNERS, *groups]):
         corners = block.numbers[:, :4]
         wrong = np.flatnonzero(~(np.abs(corners - 0.5) <= 0.5 + _BEYOND).all(axis=1))
@@ -374,6 +375,10 @@ def _boxes_of(place: _Place, table: Path, photos: Photos, labels: Path | None, o
         sides = np.array(sizes, dtype=np.float64).reshape(-1, 2)[images]
         names = [classes.name(label) for label in block.labels]
         crowd = block.numbers[:, 4] == 1 if groups else np.zeros(len(images), dtype=np.bool_)
+        for i in np.flatnonzero((corners[:, 2:] <= corners[:, :2]).any(axis=1)).tolist():
+            corners[i] = _a_pixel_wide(corners[i], sides[i])
+            crowd[i] = True
+            flat.append((int(block.lines[i]), int(block.rows[i]), names[block.codes[i]]))
         columns.extend(images, block.lines, corners * np.tile(sides[:, ::-1], 2), names, block.codes, crowd)
         absent += block.absent
     at, notes = _chosen(table, photos, order, absent, "box")
@@ -382,16 +387,36 @@ def _boxes_of(place: _Place, table: Path, photos: Photos, labels: Path | None, o
             f"{table}: {counted(len(unread), 'image')} cannot be read, so their boxes have no size: {some(unread)}",
             "Remove these files, or get them again.",
         )
+    if flat:
+        lines = some([f"line {line}" for line, _, _ in flat])
+        many = counted(len(flat), "box")
+        notes = (*notes, f"{table}: {many} without width or height, whose objects do not count: {lines}")
     ids, notes = [photos.names[row] for row in at], (*notes, *classes.notes(table))
     (source,) = columns.sources(ids, photos.images.select(at), np.array(sizes), notes=notes, sized=False).values()
     if labels is None:
         return source
-    federated = _ruled_outclasses(labels, photos, classes, source)
+    pairs = [(row, name) for _, row, name in flat]
+    federated = _looked_for(labels, photos, classes, source, pairs)
     return dataclasses.replace(source, target=source.target.changed(federated=federated))
 
 
-def _ruled_outclasses(labels: Path, photos: Photos, classes: _Classes, source: ObjectSource) -> Federated:
-    """Return the classes that are verified to be absent from each image of a source with boxes."""
+def _a_pixel_wide(corners: npt.NDArray[np.float64], size: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return a box without area, as shares of an image of this height and width, with sides of a pixel at least.
+
+    It is kept as a crowd, so that its class is unknown in the image and not absent.
+    """
+    pixel = 1 / np.maximum(size[::-1], 1)
+    low = np.minimum(np.minimum(corners[:2], corners[2:]), 1 - pixel)
+    return np.concatenate([low, np.maximum(np.maximum(corners[:2], corners[2:]), low + pixel)])
+
+
+def _looked_for(
+    labels: Path, photos: Photos, classes: _Classes, source: ObjectSource, flat: Sequence[tuple[int, str]]
+) -> Federated:
+    """Return the classes that are verified to be absent from each image, and those of boxes without area.
+
+    `flat`: position among the photos and class of each of the latter.
+    """
     row_of = {name: i for i, name in enumerate(source.ids)}
     rows = np.array([row_of.get(name, -1) for name in photos.names], dtype=np.int64)
     class_of = {name: i for i, name in enumerate(source.target.classes)}
@@ -401,7 +426,8 @@ def _ruled_outclasses(labels: Path, photos: Photos, classes: _Classes, source: O
         found = np.stack([rows[block.rows], numbers[block.codes]], axis=1)
         pairs.append(found[(block.numbers[:, 0] == 0) & (found >= 0).all(axis=1)])
     frequencies: list[Frequency] = [""] * len(class_of)
-    return Federated(np.unique(np.concatenate(pairs), axis=0), pairs[0], tuple(frequencies))
+    doubtful = np.array([(rows[row], class_of[name]) for row, name in flat], dtype=np.int64).reshape(-1, 2)
+    return Federated(np.unique(np.concatenate(pairs), axis=0), np.unique(doubtful, axis=0), tuple(frequencies))
 
 
 def _labels_of(place: _Place, table: Path, photos: Photos, only: str) -> Source:

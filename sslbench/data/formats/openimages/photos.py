@@ -1,7 +1,10 @@
 """Images of Open Images: named by their ids, in folders, archives or shards."""
 
+import contextlib
 import dataclasses
+import hashlib
 import io
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -11,6 +14,7 @@ from PIL import Image
 from sslbench.arrays import IntArray
 from sslbench.data.containers.members import is_image
 from sslbench.data.decode.files import orientation, upright_size
+from sslbench.data.hashes import stamp_of
 from sslbench.data.images import Files
 from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.open import open_data
@@ -32,17 +36,26 @@ class Photos:
         names: one per image: that of its file.
         row_of: id of Open Images -> position.
         shown: their location, for messages.
-        stamp: state of the location, which changes with new images.
     """
 
     images: Images
     names: tuple[str, ...]
     row_of: Mapping[str, int]
     shown: str
-    stamp: tuple[int, ...]
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def stamp(self) -> str:
+        """Return a hash of the names and states of all files; '' for images in archives."""
+        if not isinstance(self.images, Files):
+            return ""
+        state = hashlib.blake2b(digest_size=16)
+        for path in self.images.paths:
+            file = os.path.join(self.images.root, path)  # noqa: PTH118 - a Path per file is slow
+            with contextlib.suppress(OSError):
+                state.update(f"{path}\0{stamp_of(os.stat(file))}\0".encode("utf-8", "surrogatepass"))  # noqa: PTH116
+        return state.hexdigest()
 
     def rows(self, ids: Sequence[str]) -> IntArray:
         """Return the positions of images, -1 for those that do not lie here."""
@@ -76,11 +89,9 @@ def photos_of(spec: str, root: Path, split: str, given: str) -> Photos:
     for chosen in (folders, *([folder] for folder in reversed(tops) if folder.is_dir())):
         files = [file for folder in chosen for file in matching(folder, "*") if is_image(file.name)]
         if files:
-            # Adding a file changes the time of its folder.
-            stamp = tuple(folder.stat().st_mtime_ns for folder in chosen)
             shown = some([str(folder) for folder in chosen], 2)
             names = [file.relative_to(root) if file.is_relative_to(root) else file for file in files]
-            return _of_names(Files(tuple(map(str, names)), str(root)), [f.name for f in files], shown, stamp)
+            return _of_names(Files(tuple(map(str, names)), str(root)), [f.name for f in files], shown)
     looked = some([str(folder) for folder in dict.fromkeys([*(top / variants[0] for top in tops), *tops])], 6)
     raise DataError(f"{spec}: no images were found in {looked}", "Name their folder or archive: ?images=PLACE.")
 
@@ -92,13 +103,13 @@ def _packed(location: str, split: str) -> Photos:
         if len(sources) > 1:
             raise DataError(f"{location} has no {split} split, but {some(sorted(sources))}")
         (source,) = sources.values()
-    return _of_names(source.images, [PurePosixPath(one).name for one in source.ids], location, ())
+    return _of_names(source.images, [PurePosixPath(one).name for one in source.ids], location)
 
 
-def _of_names(images: Images, names: Sequence[str], shown: str, stamp: tuple[int, ...]) -> Photos:
+def _of_names(images: Images, names: Sequence[str], shown: str) -> Photos:
     row_of = {(PurePosixPath(name).stem if is_image(name) else name): row for row, name in enumerate(names)}
     if len(row_of) < len(names):
         kept = set(row_of.values())
         twice = [name for row, name in enumerate(names) if row not in kept]
         raise DataError(f"{shown}: {counted(len(twice), 'image')} there twice: {some(twice)}")
-    return Photos(images, tuple(names), row_of, shown, stamp)
+    return Photos(images, tuple(names), row_of, shown)
