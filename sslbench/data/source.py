@@ -17,6 +17,7 @@ from sslbench.text import all_printable, printable
 
 ORIGIN = "origin"
 """Attribute of a joined source: the name of the source that each sample is from."""
+_IDS = 100_000  # hashed at a time: the text of all is as large as they are
 
 
 def ranked(
@@ -157,7 +158,9 @@ class Source:
 
     def fingerprint_of(self, digests: npt.NDArray[np.uint8]) -> str:
         """Return the same for images with these digests, (N, 16)."""
-        digest = hashlib.sha256("\n".join(self.ids).encode())
+        digest = hashlib.sha256()
+        for start in range(0, len(self.ids), _IDS):
+            digest.update(("\n" if start else "").encode() + "\n".join(self.ids[start : start + _IDS]).encode())
         digest.update(digests.tobytes())
         return digest.hexdigest()[:32]
 

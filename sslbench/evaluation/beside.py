@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from sslbench.arrays import IntArray
@@ -19,7 +18,7 @@ from sslbench.data.decode.handlers import Reading
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.errors import ResultError
-from sslbench.metrics.classification import predicted_classes
+from sslbench.metrics.answers import ClassScores, highest, predicted_classes
 from sslbench.paths import not_written
 from sslbench.preprocessing import Preprocessing
 from sslbench.results import MetricValue, Neighbours, Result, records
@@ -86,7 +85,7 @@ def write_predicted(result: Result, scores: records.Scores) -> None:
     There is no matrix of more than `MOST_CLASSES` classes, and no table of several labels with more than `MOST_CELLS`
     scores; the file of scores has them all.
     """
-    if result.file is None or not scores.scores.size:
+    if result.file is None or 0 in scores.scores.shape:
         return
     files: dict[str, bytes] = {}
     kind = kinds()[result.data.labels]
@@ -94,13 +93,13 @@ def write_predicted(result: Result, scores: records.Scores) -> None:
     draws, several = scores.draws or (scores.scores,), result.protocol.settings.get("draws", 1) > 1
     if issubclass(kind, Classes) and "top1" in result.metrics:
         files = _of_single_labels(scores, draws, several_draws=several)
-    elif issubclass(kind, MultiLabel) and one_each and scores.scores.size * len(draws) <= MOST_CELLS:
+    elif issubclass(kind, MultiLabel) and one_each and scores.labels.size * len(draws) <= MOST_CELLS:
         # No class is called predicted: the protocols rank samples by each class, and have no threshold.
         table = [
             ["id", "labels", "unknown", *(f"score:{name}" for name in scores.classes), *(["draw"] if several else [])]
         ]
         for number, own in enumerate(draws, start=1):
-            for sample, labels, row in zip(scores.ids, scores.labels, own.tolist(), strict=True):
+            for sample, labels, row in zip(scores.ids, scores.labels, np.asarray(own).tolist(), strict=True):
                 named = [";".join(scores.classes[i] for i in np.flatnonzero(labels == mark)) for mark in (1, -1)]
                 # A class without a classifier has an empty cell.
                 cells = ["" if np.isnan(score) else f"{score:.6g}" for score in row]
@@ -114,20 +113,18 @@ def write_predicted(result: Result, scores: records.Scores) -> None:
         raise ResultError(not_written(file, error)) from error
 
 
-def _of_single_labels(
-    scores: records.Scores, draws: Sequence[npt.NDArray[np.float32]], *, several_draws: bool
-) -> dict[str, bytes]:
+def _of_single_labels(scores: records.Scores, draws: Sequence[ClassScores], *, several_draws: bool) -> dict[str, bytes]:
     """Return the contents of the files of a record with one class per sample, by their suffixes."""
     classes = scores.classes
     table = [["id", "label", "predicted", "correct", "score", *(["draw"] if several_draws else [])]]
     counts = np.zeros((len(classes), len(classes)), np.int64) if len(classes) <= MOST_CLASSES else None
     for number, own in enumerate(draws, start=1):
-        predicted = predicted_classes(own)
+        predicted, best = predicted_classes(own), highest(own, 1)[:, 0]
         last = [str(number)] if several_draws else []
         for row, (sample, label, found) in enumerate(zip(scores.ids, scores.labels, predicted, strict=True)):
             right = str(int(label == found))
             name = classes[found] if found >= 0 else ""
-            table.append([sample, classes[int(label)], name, right, f"{own[row].max():.6g}", *last])
+            table.append([sample, classes[int(label)], name, right, f"{best[row]:.6g}", *last])
         if counts is not None:
             counts += confusion(scores.labels.astype(np.int64), predicted, len(classes))
     files = {records.PREDICTIONS_CSV: csv_text(table).encode()}

@@ -39,11 +39,14 @@ from sslbench.features.array import ExtractSettings
 from sslbench.features.external import FeaturePair
 from sslbench.features.extract import parameter_bytes, store_key
 from sslbench.features.store import open_entry
+from sslbench.metrics.answers import KEPT
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import Cost, Shapes
+from sslbench.results.records import WHOLE_UP_TO
 from sslbench.runtime.device import DTYPES
 from sslbench.runtime.machine import free_disk, free_memory
 from sslbench.runtime.seeds import preserved_random_states
+from sslbench.targets.classes import Classes
 from sslbench.targets.target import Target
 
 if TYPE_CHECKING:
@@ -515,10 +518,16 @@ def _stage(task: Task, shapes: Sequence[Shapes], name: str, run: RunSettings, re
         name,
         repeats * sum(seconds_of(cost, device) for cost, _ in stated),
         most.memory,
-        written=repeats * sum(cost.scores for cost, _ in stated),
+        written=repeats * sum(_written(cost, own) for cost, own in stated),
         task=task,
         shapes=largest,
     )
+
+
+def _written(cost: Cost, shapes: Shapes) -> float:
+    """Return the bytes of the file of scores, of which the best alone are stored where they are too many."""
+    many = issubclass(shapes.target, Classes) and shapes.test * shapes.classes > WHOLE_UP_TO
+    return min(cost.scores, 8.0 * KEPT * shapes.test) if many else cost.scores
 
 
 def _feature_stages(

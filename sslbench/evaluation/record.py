@@ -31,7 +31,7 @@ from sslbench.features.array import Features
 from sslbench.identity import Measurement, groups_digest, record_id
 from sslbench.library.benchmarks import Benchmark
 from sslbench.library.presets import Preset
-from sslbench.metrics.classification import places
+from sslbench.metrics.answers import stored_places
 from sslbench.metrics.regression import R2
 from sslbench.names import did_you_mean
 from sslbench.results import (
@@ -247,7 +247,7 @@ def recorded(
     costs, stage = subject.costs or Costs(), stage or Stage(seconds=round(seconds, 3))
     ranked = None  # for each draw the number of classes ranked before the true one
     if outcome.draws and isinstance(test.target, Classes):
-        ranked = np.stack([places(test.target.values, draw) for draw in outcome.draws]).astype(np.uint16)
+        ranked = stored_places(test.target.values, outcome.draws)
     notes = (*outcome.notes, *subject.notes)
     result = dataclasses.replace(
         unscored(

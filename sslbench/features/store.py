@@ -23,9 +23,9 @@ import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,10 +39,10 @@ from sslbench.features.partial import naming
 from sslbench.identity import FeatureKey, digest
 from sslbench.locks import lock
 from sslbench.paths import not_written
-from sslbench.text import csv_text
 
 INDEX_COLUMNS = ("row", "id", "path", "label", "split", "digest")
 SKIPPED = "skipped.csv"
+_MOST_COMPARED = 2_000_000  # images, 1 GB of digests and ids, whose changes are named one by one
 
 
 @functools.cache
@@ -196,19 +196,33 @@ def _write_index(
     meta: Mapping[str, Any],
 ) -> None:
     """Write index.csv, then meta.json with its digest; earlier columns that are not requested now stay."""
-    further = _further(source)
-    before = {row["id"]: row for row in entry.index_rows()}
-    earlier = [name for name in next(iter(before.values()), {}) if name not in INDEX_COLUMNS and name not in further]
-    rows: list[tuple[Any, ...]] = []
-    for i, sample_id in enumerate(source.ids):
-        if sample_id not in left_out:
-            label = source.target.text(i) if source.target.labelled else ""
-            fixed = (len(rows), sample_id, source.images.path(i), label, split, digests[i].tobytes().hex())
-            old = before.get(sample_id, {})
-            rows.append((*fixed, *(old.get(name, "") for name in earlier), *(column[i] for column in further.values())))
-    write_text(entry.folder / "index.csv", csv_text([(*INDEX_COLUMNS, *earlier, *further), *rows], escape=False))
+    lines = _index_lines(entry.folder / "index.csv", source, split, left_out, digests)
+    write_csv(entry.folder / "index.csv", lines)
     described = {**meta, "index": _index_digest(source)}
     write_text(entry.folder / "meta.json", json.dumps(described, indent=1, sort_keys=True, default=str))
+
+
+def _index_lines(
+    file: Path, source: Source, split: str, left_out: set[str], digests: npt.NDArray[np.uint8]
+) -> Iterator[Sequence[object]]:
+    """Yield the lines of index.csv one by one, beside those of the file that it replaces."""
+    further = _further(source)
+    with contextlib.ExitStack() as opened:
+        handle = opened.enter_context(file.open(encoding="utf-8", newline="")) if file.is_file() else ()
+        before = csv.DictReader(handle)
+        earlier = [name for name in before.fieldnames or () if name not in INDEX_COLUMNS and name not in further]
+        yield *INDEX_COLUMNS, *earlier, *further
+        row, old = 0, next(before, None)
+        for i, sample_id in enumerate(source.ids):
+            if sample_id in left_out:
+                continue
+            while old is not None and old["id"] < sample_id:  # both ascend
+                old = next(before, None)
+            kept = old if old is not None and old["id"] == sample_id else {}
+            label = source.target.text(i) if source.target.labelled else ""
+            fixed = row, sample_id, source.images.path(i), label, split, digests[i].tobytes().hex()
+            yield *fixed, *(kept.get(name, "") for name in earlier), *(column[i] for column in further.values())
+            row += 1
 
 
 def _index_digest(source: Source) -> str:
@@ -262,6 +276,8 @@ def what_changed(root: Path, key: FeatureKey, source: Source) -> dict[str, str]:
 
 
 def _changed_images(entry: StoreEntry, source: Source) -> str:
+    if len(source) > _MOST_COMPARED:
+        return f"some of {len(source):,} images changed, or others were added or removed"
     old = {row["id"]: row["digest"] for row in entry.index_rows() + entry.unreadable() if "digest" in row}
     digests = source.images.digests()
     new = {sample_id: digests[i].tobytes().hex() for i, sample_id in enumerate(source.ids)}
@@ -296,9 +312,21 @@ def locked(entry: StoreEntry) -> Iterator[None]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file atomically."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with naming(path, len(text)), temporary.open("w", encoding="utf-8") as file:
+    with _replacing(path, len(text)) as file:
         file.write(text)
+
+
+def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    """Write rows one by one, with the texts as they are, and the file atomically."""
+    with _replacing(path) as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+@contextlib.contextmanager
+def _replacing(path: Path, needed: int = 0) -> Iterator[IO[str]]:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with naming(path, needed), temporary.open("w", encoding="utf-8", newline="") as file:
+        yield file
         file.flush()
         os.fsync(file.fileno())  # before renaming: a power cut must not leave an empty file
     temporary.replace(path)
@@ -307,9 +335,8 @@ def write_text(path: Path, text: str) -> None:
 def write_skipped(folder: Path, rows: Sequence[Mapping[str, str]]) -> None:
     """Write skipped.csv: id, path and reason of the unreadable images left out, in results their split first."""
     columns = [column for column in ("split", "id", "path", "reason") if any(column in row for row in rows)]
-    lines = [tuple(row.get(column, "") for column in columns) for row in rows]
     # Texts as they are: the file is read back.
-    write_text(folder / SKIPPED, csv_text([columns, *lines], escape=False))
+    write_csv(folder / SKIPPED, [columns, *(tuple(row.get(column, "") for column in columns) for row in rows)])
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from sslbench.arrays import FloatArray
 from sslbench.errors import ResultError
 from sslbench.leaderboard.model import column_keys, differences, groups_of, newest_of_each, without_parts
+from sslbench.metrics.answers import BestScores
 from sslbench.metrics.catalog import find, known
 from sslbench.metrics.detection import Detections
 from sslbench.metrics.detection.average_precision import DEFINITIONS, detector_difference
@@ -19,7 +20,7 @@ from sslbench.metrics.detection.files import read_objects, read_results
 from sslbench.metrics.differences import TOP_K, PairedDifference, Predictions, difference, difference_of_means, holm
 from sslbench.names import did_you_mean
 from sslbench.results import Result, tables
-from sslbench.results.records import Scores, predictions_paths, read_scores, scores_path
+from sslbench.results.records import Scores, best_alone, predictions_paths, read_scores, scores_path
 from sslbench.targets import kinds
 
 RESAMPLES = 1000
@@ -327,6 +328,8 @@ def _not_computable(result: Result, scores: Scores, metric: str) -> ResultError:
             "their scores were too large to store",
             "Give --metric top1 or top5.",
         )
+    if isinstance(scores.scores, BestScores) and metric in result.metrics:
+        return best_alone(scores.scores, _called(result), f"'{metric}' ranks all samples by each class")
     metrics = (name for name in result.metrics if find(name).needs in ("scores", "probabilities", "places"))
     able = [name for name in metrics if name != metric and "(" not in name]
     able += [name for name in (scores.means.metrics if scores.means is not None else ()) if "(" not in name]

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import FloatArray
+from sslbench.arrays import BoolArray, FloatArray, IntArray
 from sslbench.data.wording import counted
 from sslbench.errors import ResultError, UsageError
 from sslbench.identity import comparability_key, row_key
+from sslbench.metrics.answers import BestScores, ClassScores, Confidences, highest, places, softmax
 from sslbench.metrics.catalog import find
-from sslbench.metrics.classification import predicted_classes, softmax
 from sslbench.metrics.intervals import Interval, Units, Values, means, over_trainings
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.selective import (
@@ -24,7 +24,7 @@ from sslbench.metrics.selective import (
 )
 from sslbench.metrics.summary import with_intervals
 from sslbench.results import Result
-from sslbench.results.records import Scores, read_scores, scores_path
+from sslbench.results.records import Scores, best_alone, read_scores, scores_path
 from sslbench.targets import kinds
 
 RESAMPLES = 1000
@@ -81,19 +81,16 @@ def selective(
     """
     scores = _class_scores(result)
     units = Units.of(len(scores.ids), scores.groups)
-    given = [_as_probabilities(result, each) for each in _trainings(result, scores)]
+    trainings = _trainings(result, scores)
     labels = scores.labels.astype(np.int64)
     parts = [
-        with_intervals(
-            Measure(SELECTIVE, selective_statistic(_confidence(each, result), predicted_classes(each) == labels)),
-            units, seed, resamples,
-        )
-        for each in given
-    ]  # fmt: skip
+        with_intervals(Measure(SELECTIVE, selective_statistic(*_answers(result, each, labels))), units, seed, resamples)
+        for each in trainings
+    ]
     found = Selective(
         result=result,
         n=len(scores.ids),
-        trainings=len(given),
+        trainings=len(trainings),
         confidence="largest probability" if result.probabilities else "largest score less the second",
         metrics=_recorded(parts),
         half=scores.half,
@@ -101,8 +98,9 @@ def selective(
     if calibration is None:
         return found
     theirs = _class_scores(calibration)
-    _check_calibration(result, scores, calibration, theirs)
     known = [_as_probabilities(calibration, each) for each in _trainings(calibration, theirs)]
+    given = [_as_probabilities(result, each) for each in trainings]
+    _check_calibration(result, scores, calibration, theirs)
     sets = tuple(_sets(rule, (theirs, known), (scores, given)) for rule in rules)
     return dataclasses.replace(found, sets=sets)
 
@@ -158,7 +156,7 @@ def _class_scores(result: Result) -> Scores:
     return scores
 
 
-def _trainings(result: Result, scores: Scores) -> tuple[npt.NDArray[np.float32], ...]:
+def _trainings(result: Result, scores: Scores) -> tuple[ClassScores, ...]:
     """Return the scores of every training whose mean a record is."""
     found = scores.draws or (scores.scores,)
     number = max(result.protocol.settings.get("draws", 1), result.seeds or 1)
@@ -170,14 +168,20 @@ def _trainings(result: Result, scores: Scores) -> tuple[npt.NDArray[np.float32],
     return found
 
 
-def _as_probabilities(result: Result, scores: npt.NDArray[np.float32]) -> npt.NDArray[np.floating]:
+def _as_probabilities(result: Result, scores: ClassScores) -> npt.NDArray[np.floating]:
     """Return probabilities; the scores themselves where they are none."""
+    if isinstance(scores, BestScores):
+        raise best_alone(scores, str(result.file), "sets need the probabilities of all")
     return softmax(scores) if result.probabilities == "softmax" else scores
 
 
-def _confidence(scores: npt.NDArray[np.floating], result: Result) -> FloatArray:
-    best = np.partition(scores, -2, axis=1)[:, -2:].astype(np.float64)
-    return np.asarray(best[:, 1] if result.probabilities else best[:, 1] - best[:, 0])
+def _answers(result: Result, scores: ClassScores, labels: IntArray) -> tuple[FloatArray, BoolArray]:
+    """Return how sure each sample's answer is, and whether it is right, (N,) each."""
+    if result.probabilities:
+        sure = Confidences.of(labels, scores, result.probabilities)
+        return sure.highest, sure.right
+    best = highest(scores, 2).astype(np.float64)
+    return best[:, 0] - best[:, 1], places(labels, scores) == 0
 
 
 def _check_calibration(result: Result, scores: Scores, calibration: Result, theirs: Scores) -> None:
@@ -196,7 +200,7 @@ def _check_calibration(result: Result, scores: Scores, calibration: Result, thei
     # Images of two folders may have the same relative names: the same samples also have the same scores.
     common, rows, their_rows = np.intersect1d(scores.ids, theirs.ids, return_indices=True)
     alike = np.array_equal(scores.labels[rows], theirs.labels[their_rows])
-    if len(common) and alike and np.allclose(scores.scores[rows], theirs.scores[their_rows], rtol=1e-3, atol=1e-5):
+    if len(common) and alike and np.allclose(scores.whole[rows], theirs.whole[their_rows], rtol=1e-3, atol=1e-5):
         raise UsageError(
             f"{calibration.file} and {result.file} share {counted(len(common), 'sample')}, such as '{common[0]}'",
             "Calibrate on samples that are not reported.",

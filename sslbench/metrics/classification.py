@@ -1,8 +1,6 @@
 """Top-k accuracy, recall per class, balanced accuracy and F1, for one or several labels per sample; calibration.
 
-Ties: a class is ranked behind all others with its score, and of several classes with the highest score none is
-predicted. So no value depends on the names or numbers of the classes, and a tie never counts as right. Rates are
-fractions, 0 to 1.
+Ties count as in `answers`. Rates are fractions, 0 to 1.
 """
 
 import dataclasses
@@ -12,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
+from sslbench.metrics.answers import Confidences, top_k_correct
 from sslbench.metrics.metric import LOSS, RATE, Chance, ClassFrequencies, Metric
 
 MACRO_F1 = Metric("macro_f1", "F1, mean over classes", "%", 1, RATE, needs="scores", labels=("single", "multi"))
@@ -42,42 +41,6 @@ TOP5 = dataclasses.replace(TOP1, name="top5", title="Top-5 accuracy", chance=_on
 BALANCED_ACCURACY = dataclasses.replace(
     TOP1, name="balanced_accuracy", title="Balanced accuracy", labels=("single", "imbalanced")
 )
-
-
-def top_k_correct(classes: IntArray, scores: npt.NDArray[np.floating], k: int) -> npt.NDArray[np.bool_]:
-    """Return for each sample whether its class is among its k best scored ones, (N,) booleans.
-
-    `classes`: (N,), the true class of each sample; `scores`: (N, C), higher means more likely.
-
-    >>> top_k_correct(np.array([0, 1]), np.array([[0.9, 0.1], [0.8, 0.2]]), k=1).tolist()
-    [True, False]
-    """
-    return np.asarray(places(classes, scores) < k)
-
-
-def places(classes: IntArray, scores: npt.NDArray[np.floating]) -> IntArray:
-    """Return the number of classes ranked before each sample's own (N,): 0 where it is predicted.
-
-    `classes`: (N,), the true class of each sample; `scores`: (N, C), higher means more likely; classes with equal
-    scores are ranked before the own one.
-
-    >>> places(np.array([2, 0]), np.array([[0.1, 0.7, 0.2], [0.5, 0.5, 0.0]])).tolist()
-    [1, 1]
-    """
-    own = np.take_along_axis(scores, classes[:, None], axis=1)
-    return np.asarray((~(scores < own)).sum(axis=1, dtype=np.int64) - 1)
-
-
-def predicted_classes(scores: npt.NDArray[np.floating]) -> IntArray:
-    """Return the class with the highest score of each sample (N,); -1 where several have it.
-
-    `scores`: (N, C), higher means more likely.
-
-    >>> predicted_classes(np.array([[0.1, 0.7, 0.2], [0.5, 0.5, 0.0]])).tolist()
-    [1, -1]
-    """
-    best = np.argmax(scores, axis=1)
-    return np.asarray(np.where(places(best, scores) == 0, best, -1), dtype=np.int64)
 
 
 def top_k_accuracy(classes: IntArray, scores: npt.NDArray[np.floating], k: int = 1) -> float:
@@ -212,61 +175,16 @@ def macro_f1(classes: IntArray, predicted: IntArray, n_classes: int) -> float:
     return float(ClassCounts(classes, predicted, n_classes).macro_f1(np.ones((1, len(classes))))[0])
 
 
-def softmax(scores: npt.NDArray[np.floating]) -> FloatArray:
-    """Return the softmax of logits (N, C): probabilities (N, C).
-
-    >>> softmax(np.array([[0.0, 0.0]])).tolist()
-    [[0.5, 0.5]]
-    """
-    shifted = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
-    return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
-
-
-def log_losses(classes: IntArray, probabilities: FloatArray) -> FloatArray:
-    """Return the negative log probability of each sample's class, in nats (N,); their mean is the log loss.
-
-    `classes`: (N,), the true class of each sample; `probabilities`: (N, C), each row summing to 1.
-
-    >>> log_losses(np.array([0, 1]), np.array([[1.0, 0.0], [0.5, 0.5]])).round(3).tolist()
-    [0.0, 0.693]
-    """
-    # A probability of 0 counts as 2.2e-16 (a loss of 36), as in scikit-learn's `log_loss`.
-    smallest = np.finfo(np.float64).eps
-    own = np.take_along_axis(probabilities, classes[:, None], axis=1)[:, 0]
-    return np.asarray(-np.log(np.clip(own, smallest, 1 - smallest)))
-
-
-def brier_scores(classes: IntArray, probabilities: FloatArray) -> FloatArray:
-    """Return the squared distance of each sample's probabilities from its class, 0 to 2 (N,); their mean is the score.
-
-    The sum over all classes of (probability - truth)^2, as Brier defined it (1950, eq. 2).
-
-    `classes`: (N,), the true class of each sample; `probabilities`: (N, C), each row summing to 1.
-
-    >>> brier_scores(np.array([0, 1]), np.array([[1.0, 0.0], [1.0, 0.0]])).tolist()
-    [0.0, 2.0]
-    """
-    own = np.take_along_axis(probabilities, classes[:, None], axis=1)[:, 0]
-    return np.asarray(np.sum(probabilities**2, axis=1) - own**2 + (1 - own) ** 2)
-
-
 # Naeini et al. 2015; Guo et al. 2017, eq. 3: samples are put into bins by the probability of the predicted class, and
 # the distance between mean probability and accuracy of each bin is averaged over the samples. Bins are of equal width,
 # right-closed, or (adaptive; Nguyen and O'Connor 2015) of equal numbers of samples.
 class CalibrationError:
     """Expected calibration error for many weightings of the samples, in the bins of the unweighted samples."""
 
-    def __init__(
-        self, classes: IntArray, probabilities: FloatArray, *, bins: int = BINS, adaptive: bool = False
-    ) -> None:
-        """Sort the samples into bins.
-
-        `classes`: (N,), the true class of each sample; `probabilities`: (N, C), each row summing to 1; a sample with
-        several highest ones is wrong.
-        """
-        confidence = probabilities.max(axis=1)
-        right = predicted_classes(probabilities) == classes
-        self._gap = confidence - right
+    def __init__(self, sure: Confidences, *, bins: int = BINS, adaptive: bool = False) -> None:
+        """Sort the samples into bins; a sample with several highest probabilities is wrong."""
+        confidence = sure.highest
+        self._gap = confidence - sure.right
         if adaptive:
             ordered = np.sort(confidence)
             below = np.searchsorted(ordered, confidence, side="left")

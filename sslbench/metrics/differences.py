@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
-from sslbench.metrics.classification import TOP1, TOP5, places
+from sslbench.metrics.answers import ClassScores, places
+from sslbench.metrics.classification import TOP1, TOP5
 from sslbench.metrics.intervals import (
     Interval,
     Units,
@@ -39,7 +40,7 @@ class Predictions:
     """
 
     trainings: tuple[str, ...]
-    scores: tuple[npt.NDArray[np.floating], ...] = ()
+    scores: tuple[ClassScores, ...] = ()
     places: npt.NDArray[np.integer] | None = None
     probabilities: Probabilities | None = None
 
@@ -47,8 +48,8 @@ class Predictions:
     def of(
         cls,
         seed: int,
-        scores: npt.NDArray[np.floating],
-        draws: Sequence[npt.NDArray[np.floating]] = (),
+        scores: ClassScores,
+        draws: Sequence[ClassScores] = (),
         places: npt.NDArray[np.integer] | None = None,
         probabilities: Probabilities | None = None,
         *,

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.metrics import classification, ranking
+from sslbench.metrics.answers import BestScores, ClassScores, predicted_classes
 from sslbench.metrics.catalog import find
 from sslbench.metrics.intervals import Units, mean_of_rows, over_trainings
 from sslbench.metrics.measure import Kind, Probabilities
@@ -37,7 +38,7 @@ def by_group(  # noqa: PLR0913  the parts of an evaluation, and two kinds of gro
     metric: str,
     kind: Kind,
     values: npt.NDArray[np.integer],
-    draws: Sequence[npt.NDArray[np.floating]],
+    draws: Sequence[ClassScores],
     groups: Sequence[str],
     *,
     seed: int,
@@ -101,7 +102,7 @@ def warning(column: str, worst: GroupScore) -> str | None:
 def per_class(
     classes: Sequence[str],
     values: npt.NDArray[np.integer],
-    scores: npt.NDArray[np.floating],
+    scores: ClassScores,
     *,
     threshold: float = 0.0,
 ) -> dict[str, dict[str, float]]:
@@ -111,7 +112,7 @@ def per_class(
     more likely; a class without a classifier has NaN; returns metric -> class -> value, NaN where it is not computable:
     `n` (samples that have the class), `recall`, `precision`, `f1`, `average_precision` (interpolated, all points),
     `average_precision_noninterpolated`, `auroc`. With single labels the ranking metrics are of the class against all
-    others.
+    others; of the best scores alone there are none.
 
     >>> scores = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
     >>> found = per_class(("cat", "dog"), np.array([0, 1, 1]), scores)
@@ -119,14 +120,16 @@ def per_class(
     ({'cat': 1.0, 'dog': 0.5}, {'cat': 0.5, 'dog': 1.0})
     """
     single = values.ndim == 1
-    if single:
-        labels, predicted, n_classes = values.astype(np.int64), classification.predicted_classes(scores), len(classes)
+    if single or isinstance(scores, BestScores):
+        labels, predicted, n_classes = values.astype(np.int64), predicted_classes(scores), len(classes)
         present, chosen, right = (
             np.bincount(of_samples, minlength=n_classes).astype(np.float64)
             for of_samples in (labels, predicted[predicted >= 0], labels[labels == predicted])
         )
-        ranked = OneVsRest(labels, scores).per_class(list(_RANKED.values()))
-        ranks = dict(zip(_RANKED, ranked.T, strict=True))
+        ranks = {}
+        if not isinstance(scores, BestScores):
+            ranked = OneVsRest(labels, scores).per_class(list(_RANKED.values()))
+            ranks = dict(zip(_RANKED, ranked.T, strict=True))
     else:
         counts = classification.LabelCounts(values, scores, threshold)
         present, chosen, right = (column[0] for column in counts.sums(np.ones((1, len(values)))))
@@ -136,7 +139,7 @@ def per_class(
         "precision": _ratio(right, chosen),
         "f1": _ratio(2 * right, present + chosen),
     }
-    if not single:
+    if not (single or isinstance(scores, BestScores)):
         unscored = np.isnan(scores).any(axis=0)
         rates = {name: np.where(unscored, np.nan, column) for name, column in rates.items()}
     columns = {"n": present, **rates, **ranks}

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.metrics import classification, ranking, regression
+from sslbench.metrics.answers import BestScores, ClassScores, Confidences, places, predicted_classes
 from sslbench.metrics.intervals import Statistic, Units, Values, biases, ends, mean_errors, on_halves, standard_errors
 from sslbench.metrics.measure import Kind, Measure, Probabilities
 from sslbench.metrics.metric import Metric
@@ -134,15 +135,17 @@ def summarise_places(
 
 
 def class_measures(
-    values: npt.NDArray[np.int64], scores: npt.NDArray[np.floating], units: Units, probabilities: Probabilities | None
+    values: npt.NDArray[np.int64], scores: ClassScores, units: Units, probabilities: Probabilities | None
 ) -> list[Measure]:
-    """Return the metrics of one class per sample, with probabilities those of calibration too."""
+    """Return the metrics of one class per sample, with probabilities those of calibration too.
+
+    Of the best scores alone, those that rank the samples by each class are left out.
+    """
     n_classes = scores.shape[1]
-    table = classification.ClassCounts(values, classification.predicted_classes(scores), n_classes)
+    table = classification.ClassCounts(values, predicted_classes(scores), n_classes)
     # With fewer than five classes there is no top-5: NaN for every sample makes it NaN throughout.
-    found = classification.places(values, scores)
+    found = places(values, scores)
     right = [(found < k).astype(np.float64) if k <= n_classes else np.full(len(values), np.nan) for k in (1, 5)]
-    ranked = OneVsRest(values, scores)
     by_class = np.split(np.argsort(values, kind="stable"), np.cumsum(np.bincount(values, minlength=n_classes))[:-1])
     class_units = tuple(units.having(rows) for rows in by_class if len(rows))
     measured = [
@@ -152,27 +155,31 @@ def class_measures(
             lambda weights: np.column_stack([table.balanced_accuracy(weights), table.macro_f1(weights)]),
             class_units=class_units,
         ),
-        Measure(
-            tuple(_RANKING),
-            lambda weights: ranked.means(list(_RANKING.values()), weights),
-            class_units=class_units,
-            block=_BLOCK,
-        ),
     ]
+    if not isinstance(scores, BestScores):
+        ranked = OneVsRest(values, scores)
+        measured.append(
+            Measure(
+                tuple(_RANKING),
+                lambda weights: ranked.means(list(_RANKING.values()), weights),
+                class_units=class_units,
+                block=_BLOCK,
+            )
+        )
     return measured + (_calibration(values, scores, probabilities) if probabilities is not None else [])
 
 
-def _calibration(values: npt.NDArray[np.int64], scores: npt.NDArray[np.floating], how: Probabilities) -> list[Measure]:
-    probabilities = classification.softmax(scores) if how == "softmax" else scores.astype(np.float64)
-    errors = [classification.CalibrationError(values, probabilities, adaptive=adaptive) for adaptive in (False, True)]
+def _calibration(values: npt.NDArray[np.int64], scores: ClassScores, how: Probabilities) -> list[Measure]:
+    sure = Confidences.of(values, scores, how)
+    errors = [classification.CalibrationError(sure, adaptive=adaptive) for adaptive in (False, True)]
     return [
         Measure(
             (classification.ECE, classification.ECE_ADAPTIVE),
             lambda weights: np.column_stack([error.value(weights) for error in errors]),
             bias=np.array([error.bias for error in errors]),
         ),
-        _means((classification.NLL,), [classification.log_losses(values, probabilities)]),
-        _means((classification.BRIER,), [classification.brier_scores(values, probabilities)]),
+        _means((classification.NLL,), [sure.log_losses()]),
+        _means((classification.BRIER,), [sure.brier_scores()]),
     ]
 
 
@@ -203,7 +210,7 @@ def one_measure(
     metric: str,
     kind: Kind,
     values: npt.NDArray[np.integer],
-    scores: npt.NDArray[np.floating],
+    scores: ClassScores,
     units: Units,
     probabilities: Probabilities | None = None,
 ) -> Measure:
@@ -212,7 +219,11 @@ def one_measure(
     A metric of places takes two numbers per sample for latitude and longitude.
     """
     of_places = values.shape[1:] == (2,) and metric in {m.name for m in regression.PLACES}
-    for measure in place_measures(values, scores) if of_places else kind.measures(values, scores, units, probabilities):
+    if isinstance(scores, BestScores):
+        measures = class_measures(values.astype(np.int64), scores, units, probabilities)
+    else:
+        measures = place_measures(values, scores) if of_places else kind.measures(values, scores, units, probabilities)
+    for measure in measures:
         if metric in measure.names:
             return measure
     raise KeyError(metric)

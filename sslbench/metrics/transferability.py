@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
-from sslbench.metrics.classification import softmax
+from sslbench.metrics.answers import softmax
 from sslbench.metrics.intervals import Interval, Units
 from sslbench.metrics.metric import ANY, LOSS, Metric
 from sslbench.metrics.spectrum import influence_interval, spanned

@@ -138,7 +138,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         coded = _search(coded_train, coded_test, ks[-1], settings, device, _scope(train, settings))
         other = _vote(coded, chosen, ks, train, settings, seed)[0]
         value = summarise(kind, test.target.classes, values, other, seed=seed, groups=test.groups)[0][name]
-        whole, part = (Predictions.of(seed, each.astype(np.float32)) for each in (scores, other))
+        whole, part = (Predictions.of(seed, each) for each in (scores, other))
         change = difference(name, kind, values, whole, part, groups=test.groups, seed=seed)
         metrics[f"{name}({compression})"] = value
         metrics[f"{COMPRESSION_LOSS.name}({compression})"] = change.difference, change.low, change.high
@@ -146,7 +146,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     return Outcome(
         metrics=metrics,
         headline=name,
-        scores=scores.astype(np.float32),
+        scores=scores,
         per_class=per_class,
         selected=selected,
         variants={f"k={k}": {name: _headline(found, k, train.target, test.target, settings)} for k in others},
@@ -164,7 +164,7 @@ def _scope(train: Features, settings: Settings) -> Scope:
 
 def _vote(
     found: "_Neighbours", chosen: int, ks: Sequence[int], train: Features, settings: Settings, seed: int
-) -> tuple[FloatArray, dict[str, Any]]:
+) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
     """Return scores with the chosen k, or of each half with the best of the other half, and the record of that."""
     if len(ks) > 1 and settings.leave_one_out:
         return _choose_by_the_other_half(found, list(ks), train, settings, seed)
@@ -201,7 +201,7 @@ def choose_k(
     return best, {"k": best, "on": on, "score": best_score, "seed": seed}, notes
 
 
-def scores(train: Features, test: Features, k: int, settings: Settings, device: str = "cpu") -> FloatArray:
+def scores(train: Features, test: Features, k: int, settings: Settings, device: str = "cpu") -> npt.NDArray[np.float32]:
     """Return scores (M, C) of test by its k nearest neighbours in train, see `vote`; test needs no labels."""
     return _search(train, test, k, settings, device, Scope()).vote(k, train.target, settings)
 
@@ -223,7 +223,7 @@ class _Neighbours:
     place: IntArray
     ties: FloatArray
 
-    def vote(self, k: int, labels: Target, settings: Settings) -> FloatArray:
+    def vote(self, k: int, labels: Target, settings: Settings) -> npt.NDArray[np.float32]:
         """Return scores by the first k neighbours."""
         return vote(self.similarity, self.neighbours, labels, settings, k=k, place=self.place, ties=self.ties)
 
@@ -333,13 +333,13 @@ def _best_k(ks: list[int], score: Callable[[int], float], sign: int) -> tuple[in
 
 def _choose_by_the_other_half(
     found: _Neighbours, ks: list[int], train: Features, settings: Settings, seed: int
-) -> tuple[FloatArray, dict[str, Any]]:
+) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
     """Return scores of each half of the samples with the k that is best for the other half."""
     labels = train.target
     halves = holdout_rows(labels, 0.5, seed, train.groups, train.rank)
     if halves is None:
         return found.vote(ks[0], labels, settings), {}
-    scores, best_ks = np.empty((len(labels), len(labels.classes))), []
+    scores, best_ks = np.empty((len(labels), len(labels.classes)), np.float32), []
     for scored, other in (halves, halves[::-1]):
         other_scores, own = found.of(other), labels.select(other)
         score = functools.partial(_headline, other_scores, train=labels, test=own, settings=settings)
@@ -382,7 +382,7 @@ def vote(
     k: int | None = None,
     place: IntArray | None = None,
     ties: FloatArray | None = None,
-) -> FloatArray:
+) -> npt.NDArray[np.float32]:
     """Return (M, C) scores: the share of each class in the neighbours' weight, in 0..1, rounded to single precision.
 
     Sums of weights differ from 1 by rounding. Rounded, unanimous neighbours give 1 whatever their order, so these
@@ -405,7 +405,7 @@ def vote(
     similarity, neighbours = similarity[:, :width], neighbours[:, :width]
     weight = weights(similarity, settings, k)
     rows, n_classes = len(weight), len(labels.classes)
-    scores = np.zeros((rows, n_classes))
+    scores = np.zeros((rows, n_classes), np.float32)
     single = isinstance(labels, Classes)
     step = max(1, _CELLS // (width + n_classes if single else width * max(1, n_classes)))
     for start in range(0, rows, step):
@@ -428,8 +428,7 @@ def vote(
         present[open_rows] += rest * of_ties[:, 0]
         known[open_rows] += rest * of_ties[:, 1]
         # Where no neighbour's label is known, numpy leaves what `out` has: 0.
-        np.divide(present, known, out=scores[part], where=known > 0)
-        scores[part] = scores[part].astype(np.float32)
+        np.divide(present, known, out=scores[part], where=known > 0, casting="same_kind")
     return scores
 
 
@@ -459,7 +458,7 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
     return Cost(
         products=2.0 * shapes.train * searched * shapes.width,
         passes=8.0 * shapes.train * searched,
-        memory=min(4.0 * shapes.train * shapes.width, settings.max_memory * 1e9) + 16.0 * queries * shapes.classes,
+        memory=min(4.0 * shapes.train * shapes.width, settings.max_memory * 1e9) + 8.0 * queries * shapes.classes,
         scores=4.0 * queries * shapes.classes,
         products_on_device=True,
         passes_on_device=True,

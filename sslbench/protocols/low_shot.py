@@ -33,8 +33,8 @@ from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.metrics import ranking
+from sslbench.metrics.answers import top_k_correct
 from sslbench.metrics.catalog import find
-from sslbench.metrics.classification import top_k_correct
 from sslbench.protocols import linear, svm
 from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.few_shot import (

@@ -14,7 +14,7 @@ import re
 import subprocess
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,8 +23,7 @@ import numpy.typing as npt
 
 from sslbench import config
 from sslbench.errors import ResultError, UsageError
-from sslbench.metrics.classification import places as ranked_before
-from sslbench.metrics.classification import predicted_classes
+from sslbench.metrics.answers import BestScores, ClassScores, predicted_classes, stored_places
 from sslbench.metrics.measure import SampleMeans
 from sslbench.metrics.regression import R2
 from sslbench.names import did_you_mean, plugin_remedy
@@ -58,6 +57,8 @@ _COMPRESSED_UP_TO = 64_000_000  # largest size of stored scores, in bytes
 _DRAWS_UP_TO = 256_000_000  # bytes of the scores of all draws: 5 of 50,000 samples and 256 classes
 _HALF_FROM = 101  # classes, from which scores are stored in half precision: 100 MB for ImageNet
 _LARGEST_HALF = 2.0**15
+WHOLE_UP_TO = 2**28
+"""Scores (samples x classes) of one class per sample above which the best of each sample alone are stored."""
 _RECORDED_PACKAGES = ("sslbench", "torch", "torchvision", "numpy", "scikit-learn", "timm", "onnxruntime")
 
 
@@ -66,12 +67,12 @@ class Scores:
     """Per-sample scores of a result.
 
     Attributes:
-        scores: float32 (N, C), higher means more likely.
+        scores: float32 (N, C), higher means more likely; the best ones alone where all are more than `WHOLE_UP_TO`.
         labels: int64 (N,) class numbers, or int8 (N, C) with 1 present, 0 absent, -1 ignore.
         groups: int64 (N,), the group of each sample, which comparisons keep together; None: each stands for itself.
         draws: scores (N, C) of each draw, for metrics that are means over several draws of train, the first being
             `scores`; empty where the file would be too large.
-        places: uint16 (R, N), number of classes ranked before the true one in each draw, for single labels; None where
+        places: (R, N), number of classes ranked before the true one in each draw, for single labels; None where
             there are no draws and scores are in single precision.
         neighbours: first images found by a few queries; not stored, but drawn beside the record.
         means: metrics that are means over the samples, with the outcomes of each, one bit per outcome in the file; None
@@ -83,34 +84,50 @@ class Scores:
     """
 
     ids: tuple[str, ...]
-    scores: npt.NDArray[np.float32]
+    scores: npt.NDArray[np.float32] | BestScores
     labels: npt.NDArray[np.int64] | npt.NDArray[np.int8]
     classes: tuple[str, ...]
     groups: npt.NDArray[np.int64] | None = None
-    draws: tuple[npt.NDArray[np.float32], ...] = ()
-    places: npt.NDArray[np.uint16] | None = None
+    draws: tuple[npt.NDArray[np.float32] | BestScores, ...] = ()
+    places: npt.NDArray[np.integer] | None = None
     neighbours: tuple[Neighbours, ...] = ()
     means: SampleMeans | None = None
     half: bool = False
     file: Path | None = None
     weights: NetworkWeights | None = None
 
-    def draws_of(self, result: Result) -> tuple[npt.NDArray[np.float32], ...]:
+    def draws_of(self, result: Result) -> tuple[npt.NDArray[np.float32] | BestScores, ...]:
         """Return the scores of all draws whose mean the result is, one for a single draw; () if they were not kept."""
         draws = self.draws or (self.scores,)
         return draws if len(draws) >= result.protocol.settings.get("draws", 1) else ()
 
+    @property
+    def whole(self) -> npt.NDArray[np.float32]:
+        """Scores of all classes; refused where the best ones alone are stored."""
+        if isinstance(self.scores, BestScores):
+            raise best_alone(self.scores, str(self.file), "the scores of all are needed")
+        return self.scores
+
+
+def best_alone(scores: BestScores, name: str, need: str) -> ResultError:
+    """Return the error for a record that has the best scores of each sample where those of all classes are needed."""
+    return ResultError(
+        f"{name}: of {scores.n_classes:,} classes the {scores.scores.shape[1]} best ones of each sample are stored, "
+        f"and {need}",
+        f"All are stored of up to {WHOLE_UP_TO:,} scores: evaluate fewer test samples (--limit).",
+    )
+
 
 def write(  # noqa: PLR0913  the parts of a file of scores
     result: Result,
-    scores: npt.NDArray[np.float32],
+    scores: ClassScores,
     ids: Sequence[str],
     labels: npt.NDArray[np.int64] | npt.NDArray[np.int8],
     folder: Path,
     *,
     groups: npt.NDArray[np.int64] | None = None,
-    draws: Sequence[npt.NDArray[np.float32]] = (),
-    places: npt.NDArray[np.uint16] | None = None,
+    draws: Sequence[ClassScores] = (),
+    places: npt.NDArray[np.integer] | None = None,
     means: SampleMeans | None = None,
     same_as: Path | None = None,
 ) -> Result:
@@ -119,7 +136,7 @@ def write(  # noqa: PLR0913  the parts of a file of scores
     `scores`: (N, C), columns in the order of `result.data.test.classes`; (N, 0) where classes have no scores. Of label
     maps and videos (N, K * C): the K counts of each class in `summary.CLASS_COLUMNS`. Of other labels without classes
     the columns of `summary.ROW_COLUMNS`; `labels`: int64 (N,), or int8 (N, C); `groups`: int64 (N,), or None; `draws`:
-    scores (N, C) of every draw; of more than 256 MB only `places` are written; `places`: uint16 (R, N), see `Scores`.
+    scores (N, C) of every draw; of more than 256 MB only `places` are written; `places`: (R, N), see `Scores`.
     """
     # The JSON file is written last, so that a visible record has its scores. A record of the same measurement under the
     # same name is replaced. Scores of more than 100 classes are stored in half precision, with `places`.
@@ -131,13 +148,16 @@ def write(  # noqa: PLR0913  the parts of a file of scores
     stem = path_of(result, folder).stem
 
     kind = kinds()[result.data.labels]
+    one_class = issubclass(kind, Classes)
+    if one_class and (isinstance(scores, BestScores) or scores.size > WHOLE_UP_TO):
+        scores, draws = BestScores.of(labels.astype(np.int64), scores, result.probabilities), ()
     half = kind.of_classes and scores.shape[1] >= _HALF_FROM
     # Zeros and names compress well; dense scores of a thousand classes hardly do, in 15 seconds.
-    each = scores.size * (2 if half else 4)
+    each = math.prod(scores.shape) * (2 if half else 4)
     kept = draws if each * len(draws) <= _DRAWS_UP_TO else ()
     save = np.savez_compressed if each * max(1, len(kept)) < _COMPRESSED_UP_TO else np.savez
-    if half and issubclass(kind, Classes) and places is None:
-        places = ranked_before(labels.astype(np.int64), scores)[None].astype(np.uint16)
+    if half and one_class and places is None:
+        places = stored_places(labels.astype(np.int64), [scores])
 
     def write_scores(file: IO[bytes]) -> None:
         arrays: dict[str, Any] = {"ids": np.asarray(list(ids), dtype=np.str_), "classes": np.asarray(classes, np.str_)}
@@ -146,30 +166,31 @@ def write(  # noqa: PLR0913  the parts of a file of scores
         if means is not None:
             arrays |= {"means_metrics": np.asarray(means.metrics, np.str_), "means_weights": means.weights}
             arrays |= {"means_outcomes": np.packbits(means.outcomes, axis=1)}
-        parts = {"scores": scores} | {f"draw{i}": draw for i, draw in enumerate(kept) if i}
-        if half:
-            # the power of two by which the largest score uses the range of half precision
-            each = (np.max(np.abs(part), where=np.isfinite(part), initial=0) for part in parts.values())
-            largest = max(map(float, each))
-            arrays["exponent"] = exponent = math.floor(math.log2(_LARGEST_HALF / largest)) if largest > 0 else 0
-            of_classes = issubclass(kind, Classes)
-            arrays |= {name: _halved(part, exponent, one_class=of_classes) for name, part in parts.items()}
+        if isinstance(scores, BestScores):
+            arrays |= {f"best_{name}": part for name, part in scores.arrays().items()}
         else:
-            arrays |= {name: part.astype(np.float32, copy=False) for name, part in parts.items()}
+            whole = {"scores": scores} | {f"draw{i}": draw for i, draw in enumerate(kept) if i}
+            parts = {name: np.asarray(part, np.float32) for name, part in whole.items()}
+            arrays |= _halved(parts, one_class=one_class) if half else parts
         save(file, labels=labels, **arrays)
 
     return _write(dataclasses.replace(result, scores_file=stem + _SCORES), folder, write_scores, same_as)
 
 
-def _halved(scores: npt.NDArray[np.floating], exponent: int, *, one_class: bool) -> npt.NDArray[np.float16]:
-    """Return scores times 2^exponent in half precision, in which the predicted class is that of the scores."""
-    # Where rounding makes the best score equal to another, it gets the next larger number.
-    half: npt.NDArray[np.float16] = np.ldexp(scores, exponent).astype(np.float16)
-    if one_class:
-        best = predicted_classes(scores)
-        rows = np.flatnonzero(predicted_classes(half) != best)
-        half[rows, best[rows]] = np.nextafter(half[rows, best[rows]], np.float16(np.inf))
-    return half
+def _halved(parts: Mapping[str, npt.NDArray[np.floating]], *, one_class: bool) -> dict[str, Any]:
+    """Return scores in half precision times a power of two, `exponent`, by which the largest uses its range."""
+    each = (np.max(np.abs(part), where=np.isfinite(part), initial=0) for part in parts.values())
+    largest = max(map(float, each))
+    exponent = math.floor(math.log2(_LARGEST_HALF / largest)) if largest > 0 else 0
+    found: dict[str, Any] = {"exponent": exponent}
+    for name, scores in parts.items():
+        found[name] = half = np.ldexp(scores, exponent).astype(np.float16)
+        if one_class:
+            # Where rounding makes the best score equal to another, it gets the next larger number.
+            best = predicted_classes(scores)
+            rows = np.flatnonzero(predicted_classes(half) != best)
+            half[rows, best[rows]] = np.nextafter(half[rows, best[rows]], np.float16(np.inf))
+    return found
 
 
 def _unpacked(arrays: np.lib.npyio.NpzFile, n: int) -> SampleMeans | None:
@@ -350,7 +371,7 @@ def _errors_name(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ResultError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, EOFError, RecursionError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, TypeError, KeyError, EOFError, RecursionError, zipfile.BadZipFile, zlib.error) as error:
         raise ResultError(
             f"{path} is damaged: {error}", "Move it out of the folder of results, or run that evaluation again."
         ) from error
@@ -442,7 +463,12 @@ def read_scores(path: Path) -> Scores:
         half, exponent = "exponent" in arrays.files, np.asarray(arrays.get("exponent", 0))
         if exponent.shape != () or exponent.dtype.kind != "i":
             raise ValueError(f"the exponent of its scores is {exponent.dtype} {exponent.shape}")
-        scores, *further = (_single(arrays[name], int(exponent)) for name in ("scores", *names))
+        best = {name.removeprefix("best_"): arrays[name] for name in arrays.files if name.startswith("best_")}
+        scores: npt.NDArray[np.float32] | BestScores
+        if best:
+            scores, further = BestScores(n_classes=len(classes), **best), []
+        else:
+            scores, *further = (_single(arrays[name], int(exponent)) for name in ("scores", *names))
         found = Scores(
             ids,
             scores,

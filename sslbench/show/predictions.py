@@ -14,6 +14,7 @@ from sslbench.data.source import Source
 from sslbench.errors import DataError, ResultError
 from sslbench.evaluation.encode import encode_parts
 from sslbench.evaluation.settings import RunSettings
+from sslbench.metrics.answers import BestScores, ClassScores, softmax
 from sslbench.metrics.dense import segmentation
 from sslbench.protocols import segmentation_knn
 from sslbench.protocols.knn import Settings as KnnSettings
@@ -48,7 +49,7 @@ class Prediction:
     right: bool | None
 
 
-def quality(kind: type[Target], labels: np.ndarray, scores: np.ndarray) -> FloatArray:
+def quality(kind: type[Target], labels: np.ndarray, scores: ClassScores) -> FloatArray:
     """Return how good each prediction is, (N,), higher is better; NaN where no label counts.
 
     One class: the score of the true class less the largest of the others. Several labels: average precision of the
@@ -61,12 +62,11 @@ def quality(kind: type[Target], labels: np.ndarray, scores: np.ndarray) -> Float
     >>> quality(MultiLabel, np.array([[1, 0, -1], [0, 0, 0]]), np.array([[0.1, 0.9, 0.5], [0, 1, 2]])).tolist()
     [0.5, nan]
     """
-    values = np.asarray(scores, dtype=np.float64)
     if issubclass(kind, Classes):
-        rows = np.arange(len(labels))
-        others = values.copy()
-        others[rows, labels] = -np.inf
-        return np.asarray(values[rows, labels] - others.max(axis=1))
+        best = BestScores.of(labels, scores, None, kept=2)
+        others = np.where(best.places == 0, best.scores[:, :2][:, -1], best.scores[:, 0])
+        return np.asarray(best.own.astype(np.float64) - others)
+    values = np.asarray(scores, dtype=np.float64)
     if issubclass(kind, MultiLabel):
         precisions = []
         for row, score in zip(labels, values, strict=True):
@@ -79,32 +79,31 @@ def quality(kind: type[Target], labels: np.ndarray, scores: np.ndarray) -> Float
     return np.asarray(-(np.abs(values - labels) / np.where(spread > 0, spread, 1)).mean(axis=1))
 
 
-def prediction(result: Result, labels: Target, scores: np.ndarray, row: int) -> Prediction:
+def prediction(result: Result, labels: Target, scores: ClassScores, row: int) -> Prediction:
     """Return truth and prediction of a test image in words."""
-    values = scores[row].astype(np.float64)
+    if isinstance(labels, Classes):
+        truth = int(labels.values[row])
+        answer = BestScores.of(labels.values[[row]], scores[row : row + 1], result.probabilities, kept=1)
+        best, own = int(answer.classes[0, 0]), answer.probabilities(answer.own[:, None])[0, 0]
+        first = _score(result, answer.probabilities(answer.scores)[0, 0])
+        text = f"true: {labels.classes[truth]}\nfound: {labels.classes[best]} {first}"
+        return Prediction(text if truth == best else f"{text}\ntrue class: {_score(result, own)}", truth == best)
+    values = np.asarray(scores)[row].astype(np.float64)
     if isinstance(labels, Numbers):
         pairs = zip(labels.classes, labels.values[row].tolist(), values.tolist(), strict=True)
         return Prediction(
             "\n".join(f"{name}: {truth:.4g}, predicted {found:.4g}" for name, truth, found in pairs), None
         )
-    if isinstance(labels, MultiLabel):
-        true = labels.values[row] == 1
-        first = np.argsort(-values, kind="stable")[: max(1, int(true.sum()))]
-        found = ", ".join(f"{labels.classes[c]} {_score(result, values, c)}" for c in first.tolist())
-        return Prediction(f"true: {labels.text(row) or 'none'}\nfirst: {found}", bool(true[first].all()))
-    truth, best = int(labels.values[row]), int(values.argmax())
-    text = f"true: {labels.classes[truth]}\nfound: {labels.classes[best]} {_score(result, values, best)}"
-    if truth != best:
-        text += f"\ntrue class: {_score(result, values, truth)}"
-    return Prediction(text, truth == best)
+    true = labels.values[row] == 1
+    ranked = np.argsort(-values, kind="stable")[: max(1, int(true.sum()))]
+    values = softmax(values[None])[0] if result.probabilities == "softmax" else values
+    found = ", ".join(f"{labels.classes[c]} {_score(result, values[c])}" for c in ranked.tolist())
+    return Prediction(f"true: {labels.text(row) or 'none'}\nfirst: {found}", bool(true[ranked].all()))
 
 
-def _score(result: Result, values: FloatArray, column: int) -> str:
-    """Return a score as a probability where the record has a conversion, else with its sign."""
-    if result.probabilities == "softmax":
-        powers = np.exp(values - values.max())
-        return f"{powers[column] / powers.sum():.2f}"
-    return f"{values[column]:.2f}" if result.probabilities == "scores" else f"({values[column]:+.2f})"
+def _score(result: Result, value: float) -> str:
+    """Return a probability as it is, another score with its sign."""
+    return f"{value:.2f}" if result.probabilities else f"({value:+.2f})"
 
 
 def show_predictions(
@@ -229,13 +228,13 @@ def show_segmentation(
     layer = prepared.layers[0].text
     train, test = encoded.train[layer], encoded.test[layer]
     settings: segmentation_knn.Settings = prepared.request.tasks[0].settings
-    groups = choose(image_quality(scores.scores), each)
+    groups = choose(image_quality(scores.whole), each)
     chosen = np.array(sorted(row for group in groups for row in group.rows), dtype=np.int64)
     memory = segmentation_knn.patch_memory(train, settings.memory, result.seed)
     device = str(prepared.run.torch_device())
     names = result.data.test.classes
     colours = class_colours(len(names))
-    iou = image_quality(scores.scores)
+    iou = image_quality(scores.whole)
     source, rows = prepared.data.test, rows_of(prepared.data.test, scores.ids)
     drawn: dict[int, list[Panel]] = {}
     seen: set[int] = set()
@@ -244,7 +243,7 @@ def show_segmentation(
     maps = segmentation_knn.predicted_maps(memory, test.select(queries), settings, device)
     for row, (predicted, label) in zip(chosen.tolist(), maps, strict=True):
         areas = segmentation.class_areas(predicted, label, len(names), ignore=(-1,))
-        if not np.array_equal(areas.ravel().astype(np.float32), scores.scores[row]):
+        if not np.array_equal(areas.ravel().astype(np.float32), scores.whole[row]):
             raise ResultError(
                 f"{result.file}: the map of {scores.ids[row]} computed now is not the one of the record",
                 "The network, a library or the protocol has changed: run the evaluation again.",

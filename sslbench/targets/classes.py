@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from sslbench.arrays import IntArray
 from sslbench.metrics import classification
+from sslbench.metrics.answers import predicted_classes, top_k_correct
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.measure import Measure, Probabilities
 from sslbench.metrics.metric import ClassFrequencies
@@ -138,11 +139,11 @@ class Classes(OfClasses):
         if not cls.leads_by_right():
             return super().headline(values, scores)
         true, classes = values.astype(np.int64), scores.shape[1]
-        right = true[classification.top_k_correct(true, scores, 1)]
+        right = true[top_k_correct(true, scores, 1)]
         return float(cls.of_right(*(np.bincount(each, minlength=classes) for each in (right, true))))
 
     @classmethod
     def per_class(cls, values: Rows, scores: Rows, classes: int) -> list[float]:
         """Return the recall of every class."""
-        predicted = classification.predicted_classes(scores)
+        predicted = predicted_classes(scores)
         return list(map(float, classification.per_class_recall(values.astype(np.int64), predicted, classes)))

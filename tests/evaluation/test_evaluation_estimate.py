@@ -191,6 +191,13 @@ def test_a_refusal_names_a_protocol_that_fits():
     assert "max_memory" not in error.value.remedy
 
 
+def test_the_file_of_too_many_scores_is_that_of_the_best_ones():
+    shapes = dataclasses.replace(IMAGENET, test=50_000, classes=21_841)
+    task, run = evaluation.make_task("knn", {}), evaluation.RunSettings(device="cpu")
+    assert estimate._stage(task, [shapes], "knn", run).written == 50_000 * 256 * 8
+    assert estimate._stage(task, [IMAGENET], "knn", run).written == 4 * IMAGENET.test * IMAGENET.classes
+
+
 @pytest.mark.parametrize(("where", "remedy"), [("free_store", "--feature-dtype float16"), ("free_out", "--out")])
 def test_what_does_not_fit_on_disk_is_refused(where, remedy):
     part = estimate.Stage("extraction: 1,000 images", 1.0, stored=2e9, written=2e9)

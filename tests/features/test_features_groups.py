@@ -22,6 +22,7 @@ from sslbench.data.source import Source
 from sslbench.errors import BackboneError, DataError, UsageError
 from sslbench.evaluation import RunSettings, evaluate_features, make_task
 from sslbench.evaluation.preparation import with_preprocessing
+from sslbench.features import store
 from sslbench.features.array import ExtractSettings, Features
 from sslbench.features.external import FeaturePair, read_train_test
 from sslbench.features.extract import extract, store_key
@@ -29,6 +30,7 @@ from sslbench.identity import FeatureKey
 from sslbench.preprocessing import Preprocessing
 from sslbench.results.records import read_tree
 from sslbench.targets.classes import Classes
+from sslbench.targets.none import Unlabelled
 
 RUN = RunSettings(device="cpu", workers=0, floors=False)
 
@@ -462,3 +464,15 @@ class TestKeys:
         with pytest.raises(DataError, match="64 x 64 pixels, more than the limit of 2,000"):
             encode(backbone, source, tmp_path / "store")
         assert len(encode(backbone_for(3), source, tmp_path / "store").features["res5avg"].x) == COUNT + 1
+
+
+def test_the_index_is_written_line_by_line_and_keeps_earlier_columns_of_any_samples(tmp_path):
+    files, sites = Files(("a.png", "c.png", "d.png")), {"site": ("1", "2", "3")}
+    source = Source("s", tuple("acd"), Unlabelled(3), files, attributes=sites)
+    entry, digests = store.StoreEntry(tmp_path), np.arange(48, dtype=np.uint8).reshape(3, 16)
+    (tmp_path / "index.csv").write_text("row,id,camera,site\n0,a,x,old\n1,b,y,old\n2,d,z,old\n")
+    store._write_index(entry, source, "test", {"c"}, digests, {})
+    rows = entry.index_rows()
+    found = [tuple(row[name] for name in ("row", "id", "camera", "site")) for row in rows]
+    assert found == [("0", "a", "x", "1"), ("1", "d", "z", "3")]
+    assert rows[1]["digest"] == bytes(range(32, 48)).hex() and rows[1]["path"] == "d.png"

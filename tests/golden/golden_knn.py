@@ -9,7 +9,7 @@ from golden_cases import Case, option
 from golden_losses import not_offered
 
 from sslbench.features.array import Features
-from sslbench.metrics.classification import top_k_correct
+from sslbench.metrics.answers import top_k_correct
 from sslbench.protocols import knn
 from sslbench.solvers.neighbours import nearest
 from sslbench.targets.classes import Classes

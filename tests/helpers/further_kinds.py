@@ -12,7 +12,7 @@ import numpy as np
 from helpers.targets import class_pictures
 from sslbench import evaluate
 from sslbench.metrics import catalog
-from sslbench.metrics.classification import predicted_classes
+from sslbench.metrics.answers import predicted_classes
 from sslbench.metrics.measure import Measure
 from sslbench.metrics.metric import LOSS, Metric
 from sslbench.targets.classes import Classes

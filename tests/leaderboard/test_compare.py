@@ -11,11 +11,18 @@ from helpers.record_trees import IDS, LABELS, PREPROCESSING, change, make, write
 import sslbench
 from sslbench.cli.main import cli
 from sslbench.errors import ResultError, UsageError
+from sslbench.evaluation.beside import write_predicted
 from sslbench.leaderboard import table
 from sslbench.leaderboard.compare import compare, differing, pairs, with_holm
+from sslbench.leaderboard.selective import selective
+from sslbench.metrics.catalog import find
 from sslbench.metrics.differences import sign_flip
+from sslbench.metrics.intervals import Units
 from sslbench.metrics.measure import SampleMeans
+from sslbench.metrics.selective import ConformalSets
 from sslbench.results import BenchmarkUsed, GroupValue, MetricValue, records
+from sslbench.show.predictions import prediction, quality
+from sslbench.targets.classes import Classes
 
 RIGHT = np.arange(200) % 5 > 0
 FAR = RIGHT & (np.arange(200) % 7 > 0)
@@ -315,3 +322,44 @@ def test_scores_in_half_precision_are_compared_and_named(tmp_path):
     paths = [str(result.file) for result in found]
     assert "half precision" in CliRunner().invoke(cli, ["compare", *paths, "--metric", "mAP"]).output
     assert "half precision" not in CliRunner().invoke(cli, ["compare", *paths]).output
+
+
+def class_values(labels, scores):
+    """All metrics of logits, by name."""
+    measures = Classes.measures(labels, scores, Units.of(len(labels), None), "softmax")
+    once = np.ones((1, len(labels)))
+    return {n: v for each in measures for n, v in zip(each.names, each.statistic(once)[0].tolist(), strict=True)}
+
+
+def test_of_too_many_scores_the_best_are_stored_and_all_that_reads_them_agrees(tmp_path, monkeypatch):
+    names, generator = tuple(f"{c:03d}" for c in range(300)), np.random.default_rng(0)
+    labels, found = np.arange(200) % 300, {True: [], False: []}
+    for name, skill in (("good", 3.0), ("bad", 1.0)):
+        scores = (generator.normal(size=(200, 300)) + skill * np.eye(300)[labels]).astype(np.float32)
+        values = class_values(labels, scores)
+        metrics = {name: MetricValue(value=find(name).recorded(value)) for name, value in values.items()}
+        result = make(name, protocol="linear", data__test__classes=names, data__train__classes=names)
+        result = change(result, metrics=metrics, probabilities="softmax")
+        for best, most in ((False, 60_000), (True, 59_999)):
+            monkeypatch.setattr(records, "_HALF_FROM", 1000)
+            monkeypatch.setattr(records, "WHOLE_UP_TO", most)
+            written = records.write(result, scores, IDS, labels, tmp_path / f"{name}{best}")
+            again = records.read_scores(written.file)
+            records.write(result, again.scores, again.ids, labels, tmp_path / f"{name}{best}")
+            write_predicted(written, records.read_scores(written.file))
+            found[best].append(records.read(written.file))
+    for metric in ("top1", "macro_f1", "nll"):
+        whole, best = (compare(*found[each], metric=metric, resamples=20) for each in (False, True))
+        assert (best.difference, best.low, best.high) == (whole.difference, whole.low, whole.high)
+    predicted = [found[each][0].file.with_suffix(records.PREDICTIONS_CSV).read_text() for each in (False, True)]
+    assert predicted[0] == predicted[1] and predicted[0].count("\n") == 201
+    whole, best = (selective(found[each][0], resamples=20) for each in (False, True))
+    assert best.metrics == whole.metrics
+    with pytest.raises(ResultError, match="'mAP' ranks all samples by each class"):
+        compare(*found[True], metric="mAP")
+    with pytest.raises(ResultError, match="256 best ones of each sample are stored, and sets need"):
+        selective(found[True][0], found[True][1], rules=[ConformalSets("lac", 0.1)])
+    of_whole, of_best = (records.read_scores(found[each][0].file).scores for each in (False, True))
+    truth = Classes(names, labels)
+    assert np.array_equal(quality(Classes, labels, of_whole), quality(Classes, labels, of_best))
+    assert all(prediction(result, truth, of_whole, i) == prediction(result, truth, of_best, i) for i in range(20))

@@ -9,7 +9,7 @@ from helpers.record_trees import CLASSES, LABELS, change, make
 
 from sslbench.cli.main import cli
 from sslbench.leaderboard.selective import selective
-from sslbench.metrics.classification import softmax
+from sslbench.metrics.answers import softmax
 from sslbench.metrics.robustness import response_rate_statistic
 from sslbench.metrics.selective import ConformalSets
 from sslbench.results import records

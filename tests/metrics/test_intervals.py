@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
 from sslbench.metrics import ranking
-from sslbench.metrics.classification import places
+from sslbench.metrics.answers import places
 from sslbench.metrics.differences import Predictions, difference, holm, sign_flip
 from sslbench.metrics.intervals import (
     Units,

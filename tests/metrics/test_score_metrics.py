@@ -25,8 +25,9 @@ from sklearn.metrics import (
 from sklearn.metrics.pairwise import haversine_distances
 
 from sslbench.metrics import classification, ranking, regression
+from sslbench.metrics.answers import BestScores, Confidences, places, predicted_classes, softmax, top_k_correct
 from sslbench.metrics.catalog import find
-from sslbench.metrics.classification import CalibrationError, LabelCounts, predicted_classes, softmax
+from sslbench.metrics.classification import CalibrationError, LabelCounts
 from sslbench.metrics.differences import Predictions, difference
 from sslbench.metrics.groups import per_class
 from sslbench.metrics.intervals import Units, resample_counts
@@ -39,16 +40,16 @@ from sslbench.metrics.regression import (
     located_within,
     weighted_medians,
 )
-from sslbench.metrics.summary import one_measure, summarise, summarise_places
+from sslbench.metrics.summary import class_measures, one_measure, summarise, summarise_places
 from sslbench.targets.numbers import Numbers
 
 
 def test_ties_count_against_a_class_whatever_its_number():
     scores = np.array([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     truth = np.array([0, 1, 1])
-    assert classification.top_k_correct(truth, scores, 1).tolist() == [False, False, False]
-    assert classification.top_k_correct(truth, scores, 2).tolist() == [True, True, False]
-    assert classification.predicted_classes(scores).tolist() == [-1, -1, 2]
+    assert top_k_correct(truth, scores, 1).tolist() == [False, False, False]
+    assert top_k_correct(truth, scores, 2).tolist() == [True, True, False]
+    assert predicted_classes(scores).tolist() == [-1, -1, 2]
 
 
 def test_top_k_is_not_a_number_with_fewer_classes():
@@ -66,8 +67,8 @@ def test_equal_to_a_stable_sort_and_to_scikit_learn(n, n_classes, seed):
     ]
     for k in range(1, n_classes + 1):
         expected = [own in ranked[:k] for own, ranked in zip(truth, order, strict=True)]
-        assert classification.top_k_correct(truth, scores, k).tolist() == expected
-    predicted = classification.predicted_classes(scores)
+        assert top_k_correct(truth, scores, k).tolist() == expected
+    predicted = predicted_classes(scores)
     recall = classification.per_class_recall(truth, predicted, n_classes)
     present = np.unique(truth)
     sklearns = recall_score(truth, predicted, labels=present, average=None, zero_division=0)
@@ -190,7 +191,9 @@ def test_a_prediction_of_the_mean_explains_nothing():
 
 
 def expected_calibration_error(classes, probabilities, **how):
-    return CalibrationError(classes, probabilities, **how).value(np.ones((1, len(classes))))[0]
+    return CalibrationError(Confidences.of(classes, probabilities, "scores"), **how).value(np.ones((1, len(classes))))[
+        0
+    ]
 
 
 def sample(n, n_classes, seed, *, shares=False):
@@ -220,9 +223,10 @@ def slow_error(classes, probabilities, bins):
 def test_equal_to_scikit_learn_and_to_the_definition(n, n_classes, shares, seed):
     classes, probabilities = sample(n, n_classes, seed, shares=shares)
     labels = np.arange(n_classes)
-    loss = classification.log_losses(classes, probabilities).mean()
+    sure = Confidences.of(classes, probabilities, "scores")
+    loss = sure.log_losses().mean()
     assert loss == pytest.approx(log_loss(classes, probabilities, labels=labels), abs=1e-9)
-    brier = classification.brier_scores(classes, probabilities).mean()
+    brier = sure.brier_scores().mean()
     expected = brier_score_loss(classes, probabilities, labels=labels, scale_by_half=False)
     assert brier == pytest.approx(expected, abs=1e-9)
     found = expected_calibration_error(classes, probabilities)
@@ -256,7 +260,7 @@ def test_a_weight_is_a_repetition():
     classes, probabilities = sample(40, 3, 2)
     counts = np.random.default_rng(3).integers(0, 4, 40)
     rows = np.repeat(np.arange(40), counts)
-    weighted = CalibrationError(classes, probabilities).value(counts[None].astype(float))[0]
+    weighted = CalibrationError(Confidences.of(classes, probabilities, "scores")).value(counts[None].astype(float))[0]
     repeated = expected_calibration_error(classes[rows], probabilities[rows])
     assert weighted == pytest.approx(repeated, abs=1e-12)
 
@@ -278,7 +282,7 @@ def test_a_bin_holds_its_upper_end_and_not_its_lower_one():
 
 def test_equal_probabilities_go_to_the_bin_of_their_middle_one():
     classes = np.array([0, 0, 0, 1])
-    error = CalibrationError(classes, of([0.6, 0.7, 0.7, 0.7]), bins=2, adaptive=True).value(np.ones((1, 4)))[0]
+    error = expected_calibration_error(classes, of([0.6, 0.7, 0.7, 0.7]), bins=2, adaptive=True)
     assert error == pytest.approx((0.4 + abs(3 * 0.7 - 2)) / 4)
 
 
@@ -470,3 +474,27 @@ def test_ignored_labels_and_classes_without_a_classifier_are_left_out_of_f1():
     table = per_class("abc", labels, scores)
     assert table["n"] == {"a": 2, "b": 0, "c": 1} and table["recall"]["a"] == 1
     assert np.isnan(table["recall"]["b"]) and np.isnan(table["auroc"]["b"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(3, 9), st.sampled_from(["softmax", "scores", None]), st.integers(0, 2**31))
+def test_the_best_scores_give_all_metrics_that_rank_no_samples(n, n_classes, how, seed):
+    generator = np.random.default_rng(seed)
+    classes = generator.integers(0, n_classes, n)
+    scores = generator.integers(-3, 4, (n, n_classes)) / 2  # with ties
+    scores = (softmax(scores) if how == "scores" else scores).astype(np.float32)
+    best = BestScores.of(classes, scores, how, kept=3)
+    order = np.lexsort((np.broadcast_to(np.arange(n_classes), scores.shape), -scores), axis=1)[:, :3]
+    np.testing.assert_array_equal(best.classes, order)
+    np.testing.assert_array_equal(predicted_classes(best), predicted_classes(scores))
+    np.testing.assert_array_equal(places(classes, best[:]), places(classes, scores))
+    once, units = np.ones((1, n)), Units.of(n, None)
+    expected, found = (
+        {name: value for m in class_measures(classes, each, units, how)
+         for name, value in zip(m.names, m.statistic(once)[0].tolist(), strict=True)}
+        for each in (scores, best)
+    )  # fmt: skip
+    assert expected.keys() - found.keys() == {"mAP", "mAP_11pt", "mAP_noninterpolated", "macro_auroc"}
+    np.testing.assert_equal(found, {name: expected[name] for name in found})
+    table, of_best = (per_class(tuple("abcdefghi"[:n_classes]), classes, each) for each in (scores, best))
+    np.testing.assert_equal(of_best, {name: table[name] for name in ("n", "recall", "precision", "f1")})

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import sslbench
 from sslbench.errors import ResultError
 from sslbench.identity import comparability_key
-from sslbench.metrics.classification import places
+from sslbench.metrics.answers import places
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import one_measure
 from sslbench.results import (

@@ -12,8 +12,8 @@ from sslbench.data.groups import group_folds, source_groups
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
+from sslbench.metrics.answers import top_k_correct
 from sslbench.metrics.catalog import find
-from sslbench.metrics.classification import top_k_correct
 from sslbench.metrics.intervals import Units, Values, half_samples
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
@@ -146,7 +146,7 @@ def reaching_halves(metrics: Values, units: Units, seed: int, of_rows: Callable[
     return wider
 
 
-def headline_by_blocks(labels: Target, scores: Callable[[slice], FloatArray]) -> float:
+def headline_by_blocks(labels: Target, scores: Callable[[slice], Matrix]) -> float:
     """Return the leading metric of N samples, for single labels without all (N, C) scores at once."""
     if not labels.leads_by_right():  # the average precision of a class needs the scores of all samples
         return labels.headline(labels.values, scores(slice(0, len(labels))))
@@ -154,7 +154,7 @@ def headline_by_blocks(labels: Target, scores: Callable[[slice], FloatArray]) ->
     return headline_of_blocks(labels, ((rows, scores(rows)) for rows in slices), labels)
 
 
-def headline_of_blocks(labels: Target, blocks: Iterable[tuple[slice, FloatArray]], of: Target) -> float:
+def headline_of_blocks(labels: Target, blocks: Iterable[tuple[slice, Matrix]], of: Target) -> float:
     """Return the leading metric from right predictions (`leads_by_right`); NaN for no samples.
 
     `blocks`: rows of the samples, and their scores (B, C); `of`: labels of all samples that count, among them some

@@ -18,7 +18,7 @@ from sslbench.data.videos import frames_of
 from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.metrics import robustness as measures
-from sslbench.metrics.classification import predicted_classes
+from sslbench.metrics.answers import predicted_classes
 from sslbench.metrics.intervals import Interval, Units, means
 from sslbench.metrics.metric import Metric
 from sslbench.paths import files_below

@@ -13,8 +13,9 @@ from sslbench.errors import DataError
 from sslbench.features.array import Features
 from sslbench.identity import digest
 from sslbench.metrics import robustness as measures
+from sslbench.metrics.answers import top_k_correct
 from sslbench.metrics.catalog import find as find_metric
-from sslbench.metrics.classification import TOP1, TOP5, top_k_correct
+from sslbench.metrics.classification import TOP1, TOP5
 from sslbench.metrics.intervals import Interval, Units, means
 from sslbench.metrics.measure import SampleMeans
 from sslbench.metrics.metric import Metric
