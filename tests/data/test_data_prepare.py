@@ -20,6 +20,7 @@ from sslbench.data.open import open_as, open_data, open_objects
 from sslbench.data.prepare import layout, prepare
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.detection import masks
+from sslbench.targets.anomalies import Anomalies
 from sslbench.targets.label_maps import LabelMaps
 
 WNIDS = ("n01440764", "n01443537", "n02979186")
@@ -463,3 +464,97 @@ class TestCommand:
             folder = module.sets.SETS[name].folder if name in module.sets.SETS else settings["folder"]
             looked_for = (str(settings["folder"]), str(settings.get("test_folder", "")))
             assert any(place == folder or place.startswith(f"{folder}/") for place in looked_for), name
+
+
+def cuhk03_cells(path, pairs=2, people=3):
+    """MATLAB's cells of cells of pictures, stored by columns; one cell is empty. Returns name -> picture, (H, W, 3)."""
+    h5py = pytest.importorskip("h5py")
+    found = {}
+    with h5py.File(path, "w") as file:
+        for boxes in ("detected", "labeled"):
+            outer = np.empty((1, pairs), h5py.ref_dtype)
+            for pair in range(pairs):
+                inner = np.empty((10, people), h5py.ref_dtype)
+                for number, person in np.ndindex(inner.shape):
+                    place = f"#refs#/{boxes}{pair}_{person}_{number}"
+                    image = np.random.default_rng(len(found)).integers(0, 256, (6, 4, 3), np.uint8)
+                    empty = number == 3 and person == 1
+                    file[place] = np.zeros(2, np.uint64) if empty else image.T
+                    inner[number, person] = file[place].ref
+                    if not empty:
+                        camera = 1 if number < 5 else 2
+                        found[f"images_{boxes}/{pair + 1}_{person + 1:03d}_{camera}_{number + 1:02d}.png"] = image
+                file[f"#refs#/{boxes}{pair}"] = inner
+                outer[0, pair] = file[f"#refs#/{boxes}{pair}"].ref
+            file[boxes] = outer
+    return found
+
+
+def test_cuhk03_is_read_from_its_matlab_file(tmp_path):
+    images = cuhk03_cells(tmp_path / "cuhk-03.mat")
+    for boxes in ("detected", "labeled"):
+        names = [name.rpartition("/")[2] for name in images if boxes in name]
+        rows = {"train_idx": [1, 2], "query_idx": [11, 16], "gallery_idx": [12, 13, 14, 15]}
+        lists = {"filelist": np.array(names, object), "labels": [int(name[2:5]) for name in names], **rows}
+        scipy.io.savemat(tmp_path / f"cuhk03_new_protocol_config_{boxes}.mat", lists)
+    folder = prepare("cuhk03", [tmp_path], root=tmp_path / "data", verify=False)
+    assert [path for path in tree(folder) if path.endswith(".png")] == sorted(images)
+    for name, image in images.items():
+        np.testing.assert_array_equal(np.asarray(Image.open(folder / name)), image)
+    assert {split: len(part) for split, part in open_data(str(folder)).items()} == {"train": 2, "test": 6}
+    with pytest.raises(DataError, match=r"cuhk03: all: 116 images, expected 28,193"):
+        prepare("cuhk03", [tmp_path], root=tmp_path / "whole")
+    (tmp_path / "cuhk-03.mat").write_bytes(b"MATLAB 5.0")
+    with pytest.raises(DataError, match="damaged or no HDF5 file"):
+        prepare("cuhk03", [tmp_path], root=tmp_path / "other", verify=False)
+
+
+@pytest.mark.parametrize("around", ["", "mvtec_anomaly_detection/"])
+def test_anomalies_are_unpacked_as_they_are_read(tmp_path, around):
+    parts = ("train/good/000", "test/good/000", "test/scratch/000", "ground_truth/scratch/000_mask")
+    files = {f"{around}screw/{name}.png": picture(9, "PNG") for name in parts}
+    tar(tmp_path / "mvtec_anomaly_detection.tar.xz", {**files, f"{around}license.txt": b"CC"}, "w:xz")
+    mvtec = prepare("mvtec", [tmp_path], root=tmp_path / "data", verify=False)
+    assert mvtec == tmp_path / "data" / "mvtec"
+    assert {split: len(part) for split, part in open_as(str(mvtec), Anomalies).items()} == {"train": 1, "test": 2}
+    loco = [f"screw_bag/{name}.png" for name in (*parts[:3], "validation/good/000", "ground_truth/scratch/000/000")]
+    tar(tmp_path / "mvtec_loco_anomaly_detection.tar.xz", dict.fromkeys(loco, picture(9, "PNG")), "w:xz")
+    folder = prepare("mvtec_loco", [tmp_path], root=tmp_path / "data", verify=False)
+    assert len(tree(folder)) == 5 and len(open_as(str(folder), Anomalies)["train"]) == 1
+    rows = ["object,split,label,image,mask", "pcb1,train,normal,pcb1/Data/Images/Normal/0.JPG,"]
+    rows += ["pcb1,test,anomaly,pcb1/Data/Images/Anomaly/0.JPG,pcb1/Data/Masks/Anomaly/0.png"]
+    rows += ["pcb1,test,normal,pcb1/Data/Images/Normal/1.JPG,"]
+    listed = [cell for row in rows[1:] for cell in row.split(",")[3:] if cell]
+    visa = {name: picture(0, "PNG" if name.endswith("png") else "JPEG") for name in listed}
+    tar(tmp_path / "VisA_20220922.tar", {**visa, "split_csv/1cls.csv": "\n".join(rows).encode()})
+    folder = prepare("visa", [tmp_path], root=tmp_path / "data", verify=False)
+    assert {split: len(part) for split, part in open_as(str(folder), Anomalies).items()} == {"train": 1, "test": 2}
+    with pytest.raises(DataError, match=r"VisA_20220922.tar is damaged or another file: its MD5"):
+        prepare("visa", [tmp_path], root=tmp_path / "other")
+
+
+def test_re_identification_is_unpacked_as_it_is_read(tmp_path):
+    market = ["bounding_box_train/0002_c1s1_000451_03.jpg", "query/0001_c1s1_001051_00.jpg"]
+    market += [
+        f"bounding_box_test/{name}" for name in ("0001_c2s1_000301_00.jpg", "-1_c1s1_000401_03.jpg", "Thumbs.db")
+    ]
+    with zipfile.ZipFile(tmp_path / "Market-1501-v15.09.15.zip", "w") as packed:
+        for name in [*market, "gt_bbox/0001_c1s1_001051_00.jpg", "readme.txt"]:
+            packed.writestr(f"Market-1501-v15.09.15/{name}", picture(9))
+    folder = prepare("market1501", [tmp_path], root=tmp_path / "data", verify=False)
+    assert tree(folder) == sorted(market)
+    assert {split: len(part) for split, part in open_data(str(folder)).items()} == {"train": 1, "test": 2}
+    with pytest.raises(DataError, match=r"market1501: all: 4 images, expected 36,036"):
+        prepare("market1501", [tmp_path], root=tmp_path / "whole")
+    names = {"train": ["0000/0000_000_01_x.jpg"], "val": ["0000/0000_001_05_x.jpg"]}
+    names |= {"query": ["0001/0001_000_01_x.jpg"], "gallery": ["0001/0001_001_05_x.jpg"]}
+    lists = {f"list_{split}.txt": f"{own[0]} {own[0][3]}\n".encode() for split, own in names.items()}
+    images = {
+        f"{'train' if split in ('train', 'val') else 'test'}/{own[0]}": picture(9) for split, own in names.items()
+    }
+    files = {f"MSMT17_V1/{name}": content for name, content in {**lists, **images}.items()}
+    tar(tmp_path / "MSMT17_V1.tar.gz", files, "w:gz")
+    folder = prepare("msmt17", [tmp_path], root=tmp_path / "data", verify=False)
+    assert {split: len(part) for split, part in open_data(str(folder)).items()} == {"train": 1, "test": 2}
+    with pytest.raises(DataError, match=r"train: 2 images, expected 32,621; test: 2 images, expected 93,820"):
+        prepare("msmt17", [tmp_path], root=tmp_path / "whole")

@@ -18,6 +18,7 @@ from sslbench.names import did_you_mean
 MAKERS: Mapping[str, tuple[tuple[Official, ...], Callable[[Mapping[str, Path]], LayoutPlan]]] = {
     "ade20k_panoptic": (ade20k.ARCHIVES, ade20k.plan),
     "cars196": (listed.CARS_ARCHIVES, listed.cars196),
+    "cuhk03": (sets.CUHK03_ARCHIVES, sets.cuhk03),
     "cub": (listed.CUB_ARCHIVES, listed.cub),
     "cub200": (listed.CUB_ARCHIVES, listed.cub200),
     "dsprites_location": (sets.DSPRITES_ARCHIVES, sets.dsprites_location),
@@ -33,6 +34,16 @@ MAKERS: Mapping[str, tuple[tuple[Official, ...], Callable[[Mapping[str, Path]], 
     **{name: (kind.archives, kind.plan) for name, kind in sets.SETS.items()},
 }
 """Data set -> its archives, and the function that plans its folder from them."""
+_BENCHMARKS = (("data", "_"), ("retrieval", ""), ("anomaly", ""))  # folder, and the beginning of the file's name
+
+
+_WITHOUT_BENCHMARK: Mapping[str, tuple[str, Mapping[str, int]]] = {
+    "ade20k_panoptic": (ade20k.FOLDER, ade20k.SAMPLES),
+    "cuhk03": (sets.CUHK03_FOLDER, sets.CUHK03_SAMPLES),
+    **{name: (kind.folder, kind.samples) for name, kind in sets.SETS.items() if kind.samples},
+    "mvtec_loco": (sets.SETS["mvtec_loco"].folder, {}),  # known by its checksum
+}
+"""Data set -> its folder and its images."""
 
 
 def archives_of(name: str) -> tuple[Official, ...]:
@@ -72,18 +83,19 @@ def place_of(name: str, root: Path) -> Path:
 
 def samples_of(name: str) -> dict[str, int]:
     """Return the expected number of images of each part; {} where it is not known."""
-    return dict(_settings(name).get("samples") or {})
+    return dict(_settings(name)["samples"] or {})
 
 
 def _settings(name: str) -> dict[str, Any]:
-    """Return the data set's file in benchmarks/data or benchmarks/retrieval; the user's has precedence.
+    """Return the data set's file among the benchmarks; the user's has precedence.
 
-    Files of a data set that are for other programs, too, have no benchmark.
+    Some data sets have no benchmark.
     """
-    if name == "ade20k_panoptic":
-        return {"folder": ade20k.FOLDER, "samples": ade20k.SAMPLES}
+    if name in _WITHOUT_BENCHMARK:
+        folder, samples = _WITHOUT_BENCHMARK[name]
+        return {"folder": folder, "samples": samples}
     for root in paths.search_path("benchmarks"):
-        for file in (root / "data" / f"_{name}.yaml", root / "retrieval" / f"{name}.yaml"):
+        for file in (root / folder / f"{start}{name}.yaml" for folder, start in _BENCHMARKS):
             if file.is_file():
                 return read_yaml(file)
     raise UsageError(f"benchmarks/data/_{name}.yaml is missing")

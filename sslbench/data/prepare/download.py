@@ -51,6 +51,11 @@ class Download:
     licence: str = ""
     page: str = ""
 
+    @property
+    def by_hand(self) -> bool:
+        """Return whether no command fetches the files."""
+        return bool(self.files) or not (self.data or self.archives)
+
     def terms(self) -> str:
         """Return size, licence and page in one line."""
         size = f"about {self.megabytes:,} MB" if self.megabytes else "of unknown size"
@@ -83,6 +88,12 @@ def find_download(name: str) -> Download:
         if name in prepare.MAKERS:
             remedy = f"Its authors hand out its archives: get them, then sslbench data prepare {name}."
         raise UsageError(f"there is no download called '{name}'", remedy)
+    if found.by_hand and not found.files:
+        listed = ", ".join(archive.name for archive in prepare.archives_of(found.name))
+        raise UsageError(
+            f"{found.name} has to be fetched by hand: {listed}",
+            f"Get them at {found.page}, then: sslbench data prepare {found.name} --archive FOLDER",
+        )
     if found.files:
         place = place_of(found, paths.data_dir())
         raise UsageError(
@@ -277,7 +288,9 @@ def states(root: Path) -> list[tuple[str, str, str, str]]:
     """
     known = downloads()
     ways = dict.fromkeys(prepare.MAKERS, "prepare")
-    ways |= {name: "by hand" if each.files else "download" for name, each in known.items()}
+    ways |= {
+        name: "by hand" if each.files else "download" for name, each in known.items() if each.files or not each.by_hand
+    }
     rows = []
     for name, way in sorted(ways.items()):
         place = place_of(known[name], root) if name in known else prepare.place_of(name, root)

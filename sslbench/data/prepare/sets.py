@@ -1,6 +1,7 @@
 """Layouts of the data sets that `sslbench data prepare` makes of official archives."""
 
 import dataclasses
+import functools
 import gzip
 import io
 import re
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from sslbench.data.containers.hdf5 import open_hdf5
 from sslbench.data.containers.members import safe_name
 from sslbench.data.prepare.layout import BLOCK_BYTES, LayoutPlan, Official, archive_space, members
 from sslbench.errors import DataError, UsageError
@@ -316,6 +318,38 @@ def _norb_array(path: Path) -> npt.NDArray[np.generic]:
         raise DataError(f"{path} is not an array of small NORB: {error}", "Download it again.") from error
 
 
+# CUHK03: cells of a MATLAB file, 5 pairs of cameras x people x 10 images, the first five of the first camera.
+
+CUHK03_FOLDER, CUHK03_SAMPLES = "cuhk03", {"all": 28_193}
+_CUHK03_BOXES = {boxes: f"cuhk03_new_protocol_config_{boxes}.mat" for boxes in ("detected", "labeled")}
+CUHK03_ARCHIVES = tuple(map(Official, ("cuhk-03.mat", *_CUHK03_BOXES.values())))
+
+
+def cuhk03(archives: Mapping[str, Path]) -> LayoutPlan:
+    """Plan images_detected/, images_labeled/ and the lists of the protocol of Zhong et al. (CVPR 2017)."""
+    path = archives["cuhk-03.mat"]
+
+    def files() -> Iterator[tuple[str, Callable[[], bytes]]]:
+        with open_hdf5(path) as cells:
+            for boxes, lists in _CUHK03_BOXES.items():
+                yield lists, archives[lists].read_bytes
+                if boxes not in cells:
+                    raise DataError(f"{path} has no array '{boxes}'", "Take cuhk-03.mat of cuhk03_release.zip.")
+                for pair, people in enumerate(cells[boxes][0], 1):
+                    # MATLAB stores by columns, so all arrays are transposed.
+                    for person, pictures in enumerate(cells[people][()].T, 1):
+                        for number, picture in enumerate(pictures, 1):
+                            if cells[picture].ndim == 3:  # empty cells have none
+                                name = f"{pair}_{person:03d}_{1 if number <= 5 else 2}_{number:02d}.png"
+                                yield f"images_{boxes}/{name}", functools.partial(_cell, cells, picture)
+
+    return LayoutPlan(files(), 2 * archive_space(path))
+
+
+def _cell(cells: Any, reference: Any) -> bytes:
+    return png(np.ascontiguousarray(cells[reference][()].T))()
+
+
 # Data sets that are only unpacked: archives with the layout of the benchmarks, up to a folder's name.
 
 
@@ -327,11 +361,13 @@ class UnpackedSet:
         folder: below the user's data folder.
         archives: all of them.
         roots: folder at the beginning of the members' names -> folder in place of it; '' is the data set's own.
+        samples: images of each part, or of "all"; empty: those of its benchmark.
     """
 
     folder: str
     archives: tuple[Official, ...]
     roots: Mapping[str, str]
+    samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def plan(self, archives: Mapping[str, Path]) -> LayoutPlan:
         """Plan all members below one of the roots."""
@@ -367,6 +403,33 @@ SETS: Mapping[str, UnpackedSet] = {
         "inaturalist18",
         tuple(map(Official, ("train_val2018.tar.gz", "train2018.json.tar.gz", "val2018.json.tar.gz"))),
         {"train_val2018/": "train_val2018/", "train2018.json": "train2018.json", "val2018.json": "val2018.json"},
+    ),
+    "market1501": UnpackedSet(
+        "market1501",
+        (Official("Market-1501-v15.09.15.zip"),),
+        {f"Market-1501-v15.09.15/{name}/": f"{name}/" for name in ("bounding_box_train", "bounding_box_test", "query")},
+        {"all": 36_036},  # 12,936 of train, 3,368 queries, 19,732 in the gallery, of which 3,819 are junk
+    ),
+    "msmt17": UnpackedSet(
+        "msmt17",
+        (Official("MSMT17_V1.tar.gz"),),
+        {"MSMT17_V1/": ""},
+        {"train": 32_621, "test": 93_820},  # train has the images of list_val.txt, too
+    ),
+    "mvtec": UnpackedSet(
+        "mvtec",
+        (Official("mvtec_anomaly_detection.tar.xz", "eefca59f2cede9c3fc5b6befbfec275e"),),
+        {"mvtec_anomaly_detection/": "", "": ""},
+    ),
+    "mvtec_loco": UnpackedSet(
+        "mvtec_loco",
+        (Official("mvtec_loco_anomaly_detection.tar.xz", "d40f092ac6f88433f609583c4a05f56f"),),
+        {"mvtec_loco_anomaly_detection/": "", "": ""},
+    ),
+    "visa": UnpackedSet(
+        "visa",
+        (Official("VisA_20220922.tar", "ef908989b6dc701fc218f643c127a4de"),),
+        {"VisA_20220922/": "", "VisA/": "", "": ""},
     ),
     "voc07": UnpackedSet(
         "VOCdevkit/VOC2007",
