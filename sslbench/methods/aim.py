@@ -32,7 +32,6 @@ from sslbench.methods._parts.vision_transformers import (
     embed,
     fix_positions,
     initialise,
-    need_own_size,
     need_vision_transformer,
     run_blocks,
     sincos,
@@ -101,8 +100,7 @@ class Method(method.Method[Config]):
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require a plain vision transformer for views of this size, of two patches or more."""
-        vit = need_vision_transformer(backbone, setup, method="aim")
-        need_own_size(vit, setup, method="aim")
+        vit = need_vision_transformer(backbone, setup, method="aim", own_size=True)
         if vit.patch_embed.num_patches < 2:
             raise UsageError(
                 "aim predicts each patch from those before it, but the views have one patch",

@@ -33,7 +33,6 @@ from sslbench.methods._parts.tokenizers import RandomTokenizer, Tokenizer, read_
 from sslbench.methods._parts.vision_transformers import (
     embed,
     grid_of,
-    need_own_size,
     need_plain_blocks,
     need_vision_transformer,
 )
@@ -71,8 +70,7 @@ class Method(method.Method[Config]):
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require a plain vision transformer for views of this size, and blocks for the head of the class token."""
-        vit = need_vision_transformer(backbone, setup, method="beitv2")
-        need_own_size(vit, setup, method="beitv2")
+        vit = need_vision_transformer(backbone, setup, method="beitv2", own_size=True)
         need_plain_blocks(vit, setup, method="beitv2")
         need_masked_count(config.masked, vit.patch_embed.num_patches, method="beitv2")
         if config.head_blocks and config.early_blocks + config.head_blocks > len(vit.blocks):
@@ -117,7 +115,7 @@ class Method(method.Method[Config]):
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the sum of the cross entropies of network and head."""
         config = self.config
-        images = torch.cat(batch.views) if len(batch.views) > 1 else batch.views[0]
+        images = batch.images
         mask = filled_masks_of(batch, step, self.seed, self.grid, self.masked, smallest=config.smallest_block)
         rows = masked_rows(mask, images.device)
         codes = self.tokenizer(renormalise(images, self.normalisation, self.tokenizer.preprocessing))

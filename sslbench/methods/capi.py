@@ -36,7 +36,6 @@ from sslbench.methods._parts.vision_transformers import (
     embed,
     give_blocks,
     keep_patches,
-    need_own_size,
     need_vision_transformer,
     run_blocks,
 )
@@ -171,8 +170,7 @@ class Method(method.Method[Config]):
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require a plain vision transformer for views of this size, and heads that fit its width."""
-        vit = need_vision_transformer(backbone, setup, method="capi")
-        need_own_size(vit, setup, method="capi")
+        vit = need_vision_transformer(backbone, setup, method="capi", own_size=True)
         need_masked_count(config.masked, vit.patch_embed.num_patches, method="capi")
         if vit.embed_dim % (4 * config.predictor_heads):
             raise UsageError(
@@ -205,7 +203,7 @@ class Method(method.Method[Config]):
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the sum of the losses of the predicted patches and of the clusters."""
         config, prefix = self.config, self.backbone.num_prefix_tokens
-        images = torch.cat(batch.views) if len(batch.views) > 1 else batch.views[0]
+        images = batch.images
         drawn = [self._draw(len(batch.views), generator) for generator in image_generators(self.seed, batch, step)]
         visible, wanted = (view_by_view(part).to(images.device, non_blocking=True) for part in zip(*drawn, strict=True))
 

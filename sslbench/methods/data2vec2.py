@@ -178,7 +178,7 @@ class Method(method.Method[Config]):
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the loss of masked patches and of the class token."""
         config = self.config
-        images = torch.cat(batch.views) if len(batch.views) > 1 else batch.views[0]
+        images = batch.images
         # One pass of the teacher serves all masks of an image.
         with torch.no_grad():
             targets = averaged_targets(self._outputs(images))

@@ -28,7 +28,6 @@ from sslbench.methods._parts.vision_transformers import (
     fix_positions,
     grid_of,
     keep_patches,
-    need_own_size,
     need_vision_transformer,
     run_blocks,
     sincos,
@@ -176,8 +175,7 @@ class Method(method.Method[Config]):
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require a plain vision transformer for views of this size, and widths that fit the predictor."""
-        vit = need_vision_transformer(backbone, setup, method="ijepa")
-        need_own_size(vit, setup, method="ijepa")
+        vit = need_vision_transformer(backbone, setup, method="ijepa", own_size=True)
         if min(grid_of(vit, setup.sizes[0])) < 3:
             raise UsageError(
                 f"ijepa: the views have {grid_of(vit, setup.sizes[0])} patches, too few for blocks",
@@ -203,7 +201,7 @@ class Method(method.Method[Config]):
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the loss of the predictions of all target blocks."""
-        images = torch.cat(batch.views) if len(batch.views) > 1 else batch.views[0]
+        images = batch.images
         # Sizes are drawn once for an update, so the masks of all images have equal lengths and make one tensor.
         sizes = random_numbers(update_generator(self.seed, step))
         places = [random_numbers(each) for each in image_generators(self.seed, batch, step)]

@@ -22,7 +22,6 @@ from sslbench.methods._parts.vision_transformers import (
     fix_positions,
     initialise,
     keep_patches,
-    need_own_size,
     need_vision_transformer,
     run_blocks,
     sincos,
@@ -121,8 +120,7 @@ class Method(method.Method[Config]):
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require a plain vision transformer of timm for views of this size."""
-        vit = need_vision_transformer(backbone, setup, method="mae")
-        need_own_size(vit, setup, method="mae")
+        vit = need_vision_transformer(backbone, setup, method="mae", own_size=True)
         patches = vit.patch_embed.num_patches
         visible = _visible(config, patches)
         if not 0 < visible < patches:
@@ -156,7 +154,7 @@ class Method(method.Method[Config]):
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the reconstruction loss of the masked patches."""
-        images = torch.cat(batch.views) if len(batch.views) > 1 else batch.views[0]
+        images = batch.images
         generators, patches_of_view = image_generators(self.seed, batch, step), self.decoder.positions.shape[1]
         drawn = [random_masking(len(batch.views), patches_of_view, self.visible, each) for each in generators]
         order, restore = (view_by_view(part).to(images.device, non_blocking=True) for part in zip(*drawn, strict=True))

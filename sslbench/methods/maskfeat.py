@@ -28,7 +28,6 @@ from sslbench.methods._parts.masks import (
 from sslbench.methods._parts.vision_transformers import (
     embed,
     grid_of,
-    need_own_size,
     need_vision_transformer,
     run_blocks,
 )
@@ -105,8 +104,7 @@ class Method(method.Method[Config]):
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require a plain vision transformer for views of this size, whose patches are made of cells."""
-        vit = need_vision_transformer(backbone, setup, method="maskfeat")
-        need_own_size(vit, setup, method="maskfeat")
+        vit = need_vision_transformer(backbone, setup, method="maskfeat", own_size=True)
         need_masked_count(config.masked, vit.patch_embed.num_patches, method="maskfeat")
         height, width = vit.patch_embed.patch_size
         if height % config.cell or width % config.cell:
@@ -134,7 +132,7 @@ class Method(method.Method[Config]):
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the loss of the masked patches."""
         config = self.config
-        images = torch.cat(batch.views) if len(batch.views) > 1 else batch.views[0]
+        images = batch.images
         mask = filled_masks_of(batch, step, self.seed, self.grid, self.masked, smallest=config.smallest_block)
         rows = masked_rows(mask, images.device)
         tokens = self._tokens(images, mask.to(images.device, non_blocking=True))[:, self.backbone.num_prefix_tokens :]

@@ -20,7 +20,6 @@ from sslbench.methods._parts.masks import image_generators, masked_rows, patchif
 from sslbench.methods._parts.vision_transformers import (
     embed,
     grid_of,
-    need_own_size,
     need_vision_transformer,
     run_blocks,
 )
@@ -63,8 +62,7 @@ class Method(method.Method[Config]):
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require a plain vision transformer for views of this size, which units of patches cover."""
-        vit = need_vision_transformer(backbone, setup, method="simmim")
-        need_own_size(vit, setup, method="simmim")
+        vit = need_vision_transformer(backbone, setup, method="simmim", own_size=True)
         rows, columns = grid_of(vit, setup.sizes[0])
         if config.unit < 1 or rows % config.unit or columns % config.unit:
             # Units that divide both sides and leave at least two, of which one can be hidden.
@@ -93,7 +91,7 @@ class Method(method.Method[Config]):
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the loss of the masked patches."""
-        images = torch.cat(batch.views) if len(batch.views) > 1 else batch.views[0]
+        images = batch.images
         mask = view_by_view(
             [
                 unit_masks(len(batch.views), self.grid, self.config.unit, self.masked, generator)

@@ -27,7 +27,6 @@ from sslbench.methods._parts.tokenizers import nearest_codes
 from sslbench.methods._parts.vision_transformers import (
     embed,
     grid_of,
-    need_own_size,
     need_plain_blocks,
     need_vision_transformer,
     run_blocks,
@@ -129,8 +128,7 @@ class Method(method.Method[Config]):
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require a plain vision transformer for views of this size."""
-        vit = need_vision_transformer(backbone, setup, method="vqkd")
-        need_own_size(vit, setup, method="vqkd")
+        vit = need_vision_transformer(backbone, setup, method="vqkd", own_size=True)
         need_plain_blocks(vit, setup, method="vqkd")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
@@ -163,7 +161,7 @@ class Method(method.Method[Config]):
 
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the sum of the losses of reproduced patches and of rows and their codes."""
-        images = torch.cat(batch.views) if len(batch.views) > 1 else batch.views[0]
+        images = batch.images
         with torch.no_grad():
             wanted = self._patches(self.teacher, renormalise(images, *self._normalisations))
         tokens = self._patches(self.backbone, images)

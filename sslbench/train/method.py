@@ -37,6 +37,11 @@ class Batch:
     origins: tuple[str, ...] = ()
     boxes: Tensor | None = None
 
+    @property
+    def images(self) -> Tensor:
+        """All views one after the other, (V * B, C, h, w): they have one size."""
+        return torch.cat(self.views) if len(self.views) > 1 else self.views[0]
+
     def by_origin(self) -> dict[str, "Batch"]:
         """Return a batch per source, e.g. {"coco": ..., "photos": ...}, for the sources that occur in this batch."""
         found = {}

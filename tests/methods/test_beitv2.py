@@ -103,7 +103,7 @@ def test_the_loss_is_that_of_the_codes_of_masked_patches_twice():
             patches[0, mask] = method.mask_token
             early = vit.blocks[0](torch.cat([vit.cls_token, patches], 1) + vit.pos_embed)
             last = vit.blocks[2](vit.blocks[1](early))
-            of_head = method.head(torch.cat([last[:, :1], early[:, 1:]], 1))
+            of_head = method.class_blocks(torch.cat([last[:, :1], early[:, 1:]], 1))
             for terms, tokens in ((first, last), (second, of_head)):
                 logits = method.classifier(vit.norm(tokens)[0, 1:][mask])
                 terms.append(functional.cross_entropy(logits, codes, reduction="none"))
@@ -115,7 +115,7 @@ def test_without_a_head_of_the_class_token_it_is_beit():
     method, setup, batch = make(dataclasses.replace(CONFIG, head_blocks=0))
     with torch.no_grad():
         loss = method(batch, step_of(0, setup))
-    assert set(loss.parts) == {"accuracy"} and not list(method.head.parameters())
+    assert set(loss.parts) == {"accuracy"} and not list(method.class_blocks.parameters())
 
 
 def test_random_codes_are_the_nearest_of_projected_pixels():
@@ -141,7 +141,7 @@ def test_branches_start_smaller_in_later_blocks_unless_weights_were_loaded():
     method, _, _ = make()
     net = network(VIT)
     loaded = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    stds = [block.mlp.fc2.weight.detach().std() for block in (*method.backbone.blocks, *method.head)]
+    stds = [block.mlp.fc2.weight.detach().std() for block in (*method.backbone.blocks, *method.class_blocks)]
     assert [float(std / stds[0]) for std in stds] == pytest.approx([1, 0.707, 0.577, 0.707, 0.577], rel=0.05)
     beitv2.Method(net, CONFIG, setup_for(net, sizes=(32,), backbone=VIT, loaded=True))
     assert all(torch.equal(loaded[name], tensor) for name, tensor in net.state_dict().items())

@@ -17,14 +17,24 @@ from sslbench.methods._parts.masks import take
 from sslbench.train.method import Setup
 
 
-def need_vision_transformer(backbone: nn.Module, setup: Setup, *, method: str) -> VisionTransformer:
-    """Return the backbone, a vision transformer whose patches can be masked."""
+def need_vision_transformer(
+    backbone: nn.Module, setup: Setup, *, method: str, own_size: bool = False
+) -> VisionTransformer:
+    """Return the backbone, a vision transformer whose patches can be masked; with `own_size` built for these views."""
     plain = isinstance(backbone, VisionTransformer) and isinstance(backbone.patch_embed, PatchEmbed)
     if not plain or backbone.attn_pool is not None or type(backbone)._pos_embed is not VisionTransformer._pos_embed:
         raise UsageError(
             f"{method} needs a plain vision transformer, which {setup.backbone} is not",
             "For instance --backbone timm:vit_base_patch16_224, or timm:vit_tiny_patch16_224,img_size=32,patch_size=4 "
             "for small images.",
+        )
+    size = tuple(backbone.patch_embed.img_size)
+    if own_size and any((side, side) != size for side in setup.sizes):
+        side, base = setup.sizes[0], setup.backbone.partition(",img_size")[0]
+        raise UsageError(
+            f"{method}: the views have {' and '.join(str(s) for s in dict.fromkeys(setup.sizes))} pixels a side, "
+            f"the backbone takes {size[0]} x {size[1]}",
+            f"Build the backbone for the size of the views: --backbone {base},img_size={side}.",
         )
     return backbone
 
@@ -46,18 +56,6 @@ def need_class_token(vit: VisionTransformer, setup: Setup, *, method: str) -> No
             f"{method} compares class tokens, and the output of {setup.backbone} is none",
             "Choose a vision transformer with a class token, such as timm:vit_small_patch16_224, and do not set its "
             "global_pool.",
-        )
-
-
-def need_own_size(vit: VisionTransformer, setup: Setup, *, method: str) -> None:
-    """Require views of the size that the network was built for."""
-    size = tuple(vit.patch_embed.img_size)
-    if any((side, side) != size for side in setup.sizes):
-        side, base = setup.sizes[0], setup.backbone.partition(",img_size")[0]
-        raise UsageError(
-            f"{method}: the views have {' and '.join(str(s) for s in dict.fromkeys(setup.sizes))} pixels a side, "
-            f"the backbone takes {size[0]} x {size[1]}",
-            f"Build the backbone for the size of the views: --backbone {base},img_size={side}.",
         )
 
 
