@@ -24,6 +24,7 @@ Input = Literal[
     "scores",
     "probabilities",
     "places",
+    "times_of_train",
     "clusters",
     "features",
     "rankings",

@@ -18,12 +18,14 @@ from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.config import setting
 from sslbench.data.groups import groups_by_first_sample, source_groups
 from sslbench.data.source import Source
+from sslbench.data.wording import counted as counted_of
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.catalog import find as find_metric
-from sslbench.metrics.intervals import known_mean, over_trainings
-from sslbench.metrics.summary import summarise
-from sslbench.metrics.survival import concordance
+from sslbench.metrics.intervals import Units, known_mean, over_trainings
+from sslbench.metrics.measure import Measure
+from sslbench.metrics.summary import summarise, with_intervals
+from sslbench.metrics.survival import UNO_C_INDEX, Concordance, censoring_weights, concordance
 from sslbench.protocols import linear
 from sslbench.protocols._parts.few_shot import seeds as seeds_of
 from sslbench.protocols._parts.selection import check_features, edge_notes, folds_of, holdout_rows, no_holdout, percent
@@ -40,6 +42,7 @@ from sslbench.targets.times import Times
 
 PENALTIES = tuple(float(f"{10 ** (e / 2):.3g}") for e in range(-2, 11))
 _ATTENTION = "pooling=attention"
+_RESAMPLES = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +59,12 @@ class Settings(linear.Settings):
         filled=True,
     )
     folds: int = setting(5, "times as labels: folds of train for the choice of the penalty", within="[2, inf)")
+    tau: float | None = setting(
+        None,
+        "times as labels: time from which Uno's index counts no event; null: all times that train can weigh",
+        within="(0, inf)",
+        added_later=True,
+    )
     projection: int = setting(
         128, "width that features are projected to before attention; 0: none", within="[0, inf)", needs=_ATTENTION
     )
@@ -126,6 +135,13 @@ def pooled(part: Features, pooling: str, name: str) -> Features:
 
 def check(settings: Settings, train: Target) -> None:
     """Refuse targets that the settings do not go together with."""
+    if settings.tau is not None and not (isinstance(train, Times) and settings.tau <= train.values[:, 0].max()):
+        raise UsageError(
+            f"bags: tau={settings.tau:g} is of times, and these samples have {train.title}"
+            if not isinstance(train, Times)
+            else f"bags: the last time of train is {train.values[:, 0].max():g}, before tau={settings.tau:g}",
+            "Leave tau out." if not isinstance(train, Times) else "Give a time that train reaches.",
+        )
     if isinstance(train, Times) and settings.select_on == "test":
         raise UsageError(
             "bags: the penalty of Cox regression is chosen on folds of train alone", "Leave out select_on."
@@ -175,6 +191,14 @@ def _survive(train: Features, test: Features, settings: Settings, *, seed: int) 
     predicted = risks[0][:, None].astype(np.float32)
     kind = type(test.target)
     metrics, name, _ = summarise(kind, test.target.classes, test.target.values, predicted, seed=seed)
+    of_events = censoring_weights(train.target.values, test.target.values, settings.tau)
+    uno = Measure((UNO_C_INDEX,), Concordance(test.target.values, predicted.astype(np.float64), of_events).statistic)
+    metrics |= with_intervals(uno, Units.of(len(test), None), seed, _RESAMPLES)
+    left_out = int(test.target.values[:, 1].sum()) - np.count_nonzero(of_events)
+    if left_out:
+        notes.append(
+            f"Uno's index does not count {counted_of(left_out, 'event')} that train cannot weigh or from tau on."
+        )
     if np.isnan(metrics[name][0]):
         notes.append("No two test times can be ordered: none is an event before the end of another.")
     return Outcome(
@@ -185,7 +209,7 @@ def _survive(train: Features, test: Features, settings: Settings, *, seed: int) 
         train=concordance(train.target.values, own[0]),
         selected={"penalty": chosen} | selected,
         converged=converged,
-        chance={"c_index": 0.5},
+        chance={"c_index": 0.5, UNO_C_INDEX.name: 0.5},
         notes=tuple(notes),
     )
 

@@ -38,6 +38,7 @@ from sslbench.metrics.intervals import Units, means
 from sslbench.metrics.metric import ClassFrequencies
 from sslbench.metrics.retrieval import GroundTruth, ranks_of_positives
 from sslbench.metrics.summary import summarise, summarise_places, without_intervals
+from sslbench.metrics.survival import Concordance, censoring_weights
 from sslbench.metrics.transferability import SCORES, LabelledFeatures, of_source_classes
 from sslbench.targets import kinds
 from sslbench.targets.times import Times
@@ -88,12 +89,23 @@ def values_of_value(quality, seed):
     return of_scores("value", quality, seed)
 
 
-def values_of_time(quality, seed):
+def draw_times(quality, seed):
     """Times, half of them of events, and risks in their reverse order for a share `quality`."""
     generator = np.random.default_rng(seed)
     times = np.column_stack([generator.random(N), generator.integers(0, 2, N)])
     risks = np.where(generator.random(N) < quality, -times[:, 0], -generator.random(N))
+    return times, risks
+
+
+def values_of_time(quality, seed):
+    times, risks = draw_times(quality, seed)
     return without_intervals(Times, times, risks[:, None])
+
+
+def values_of_times_of_train(quality, seed):
+    times, risks = draw_times(quality, seed)
+    weights = censoring_weights(times, times)
+    return {"uno_c_index": float(Concordance(times, risks, weights).statistic(np.ones((1, N)))[0, 0])}
 
 
 def values_of_places(quality, seed):

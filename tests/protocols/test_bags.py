@@ -16,7 +16,7 @@ from sslbench.data.labels import single_labels
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.metrics.survival import Concordance, concordance
+from sslbench.metrics.survival import Concordance, censoring_weights, concordance
 from sslbench.protocols import bags
 from sslbench.protocols._parts import gated_attention
 from sslbench.protocols._parts.gated_attention import GatedAttention
@@ -92,6 +92,58 @@ def test_the_concordance_index_is_that_of_a_loop_over_pairs_with_ties_and_weight
     found = Concordance(times, risks).statistic(weights)[:, 0]
     assert found == pytest.approx([slow_concordance(times, risks, each) for each in weights])
     assert np.isnan(concordance([[1, 0], [2, 0]], [1, 2])) and np.isnan(concordance([[5, 1], [5, 1]], [1, 2]))
+
+
+def slow_uno(train, times, risks, tau):
+    """Uno's index by its definition: products over the censored times of train, then a loop over pairs."""
+
+    def uncensored(at):
+        product = 1.0
+        for time in sorted({t for t, event in train if not event and t <= at}):
+            lost = sum(t == time and not event for t, event in train)
+            product *= 1 - lost / sum(t > time or (t == time and not event) for t, event in train)
+        return product
+
+    right = pairs = 0.0
+    for (time, event), risk in zip(times, risks, strict=True):
+        if event and time < tau and time <= max(t for t, _ in train) and uncensored(time) > 0:
+            for (other, other_event), other_risk in zip(times, risks, strict=True):
+                if time < other or (time == other and not other_event):
+                    pairs += uncensored(time) ** -2
+                    right += uncensored(time) ** -2 * (risk > other_risk) + 0.5 * uncensored(time) ** -2 * (
+                        risk == other_risk
+                    )
+    return right / pairs
+
+
+@pytest.mark.parametrize("tau", [None, 6.0])
+def test_unos_index_is_that_of_a_loop_over_pairs_with_weights_of_train(tau):
+    rng = np.random.default_rng(1)
+    train, times = (
+        np.column_stack([rng.integers(1, most, 50), rng.integers(0, 2, 50)]).astype(float) for most in (9, 11)
+    )
+    risks = rng.integers(0, 5, 50).astype(float)
+    index = Concordance(times, risks, censoring_weights(train, times, tau))
+    wanted = slow_uno(train, times, risks, np.inf if tau is None else tau)
+    assert index.statistic(np.ones((1, 50))) == pytest.approx(wanted) and wanted != concordance(times, risks)
+    # Without censoring in train all events weigh the same.
+    assert set(censoring_weights(np.ones((3, 2)) * [[20, 1]], times)) == {0.0, 1.0}
+
+
+def test_unos_index_stands_beside_harrells_with_its_truncation():
+    parts = [bags_of_instances(number, seed, of_times) for number, seed in ((60, 1), (40, 2))]
+    outcome = bags.run(*parts, Settings(), seed=0)
+    value, low, high = outcome.metrics["uno_c_index"]
+    assert low < value < high and outcome.headline == "c_index" and outcome.chance["uno_c_index"] == 0.5
+    last = float(parts[0].target.values[:, 0].max())
+    early = bags.run(*parts, Settings(tau=last / 2), seed=0)
+    assert early.metrics["uno_c_index"] != outcome.metrics["uno_c_index"]
+    assert early.metrics["c_index"] == outcome.metrics["c_index"]
+    assert any("Uno's index does not count" in note for note in early.notes)
+    for target, tau, message in ((of_times, last + 1, "the last time of train is"), (of_classes, 3.0, "tau=3 is of")):
+        train = bags_of_instances(60, 1, target)
+        with pytest.raises(UsageError, match=message):
+            bags.run(train, train, Settings(tau=tau), seed=0)
 
 
 def slow_likelihood(weights, x, times, penalty):
