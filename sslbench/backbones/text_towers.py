@@ -63,6 +63,11 @@ class TextTower:
     embeddings: Callable[..., Tensor]
     module: nn.Module
 
+    @functools.cached_property
+    def width(self) -> int:
+        """Length of the embeddings."""
+        return self.encode([""], "cpu").shape[1]
+
     def encode(self, texts: Sequence[str], device: str) -> Matrix:
         """Return the embeddings (N, D) of texts, float32."""
         self.module.to(device)

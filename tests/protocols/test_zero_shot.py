@@ -341,6 +341,15 @@ def test_a_network_of_images_alone_has_no_text_tower(folder, capsys):
         read_text_tower("empty.pt")
 
 
+def test_texts_of_another_width_are_refused_before_an_image_is_encoded(folder, capsys):
+    for name in ("cat/a.png", "cat/b.png", "dog/c.png", "dog/d.png"):
+        save(folder.parent / "classes" / name)
+    words = ("eval", "zero-shot", "--weights", "random", "--backbone", "resnet18w0.125", "--data", "classes")
+    assert run(*words, f"text_features={text_file({'cat': np.ones(3), 'dog': np.eye(3)[0]})}") == 2
+    assert "the features have 64 numbers, the texts 3\n" in capsys.readouterr().err
+    assert not (folder.parent / "store").exists()
+
+
 CLIP = {
     "embed_dim": 24,
     "vision_cfg": {"image_size": 64, "layers": 1, "width": 64, "patch_size": 16},

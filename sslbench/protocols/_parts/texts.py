@@ -24,7 +24,9 @@ from sslbench.protocols.protocol import OnFeatures, ProtocolSettings
 
 if TYPE_CHECKING:
     from sslbench.backbones.backbone import Backbone
+    from sslbench.backbones.layers import Layer
     from sslbench.backbones.text_towers import TextTower
+    from sslbench.data.source import Source
 
 _NAMES = ("names", "texts", "captions", "name", "text", "caption")
 _WRITE = "Write them by np.savez(FILE, features=x, names=texts), x (M, D) and one text per row."
@@ -77,6 +79,22 @@ class OnImagesAndTexts(OnFeatures[S]):
             )
         return dataclasses.replace(settings, text_tower=place)
 
+    def row_names(
+        self, protocol: str, backbone: "Backbone", layers: "Sequence[Layer]", train: "Source", settings: S, *, seed: int
+    ) -> tuple[str, ...]:
+        """Return the layers; refuse those whose features are not in the space of the texts, nor projected into it."""
+        import torch
+
+        from sslbench.backbones.backbone import probe_images
+        from sslbench.backbones.layers import forward_layers
+
+        source = open_texts(settings)
+        with torch.no_grad():
+            features = forward_layers(backbone.module, probe_images(backbone.preprocessing), layers)
+        for layer in layers:
+            _projection(source, features[layer.text].shape[1], source.width)
+        return super().row_names(protocol, backbone, layers, train, settings, seed=seed)
+
     def lacking_floors(self, *, baseline: bool) -> dict[str, str]:
         """Return the pixels, which have no space in common with texts."""
         return {"pixels": "raw pixels have no space in common with texts"}
@@ -125,6 +143,11 @@ class TextFile:
     x: Matrix
     rows: Mapping[str, Sequence[int]]
     projection: None = None
+
+    @property
+    def width(self) -> int:
+        """Length of the embeddings."""
+        return self.x.shape[1]
 
     def refuse_missing(self, texts: Iterable[str]) -> None:
         """Refuse texts that the file lacks."""
@@ -226,14 +249,20 @@ def image_vectors(source: "TextFile | TextTower", x: Matrix, width: int) -> Matr
     Raises:
         UsageError: the features have neither the width of the texts nor that of the projection.
     """
-    projection = source.projection
+    projection = _projection(source, x.shape[1], width)
     x = x.astype(np.float64)
-    if projection is not None and x.shape[1] == len(projection):
-        x = x @ projection
-    if x.shape[1] != width:
+    return unit_length(x if projection is None else x @ projection).astype(np.float32)
+
+
+def _projection(source: "TextFile | TextTower", given: int, width: int) -> Matrix | None:
+    """Return the projection of features of a width into the space of the texts; None: they are in it."""
+    projection = source.projection
+    if projection is not None and given == len(projection):
+        return projection
+    if given != width:
         inside = f", and the projection of the file takes {len(projection)}" if projection is not None else ""
         raise UsageError(
-            f"the features have {x.shape[1]} numbers, the texts {width}{inside}",
+            f"the features have {given} numbers, the texts {width}{inside}",
             "Choose the layer that was trained with these texts (--layers), behind the projection if it has one.",
         )
-    return unit_length(x).astype(np.float32)
+    return None
