@@ -2,13 +2,15 @@
 
 import copy
 import dataclasses
+import functools
 import itertools
 import weakref
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sslbench.backbones.backbone import Backbone, Kind, copied
+from sslbench.backbones.tubelets import as_clips
 from sslbench.config import build as build_dataclass
 from sslbench.errors import BackboneError
 from sslbench.preprocessing import Preprocessing
@@ -22,19 +24,34 @@ _count = itertools.count(1)
 def from_module(
     name: str, module: nn.Module, preprocessing: Preprocessing, original: nn.Module | None = None
 ) -> Backbone:
-    """Return a backbone around a module that is in memory; it has to be frozen and in eval mode."""
+    """Return a backbone around a module that is in memory; it has to be frozen and in eval mode.
+
+    With an attribute `frames` above 1 it takes clips (B, C, T, H, W) of so many frames.
+    """
+    frames = getattr(module, "frames", 1)
+    if not isinstance(frames, int) or frames < 1:
+        raise BackboneError(
+            f"the attribute 'frames' of {name} should be the number of frames of a clip, not {frames!r:.80}",
+            "Networks of images have none.",
+        )
+    if frames > 1:
+        module.register_forward_pre_hook(functools.partial(_with_clips, preprocessing.channels, frames))
     # Code that was typed in cannot be compared with that of another process, but an object is what it was.
     owner = module if original is None else original
     number = _numbers[owner] = _numbers.get(owner) or next(_count)
     return Backbone(
         name=name,
-        kind=Kind(users=True, in_memory=True),
+        kind=Kind(users=True, in_memory=True, frames=frames),
         module=module,
         preprocessing=preprocessing,
         aliases={},
         default_layer="output",
         in_process=f"module {number}",
     )
+
+
+def _with_clips(channels: int, frames: int, module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+    return as_clips(inputs[0], channels, frames)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

@@ -15,7 +15,8 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build, check_recorded, families
 from sslbench.backbones.sizes import fit_positions, fit_rotary
 from sslbench.backbones.stems import StemRule, fit_stem, parse_rule, with_channels
-from sslbench.backbones.timm_models import list_pretrained
+from sslbench.backbones.timm_models import list_pretrained, parse_options
+from sslbench.backbones.videomae import OPTIONS, VideoTransformer, told_positions
 from sslbench.backbones.vjepa2 import fit_frames
 from sslbench.config import build as build_dataclass
 from sslbench.errors import BackboneError, UsageError, WeightsError
@@ -222,6 +223,7 @@ def load_file(
     tensors, mapped, random = fit_stem(tensors, built, stem, what=weights)
     tensors, rotary = fit_rotary(tensors, built.module)
     tensors, resized = fit_positions(tensors, built.module)
+    positions = _computed_positions(built, recognised, weights)
     report = fill(
         built.module,
         tensors,
@@ -236,7 +238,7 @@ def load_file(
     if backbone is None and recognised.backbone is None and (spec := parse(built.name)) and spec.stem == "cifar":
         notes.append(ASSUMED_CIFAR)
     report = dataclasses.replace(
-        report, casts=(*report.casts, *frames, *mapped, *rotary, *resized), note="; ".join(notes)
+        report, casts=(*report.casts, *frames, *mapped, *rotary, *resized, *positions), note="; ".join(notes)
     )
     report = _without(report, built, random)
     preprocessing, told = recorded_preprocessing(file), ""
@@ -252,6 +254,17 @@ def load_file(
         gem_power=_learnt_gem_power(recognised, weights),
     )
     return dataclasses.replace(built, heads=load_heads(file, recognised)) if heads else built
+
+
+def _computed_positions(built: Backbone, recognised: Recognised, weights: str) -> tuple[str, ...]:
+    """Return a note if VideoMAE's positions are others than in training, as file and configuration show the network."""
+    if not isinstance(built.module, VideoTransformer):
+        return ()
+    try:
+        trained = OPTIONS | parse_options(architecture(recognised, weights))[1]
+    except BackboneError:  # it is why the user names the network; the published ones are all of these clips
+        trained = dict(OPTIONS)
+    return told_positions(built.module, trained["frames"], trained["img_size"])
 
 
 def _shown_beside(recognised: Recognised, weights: str, named: Backbone) -> list[str]:

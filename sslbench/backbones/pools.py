@@ -88,12 +88,14 @@ class Tokens:
 def apply_pool(x: Tensor, pool: Pool | None, tokens: Tokens, *, layer: str) -> Tensor:
     """Pool to one vector per image: (B, D) float32, a copy; `tokens` and `patches` to one per token, (B, N, C).
 
-    x: (B, C, H, W), (B, N, C) or (B, D).
+    x: (B, C, H, W), (B, N, C) or (B, D); a map of clips, (B, C, T, H, W), counts as its N = T * H * W places.
     pool: None takes the average of a map, the class token of tokens (the mean of the patches where there is none), and
         a vector as it is.
     tokens: layout of the tokens, for (B, N, C).
     """
     x = x.float()
+    if x.ndim == 5:
+        x, tokens = x.flatten(2).transpose(1, 2), Tokens()
     if pool is not None and pool.of_tokens:
         if x.ndim not in (3, 4):
             raise _no_fit(x, pool, layer, "none (the layer is already a vector)" if x.ndim == 2 else "flatten")

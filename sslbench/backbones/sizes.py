@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build
 from sslbench.backbones.layers import Layer, forward_layers
+from sslbench.backbones.videomae import told_positions
 from sslbench.backbones.vit_recognise import grid_side
 from sslbench.errors import UsageError, WeightsError
 from sslbench.weights.fill import MASKED_BIASES, PERIODS, fill, with_masked_biases, without_class_position
@@ -133,6 +134,7 @@ def built_for(backbone: Backbone) -> Backbone:
         fill(fitted.module, tensors, what=backbone.name)
     except WeightsError as error:
         raise UsageError(problem, f"Its tensors do not fit another size: {error.message}") from error
+    notes = (*notes, *told_positions(fitted.module, backbone.kind.frames, built[0]))
     report = backbone.report and dataclasses.replace(backbone.report, casts=(*backbone.report.casts, *notes))
     return dataclasses.replace(fitted, preprocessing=backbone.preprocessing, report=report, format=backbone.format)
 

@@ -1,8 +1,24 @@
-"""Tubelets: patches of two frames, the tokens of networks on clips."""
+"""Clips as networks take them, and tubelets: patches of two frames, the tokens of transformers on clips."""
 
 from torch import Tensor, nn
 
 TUBELET = 2
+
+
+def as_clips(images: Tensor, channels: int, frames: int) -> Tensor:
+    """Return clips (B, C, T, H, W) of frames one after the other in the channels, (B, T * C, H, W).
+
+    An image, (B, C, H, W), is shown in every one of the `frames`; clips stay as they are.
+
+    >>> import torch
+    >>> as_clips(torch.zeros(2, 4 * 3, 8, 8), 3, 4).shape, as_clips(torch.zeros(2, 3, 8, 8), 3, 4).shape
+    (torch.Size([2, 3, 4, 8, 8]), torch.Size([2, 3, 4, 8, 8]))
+    """
+    if images.ndim == 5:
+        return images
+    # The number of images stays free in exported networks.
+    clips = images.reshape(-1, images.shape[1] // channels, channels, *images.shape[2:]).transpose(1, 2)
+    return clips.expand(-1, -1, frames, -1, -1) if clips.shape[2] == 1 else clips
 
 
 class Tubelets(nn.Module):
@@ -39,15 +55,9 @@ class Tubelets(nn.Module):
     def forward(self, clips: Tensor) -> Tensor:
         """Return the tokens (B, N, width), frame by frame and row by row.
 
-        clips: (B, channels, T, H, W), or with the frames one after the other in the channels, (B, T * channels, H, W).
-            An image, (B, channels, H, W), is shown in every frame.
+        clips: (B, channels, T, H, W), or as `as_clips` takes them.
         """
-        if clips.ndim == 4:
-            # The number of images stays free in exported networks.
-            frames = clips.shape[1] // self.proj.in_channels
-            clips = clips.reshape(-1, frames, self.proj.in_channels, *clips.shape[2:]).transpose(1, 2)
-            if clips.shape[2] == 1:
-                clips = clips.expand(-1, -1, self.frames, -1, -1)
+        clips = as_clips(clips, self.proj.in_channels, self.frames)
         if clips.shape[2:] != (self.frames, *self.img_size):
             given = " x ".join(map(str, clips.shape[2:]))
             raise ValueError(f"clips of {given} are given, and {self.frames} x {self.img_size[0]} x {self.img_size[1]}")

@@ -17,6 +17,7 @@ SIZES: Mapping[str, tuple[int, int, int, float]] = {
     "videomae_huge": (1280, 32, 16, 4.0),
     "videomae_giant": (1408, 40, 16, 48 / 11),
 }
+OPTIONS: dict[str, Any] = {"img_size": 224, "frames": 16, "final_norm": True}
 _BASE = 10_000.0
 
 
@@ -72,12 +73,17 @@ def sinusoids(count: int, width: int) -> Tensor:
     return torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1).float()
 
 
-def build_videomae(name: str, options: Mapping[str, Any]) -> tuple[nn.Module, Mapping[str, Any]]:
-    """Return an encoder with random weights, and all of its options."""
-    width, depth, heads, ratio = SIZES[name]
-    given: dict[str, Any] = {"img_size": 224, "patch_size": 16, "in_chans": 3, "frames": 16, "embed_dim": width}
-    given |= {"depth": depth, "num_heads": heads, "mlp_ratio": ratio, "norm_eps": 1e-6, "final_norm": True}
-    if unknown := [key for key in options if key not in given]:
-        raise TypeError(f"it has no option '{unknown[0]}', but {', '.join(given)}")
-    given |= options
-    return VideoTransformer(given), given
+def told_positions(module: nn.Module, frames: int, side: int) -> tuple[str, ...]:
+    """Return a note if a VideoMAE takes other clips than those of its training: its positions are no tensors of a file.
+
+    frames, side: of the clips of its training.
+    """
+    if not isinstance(module, VideoTransformer):
+        return ()
+    first = module.patch_embed
+    if (first.frames, first.img_size) == (frames, (side, side)):
+        return ()
+    return (
+        f"fixed positions computed anew for clips of {first.frames} frames of {first.img_size[0]} pixels (trained on "
+        f"{frames} frames of {side} pixels)",
+    )

@@ -16,6 +16,7 @@ SIZES: Mapping[str, tuple[int, int, int, float]] = {
     "vjepa2_huge": (1280, 32, 16, 4.0),
     "vjepa2_giant": (1408, 40, 22, 48 / 11),
 }
+OPTIONS: Mapping[str, Any] = {"img_size": 256, "frames": 0}
 _BASE = 10_000.0
 _STEM = "patch_embed.proj.weight"
 # Patches of 16 frames of 224 and of 384 pixels; V-JEPA 2 has 256 pixels, or 64 frames.
@@ -51,16 +52,10 @@ class RotaryPositions(nn.Module):
         return self.embed
 
 
-def build_vjepa2(name: str, options: Mapping[str, Any]) -> tuple[nn.Module, Mapping[str, Any]]:
-    """Return an encoder with random weights, and all of its options; with 0 frames it takes images."""
+def make_encoder(given: Mapping[str, Any]) -> nn.Module:
+    """Return an encoder with random weights and these options; with 0 frames it takes images."""
     import timm
 
-    width, depth, heads, ratio = SIZES[name]
-    given: dict[str, Any] = {"img_size": 256, "patch_size": 16, "in_chans": 3, "embed_dim": width, "depth": depth}
-    given |= {"num_heads": heads, "mlp_ratio": ratio, "norm_eps": 1e-6, "frames": 0}
-    if unknown := [key for key in options if key not in given]:
-        raise TypeError(f"it has no option '{unknown[0]}', but {', '.join(given)}")
-    given |= options
     rest = {key: value for key, value in given.items() if key not in ("norm_eps", "frames")}
     # timm's nearest network has the same blocks; its own tokens, positions and norms are switched off.
     module = timm.create_model(
@@ -79,7 +74,7 @@ def build_vjepa2(name: str, options: Mapping[str, Any]) -> tuple[nn.Module, Mapp
         first = Tubelets(side, patch, given["in_chans"], given["embed_dim"], frames)
         module.patch_embed, grid = first, first.grid
     module.rope = RotaryPositions(given["embed_dim"] // given["num_heads"], grid)
-    return module, given
+    return module
 
 
 def fit_frames(

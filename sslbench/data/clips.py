@@ -57,9 +57,19 @@ def sampling_of(images: Images) -> tuple[ClipOptions, ...]:
     return (images.options,) if isinstance(images, Clips) else ()
 
 
+def views_of(images: Images) -> ClipOptions:
+    """Return the sampling that says the views of a sample; of images, and of joined videos, it has one."""
+    return next((options for options in sampling_of(images) if options.views > 1), ClipOptions())
+
+
 def frames_of(images: Images) -> int:
     """Return the number of frames of a sample, over all clips; 1 for images."""
     return max((options.total for options in sampling_of(images)), default=1)
+
+
+def noun_of(source: Source) -> str:
+    """Return the noun for a sample of a source in messages: 'video' or 'image'."""
+    return "video" if sampling_of(source.images) else "image"
 
 
 def are_videos(source: Source) -> bool:

@@ -1,5 +1,6 @@
 """Encoding of the data of a request: features of its parts, from the store or computed."""
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,13 +12,13 @@ from sslbench import paths
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.int8 import calibrated
 from sslbench.backbones.layers import Layer, resolve_layers
-from sslbench.data.clips import frames_of
+from sslbench.data.clips import noun_of, views_of
 from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.distributed import this_process
 from sslbench.distributed.collectives import from_first, process_group, process_group_if_known
-from sslbench.errors import SslbenchError
+from sslbench.errors import SslbenchError, UsageError
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.opening import InMemoryData, open_parts, open_train_test
 from sslbench.evaluation.preparation import Prepared, for_request, load
@@ -114,6 +115,10 @@ def _parts_to_encode(request: Request, run: RunSettings, in_memory: InMemoryData
             test = None if request.test_data is None else open_parts(request, run, request.test_data, in_memory)
         if test is not None:
             parts = {**parts, **({"test": test["all"]} if set(test) == {"all"} else test)}
+    if shown := [part.name for part in parts.values() if views_of(part.images).views > 1]:
+        raise UsageError(
+            f"average= of {shown[0]} has no effect on features, which are one row per video", "Leave it out."
+        )
     for note in dict.fromkeys(note for part in parts.values() for note in part.notes):
         log.info(note)
     return parts
@@ -146,7 +151,7 @@ def extract_part(
         split=split,
         progress=stage_progress(progress, title),
     )
-    noun = "videos" if frames_of(source.images) > 1 else "images"
+    noun = f"{noun_of(source)}s"
     if extraction.decoded:
         rate = extraction.decoded / max(extraction.seconds, 1e-9)
         log.log(level, f"{title}: {extraction.decoded} {noun} in {extraction.seconds:.1f} s ({rate:.0f} {noun}/s)")
@@ -256,12 +261,11 @@ def rows_of(features: Features, part: Source) -> Features:
     labelled = part.select(np.flatnonzero(present))
     rows = position[present]
     x = features.x if len(rows) == len(stored) else features.x[rows]
-    return Features(
-        x,
-        labelled.target,
-        labelled.ids,
+    return dataclasses.replace(
+        features,
+        x=x,
+        target=labelled.target,
+        ids=labelled.ids,
         groups=source_groups(labelled),
-        regions=features.regions,
-        grid=features.grid,
         rank=labelled.rank,
     )

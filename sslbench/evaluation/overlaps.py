@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from sslbench.data.checks.duplicates import Suspect, as_csv, named, near_pairs, suspects
+from sslbench.data.clips import noun_of
 from sslbench.data.splits import TrainTest
 from sslbench.errors import ResultError
 from sslbench.evaluation.preparation import Prepared
@@ -68,7 +69,7 @@ def _compare(
 ) -> SuspectedOverlaps:
     """Compare features, and with `data` the content of the files."""
     start = time.perf_counter()
-    near = near_pairs(test.x, train.x, device=str(run.torch_device()))
+    near = near_pairs(test.averaged.x, train.averaged.x, device=str(run.torch_device()))
     alike, n = named(near.pairs, test.ids, train.ids), len(test if data is None else data.test)
     if data is None:
         found = tuple(Suspect(i, j, "near", round(cosine, 4)) for i, j, cosine in alike)
@@ -77,7 +78,8 @@ def _compare(
     if near.problem:
         log.info(f"near duplicates of train and test cannot be found by {by}: {near.problem}")
     if found:
-        log.warning(f"{len(found):,} of {n:,} test images are suspected to occur in train too, by {by}")
+        noun = "image" if data is None else noun_of(data.test)
+        log.warning(f"{len(found):,} of {n:,} test {noun}s are suspected to occur in train too, by {by}")
     return SuspectedOverlaps(found, by, near.problem, time.perf_counter() - start)
 
 

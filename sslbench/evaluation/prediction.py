@@ -19,6 +19,7 @@ from sslbench.backbones.export import ExportReport, export
 from sslbench.backbones.layers import resolve_layers
 from sslbench.backbones.load import recorded_preprocessing
 from sslbench.backbones.speed import prepare
+from sslbench.data.clips import views_of
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading import loader
 from sslbench.data.open import open_data, refuse_targets_of_pixels
@@ -33,6 +34,7 @@ from sslbench.evaluation.settings import RunSettings
 from sslbench.features.extract import check_clips
 from sslbench.features.job import check_first
 from sslbench.paths import file_url_path
+from sslbench.protocols._parts.views import over_views
 from sslbench.runtime.folders import refuse_missing_folder
 from sslbench.runtime.progress import Progress, stage_progress
 from sslbench.targets.classes import Classes
@@ -139,7 +141,7 @@ def predictions(
 ) -> Iterator[PredictedBatch]:
     """Yield the classifier's outputs for every image of a source, batch by batch."""
     check_clips(backbone, source)
-    engine = run.extract_settings()
+    engine, videos = run.extract_settings(), views_of(source.images)
     encode = prepare(backbone, (classifier.layer,), device=engine.device, precision=engine.precision)
     # `to` moves a module in place; the caller's stays where it is.
     head = copy.deepcopy(classifier.head).to(engine.device)
@@ -158,8 +160,11 @@ def predictions(
         if len(batch.indices):
             images = normalise(batch.images.to(encode.device), backbone.preprocessing, encode.dtype)
             with torch.inference_mode(), arithmetic(encode.device):
-                scores = head(encode(images)[classifier.layer.text]).float()
-                if classifier.info.labels != Numbers.name:  # probabilities of the classes
+                scores = head(encode(videos.by_view(images))[classifier.layer.text]).float()
+                if classifier.info.labels == Numbers.name:
+                    scores = scores.unflatten(0, (-1, videos.views)).mean(1)
+                else:  # probabilities of the classes
+                    scores = over_views(scores, videos.views, single=classifier.info.labels == Classes.name)
                     scores = scores.sigmoid() if classifier.info.labels == MultiLabel.name else scores.softmax(1)
                 values = scores.cpu().numpy()
         yield PredictedBatch(

@@ -17,7 +17,7 @@ from sslbench.config import convert
 from sslbench.data.checks import samples
 from sslbench.data.checks.duplicates import Finding
 from sslbench.data.checks.samples import enlargement
-from sslbench.data.clips import sampling_of
+from sslbench.data.clips import sampling_of, views_of
 from sslbench.data.decode.handlers import identified
 from sslbench.data.maps.types import unknown_orientation
 from sslbench.data.noise import check_shares, with_label_noise
@@ -260,6 +260,12 @@ def _check_tasks(
             raise UsageError(
                 f"{task.protocol} takes images, and {data.test.name} has videos",
                 f"Those for videos: {', '.join(able)}.",
+            )
+        if views_of(data.test.images).views > 1 and not (task.kind.averages_views and data.test.target.of_classes):
+            able = [name for name in names.list_names("protocol") if protocols.find(name).kind.averages_views]
+            raise UsageError(
+                f"average= of {data.test.name}: {task.protocol} averages no probabilities of {data.test.target.title}",
+                f"Those that do, of classes: {', '.join(able)}. Without average= features are averaged.",
             )
         if not task.kind.on_features:
             run.extract_settings().float_precision()

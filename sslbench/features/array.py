@@ -28,6 +28,8 @@ class Features:
         regions: number of regions of an image whose descriptors of equal length make up a row (pools `regions` and
             `grid`).
         grid: rows and columns of the regions of the pool `grid`; None: others have no fixed place in the image.
+        views: number of views of a video whose features make up a row, one after the other; probabilities are averaged
+            over them.
         rank: int64 (N,), order of the samples in draws (`Source.rank`); None: as they lie.
 
     Examples:
@@ -45,6 +47,7 @@ class Features:
     groups: npt.NDArray[np.int64] | None = None
     regions: int = 1
     grid: tuple[int, int] | None = None
+    views: int = 1
     rank: npt.NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
@@ -66,14 +69,27 @@ class Features:
         """Number of groups; None without groups."""
         return None if self.groups is None else len(np.unique(self.groups))
 
+    @property
+    def by_view(self) -> npt.NDArray[np.floating]:
+        """Features of the views, (N * views, D / views)."""
+        return self.x.reshape(len(self) * self.views, -1)
+
+    @property
+    def averaged(self) -> "Features":
+        """Features with one row of each sample, the mean over its views."""
+        if self.views == 1:
+            return self
+        x = self.x.reshape(len(self), self.views, -1).mean(1, dtype=np.float32)
+        return dataclasses.replace(self, x=x, views=1)
+
     def select(self, indices: npt.NDArray[np.int64]) -> "Features":
         """Return a copy of the rows at `indices`."""
         attributes = {name: tuple(column[i] for i in indices) for name, column in self.attributes.items()}
         groups = None if self.groups is None else self.groups[indices]
         ids = tuple(self.ids[i] for i in indices)
         rank = None if self.rank is None else self.rank[indices]
-        further = attributes, groups, self.regions, self.grid, rank
-        return Features(self.x[indices], self.target.select(indices), ids, *further)
+        x, target = self.x[indices], self.target.select(indices)
+        return dataclasses.replace(self, x=x, target=target, ids=ids, attributes=attributes, groups=groups, rank=rank)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.export import quantiser
 from sslbench.backbones.layers import Layer
-from sslbench.data.clips import sampling_of
+from sslbench.data.clips import sampling_of, views_of
 from sslbench.data.decode.handlers import handlers_of, versioned_name
 from sslbench.data.groups import inseparable, source_groups
 from sslbench.data.source import Source
@@ -197,6 +197,7 @@ def _as_features(entry: store.StoreEntry, layer: Layer, source: Source, unreadab
         groups=source_groups(readable),
         regions=layer.regions,
         grid=layer.grid,
+        views=views_of(source.images).views,
         rank=readable.rank,
     )
 

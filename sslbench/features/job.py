@@ -15,7 +15,7 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
 from sslbench.backbones.speed import CPU_CHUNK, prepare
 from sslbench.backbones.stems import with_channels
-from sslbench.data.clips import frames_of
+from sslbench.data.clips import frames_of, views_of
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.decode.picture import Wanted
 from sslbench.data.loading import loader
@@ -152,7 +152,7 @@ class ExtractionJob:
                 )
         for layer, features in zip(self.layers, self.encoder.rows(image), strict=True):
             if layer.text in widths:
-                widths[layer.text] = features.shape[1]
+                widths[layer.text] = features.shape[1] * views_of(self.source.images).views
         dtype = np.dtype(self.settings.dtype)
         needed = len(self.source) * sum(widths.values()) * dtype.itemsize
         free = shutil.disk_usage(self.entry.folder).free
@@ -208,7 +208,7 @@ class ExtractionJob:
         )
 
     def pieces(self, images: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return images (B, C, H, W) in the pieces of single forward passes.
+        """Return images (B, C, H, W), or the views of videos, in the pieces of single forward passes.
 
         Images of their own sizes are encoded in pieces of about as many pixels as a batch of 224 x 224.
         """
@@ -217,7 +217,7 @@ class ExtractionJob:
         most = self.settings.batch_size
         if self.size is None:
             most = max(1, most * 224 * 224 // (images.shape[2] * images.shape[3]))
-        batches = torch.split(images, most)
+        batches = torch.split(views_of(self.source.images).by_view(images), most)
         if self.settings.device.type != "cpu":
             return batches
         # The same pieces for any number of threads: the features must not depend on it.
@@ -226,7 +226,8 @@ class ExtractionJob:
     def write(self, batch: PictureBatch, features: streams.Rows, unreadable: Sequence[loader.Unreadable]) -> None:
         """Write the features of a batch, and mark its unreadable images."""
         # A batch without a readable image has no features at all.
-        for partial, rows in zip(self.partials, features, strict=bool(features)):
+        for partial, views in zip(self.partials, features, strict=bool(features)):
+            rows = views.reshape(len(batch.indices), -1)
             if rows.shape[1:] != partial.shape[1:]:
                 height, width = batch.images.shape[2:]
                 raise BackboneError(

@@ -102,12 +102,13 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     `train`: features and labels to fit on; a part is held out while c is chosen; `device`: of the products of large
     problems; the optimum is the same.
     """
-    check_features(train, test)
+    train = train.averaged
+    check_features(train, test.averaged)
     if isinstance(train.target, Numbers):
         return regress(train, test, settings, seed=seed)
-    on = test if settings.select_on == "test" else None
+    on = test.averaged if settings.select_on == "test" else None
     probe = train_probe(train, settings, seed=seed, on=on, device=device)
-    scores = probe.scores(test.x, test.target)
+    scores = probe.scores(test.by_view, test.target, test.views)
     probabilities: Literal["softmax"] | None = "softmax" if probe.gives_logits(test.target) else None
     kind, classes = type(test.target), test.target.classes
     metrics, name, per_class = summarise(
@@ -147,11 +148,18 @@ class LinearProbe:
     selected: dict[str, Any]
     notes: tuple[str, ...]
 
-    def scores(self, x: Matrix, labels: Target) -> FloatArray:
-        """Return decision values (N, C) of features (N, D), with a column for each of the C classes of `labels`."""
+    def scores(self, x: Matrix, labels: Target, views: int = 1) -> FloatArray:
+        """Return decision values (N, C) of features (N * views, D), a column for each class of `labels`."""
         decided = decide_by_blocks(
             x, lambda block: self.model.decide(self.axes.project(block)), self.model.weight.shape[1]
         )
+        if views > 1:
+            import torch
+
+            from sslbench.protocols._parts.views import over_views
+
+            single = isinstance(labels, Classes) and decided.shape[1] > 1
+            decided = over_views(torch.from_numpy(decided), views, single=single).numpy()
         return for_all_classes(decided, self.usable, labels)
 
     def on_features(self, labels: Target) -> NetworkWeights | None:
@@ -490,5 +498,12 @@ PROTOCOL = Protocol(
     version=6,
     summary="Linear probe: logistic regression on frozen features, to convergence.",
     settings=Settings,
-    kind=OnFeatures(any_labels, run, cost=cost, takes=(Classes, MultiLabel, Numbers), class_subsets=True),
+    kind=OnFeatures(
+        any_labels,
+        run,
+        cost=cost,
+        takes=(Classes, MultiLabel, Numbers),
+        class_subsets=True,
+        averages_views=True,
+    ),
 )

@@ -297,6 +297,7 @@ class Kind(abc.ABC, Generic[S]):
         of_a_set: the settings that the record of a further set depends on, the others at their defaults.
         file_classifier: choice of the classifier in the weights file; None: these settings train one.
         videos: it takes videos, too, whose frames are encoded one by one.
+        averages_views: of videos it can average the probabilities of the classes over clips and crops.
         cost: work of one run for the shapes at hand, without further sets, or the reason why it cannot be told; the
             shapes of a protocol on images have no width.
         on_features: a run gets features of train and test alone, which may be made elsewhere, ahead or in int8.
@@ -326,6 +327,7 @@ class Kind(abc.ABC, Generic[S]):
     of_a_set: Callable[[S], S] = lambda settings: settings
     file_classifier: Callable[[S], FileClassifierChoice | None] = lambda settings: None
     videos: bool = False
+    averages_views: bool = False
     cost: Callable[[S, Shapes], Cost | str] = lambda settings, shapes: "the protocol does not state its work"
 
     on_features: ClassVar[bool] = False

@@ -1,6 +1,8 @@
 """Networks of clips: the features of transformers' own forward pass, from its files."""
 
+import dataclasses
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from sslbench.backbones.dense import DenseEncoder
 from sslbench.backbones.grids import resolve_grids
 from sslbench.backbones.layers import resolve_layers
 from sslbench.backbones.load import load_backbone
+from sslbench.backbones.sizes import built_for
 from sslbench.backbones.speed import prepare
 from sslbench.cli.main import main
 from sslbench.data.open import open_data
@@ -38,6 +41,34 @@ MODELS = {
     "videomae_finetuned": ("VideoMAEForVideoClassification", BARE, ""),
 }
 SMALL = "embed_dim=48,depth=2,num_heads=3,patch_size=8,img_size=32"
+USERS = """
+import torch
+from torch import nn
+
+
+class Network(nn.Module):
+    frames = 4
+    preprocessing = {"resize": 16, "crop": (16, 16)}
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv3d(3, 8, (2, 8, 8), (2, 8, 8)), nn.ReLU(), nn.Conv3d(8, 8, 2))
+
+    def forward(self, clips):
+        batch, channels, time, height, width = clips.shape
+        return self.body(clips).mean((2, 3, 4))
+
+
+def make():
+    torch.manual_seed(0)
+    return Network()
+
+
+def spoilt():
+    network = make()
+    network.frames = "4"
+    return network
+"""
 TINY = "videomae_small,embed_dim=24,depth=2,num_heads=3,patch_size=8,img_size=16,frames=4"
 
 
@@ -107,6 +138,22 @@ def test_the_authors_names_of_videomae_hold_the_same_network(models, tmp_path):
     assert (again.format, again.weights_sha256) == ("videomae", backbone.weights_sha256)
 
 
+def test_positions_that_are_computed_for_other_clips_are_told(models):
+    folder = str(models("videomae")[1])
+    backbone = load_backbone(folder)
+    assert "positions" not in backbone.report.line()
+    longer = load_backbone(folder, backbone=backbone.name.replace("frames=4", "frames=8"))
+    told = "fixed positions computed anew for clips of 8 frames of 32 pixels (trained on 4 frames of 32 pixels)"
+    assert told in longer.report.line()
+    larger = dataclasses.replace(backbone.preprocessing, resize=48, crop=(48, 48))
+    fitted = built_for(dataclasses.replace(backbone, preprocessing=larger))
+    assert "clips of 4 frames of 48 pixels (trained on 4 frames of 32 pixels)" in fitted.report.line()
+    rotary = load_backbone(
+        str(models("vjepa2")[1]), backbone=f"vjepa2_large,{SMALL.replace('depth=2', 'depth=2,mlp_ratio=2')},frames=6"
+    )
+    assert "positions computed" not in rotary.report.line()
+
+
 def test_files_of_another_number_of_blocks_or_tubelets_are_refused(models, tmp_path):
     backbone = load_backbone(str(models("videomae")[1]))
     tensors = safetensors.torch.load_file(models("videomae")[1] / "model.safetensors")
@@ -117,14 +164,35 @@ def test_files_of_another_number_of_blocks_or_tubelets_are_refused(models, tmp_p
         build(backbone.name.replace("frames=4", "frames=5"))
 
 
-@pytest.mark.parametrize("query", ["frames=4", "frames=4&stride=2&clips=2", "frames=4&crops=2"])
-def test_features_of_a_video_are_the_mean_over_its_clips(tmp_path, query):
+@pytest.fixture
+def users(tmp_path, monkeypatch):
+    """Name of a network of clips in a user's module."""
+    (tmp_path / "my_clips.py").write_text(USERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_clips", raising=False)
+    return "my_clips:make"
+
+
+@pytest.mark.parametrize(
+    ("name", "query"),
+    [
+        (TINY, "frames=4"),
+        (TINY, "frames=4&stride=2&clips=2"),
+        (TINY, "frames=4&crops=2"),
+        ("my_clips:make", "frames=4&stride=2&clips=2"),
+    ],
+)
+def test_features_of_a_video_are_the_mean_over_its_clips(tmp_path, users, name, query):
     write_classes(tmp_path / "videos", train=2, test=1)
     videos = open_data(f"{tmp_path / 'videos'}/?{query}")["train"]
-    backbone = build(TINY)
+    backbone = build(name)
     settings = ExtractSettings(torch.device("cpu"), batch_size=3, workers=0)
-    layers = resolve_layers(backbone, ["features"])
-    found = extract(backbone, videos, layers, settings, root=tmp_path / "store", split="train").features["features"].x
+    layers = resolve_layers(backbone, ())
+    found = (
+        extract(backbone, videos, layers, settings, root=tmp_path / "store", split="train")
+        .features[backbone.default_layer]
+        .x
+    )
     from sslbench.data.decode import transforms
     from sslbench.data.loading import loader
 
@@ -162,6 +230,17 @@ def test_clips_tell_directions_of_motion_and_shuffled_labels_are_at_chance(tmp_p
         assert record["floors"]["pixels"]["top1"] < 75
     assert scores["true"]["value"] > 85 and scores["true"]["low"] > 60
     assert scores["shuffled"]["low"] < 50 < scores["shuffled"]["high"]
+
+
+def test_networks_of_clips_of_the_users_are_evaluated(tmp_path, users, capsys):
+    write_classes(tmp_path / "videos", train=4, test=2)
+    words = ["--weights", "random", "--backbone", users, "--data", f"{tmp_path / 'videos'}/?frames=4&stride=2&clips=2"]
+    assert code_of("eval", "knn", *words, "--out", tmp_path) == 0
+    heads = ["linear-online", "head=attentive", "epochs=1", "lr=0.001", "--layers", "body"]
+    assert code_of("eval", *heads, *words, "--out", tmp_path) == 0
+    assert json.loads(next((tmp_path / "linear-online").glob("*.json")).read_text())["metrics"]["top1"]["n"] == 4
+    assert code_of("eval", "knn", *words[:2], "--backbone", "my_clips:spoilt", *words[4:]) == 1
+    assert "'frames' of my_clips:spoilt should be the number of frames of a clip, not '4'" in capsys.readouterr().err
 
 
 def test_clips_of_another_length_are_refused_before_anything_is_decoded(tmp_path, capsys):

@@ -82,7 +82,7 @@ def test_a_class_without_an_image_in_train_is_an_error():
     train = source(single_labels(list("aabb"), ("a", "b", "c")))
     errors = of(check(train, held(single("abc"))), "error")
     assert errors == [
-        "test/ has images of classes without an image in train/: c. "
+        "test/ has images of classes that are not in train/: c. "
         "Put images of these classes into train/, or take theirs out of test/."
     ]
 
@@ -131,7 +131,7 @@ def test_copies_with_other_labels_are_a_warning_and_other_copies_a_note():
     assert of(findings, "note") == [
         "train/: 2 images more than once: train/[0] (a) = train/[1] (a), train/[1] (a) = train/[3] (b)"
     ]
-    assert of(findings, "warning") == ["train/: 1 copy of an image with another label: train/[1] (a) = train/[3] (b)"]
+    assert of(findings, "warning") == ["train/: 1 copy with another label: train/[1] (a) = train/[3] (b)"]
     same = source(single("aabb"), pictures=[1, 1, 2, 3])
     assert of(check(same, held(single("ab"))), "warning") == []
 

@@ -276,5 +276,6 @@ def test_a_thumbnail_of_a_video_has_four_of_its_frames(tmp_path):
 
 def test_options_have_the_defaults_that_the_guide_says():
     assert dataclasses.asdict(ClipOptions()) == {
-        **{"unit": "clip", "frames": 16, "stride": 0, "fps": 0.0, "clips": 1, "crops": 1, "at": "", "short": "stop"}
+        **{"unit": "clip", "frames": 16, "stride": 0, "fps": 0.0, "clips": 1, "crops": 1, "at": "", "short": "stop"},
+        "average": "features",
     }

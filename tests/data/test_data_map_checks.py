@@ -187,7 +187,7 @@ def test_copies_between_splits_and_with_another_map(check, data):
     code, out = check(data)
     assert code == 1 and "1 of 2 images of " in out and "also in " in out
     assert out.splitlines()[-1].startswith("found: ") and out.endswith("; test images lie in train\n")
-    assert "1 copy of an image with another label: " in out
+    assert "1 copy with another label: " in out
     assert "not searched" in check(data, "--no-copies")[1]
 
 

@@ -5,7 +5,7 @@ import traceback
 
 from torch import nn
 
-from sslbench.backbones.backbone import Backbone, Kind
+from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import Family
 from sslbench.backbones.in_memory import from_module, users_preprocessing
 from sslbench.errors import BackboneError, UsageError
@@ -30,7 +30,8 @@ def _build(spec: str) -> Backbone:
     if not isinstance(module, nn.Module):
         raise BackboneError(f"'{spec}()' returned a {type(module).__name__}, not a torch.nn.Module")
     backbone = from_module(spec, module, users_preprocessing(spec, module))
-    return dataclasses.replace(backbone, kind=Kind(users=True), in_process="", builder=(target,))
+    kind = dataclasses.replace(backbone.kind, in_memory=False)
+    return dataclasses.replace(backbone, kind=kind, in_process="", builder=(target,))
 
 
 def _check_recorded(name: str, where: str) -> None:

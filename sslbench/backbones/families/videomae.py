@@ -2,36 +2,14 @@
 
 from collections.abc import Mapping
 
-from sslbench.backbones import videomae
 from sslbench.backbones.architectures import VIDEOMAE_NAMES
-from sslbench.backbones.backbone import Backbone, Kind
 from sslbench.backbones.build import Family
-from sslbench.backbones.timm_models import check_recorded_options, parse_options
-from sslbench.backbones.video_recognise import VideoEncoders
-from sslbench.errors import UsageError
-from sslbench.preprocessing import Preprocessing
+from sslbench.backbones.timm_models import check_recorded_options
+from sslbench.backbones.video_encoders import VideoEncoders
+from sslbench.backbones.videomae import OPTIONS, SIZES, VideoTransformer
 from sslbench.weights.reading.model_config import ModelConfig
 
-_ENCODERS = VideoEncoders("VideoMAE", videomae.SIZES, 224, ("videomae", "image_size", "num_channels"))
-
-
-def _build(name: str) -> Backbone:
-    base, options = parse_options(name)
-    try:
-        module, given = videomae.build_videomae(base, options)
-    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-        raise UsageError(f"{name} cannot be built: {error}", f"Write for example {base},frames=16.") from error
-    side, depth = given["img_size"], given["depth"]
-    usual = Preprocessing(side, (side, side), origin="VideoMAE's evaluation transform")
-    return Backbone(
-        name=name,
-        kind=Kind(options=frozenset({"in_chans", "img_size"}), frames=given["frames"]),
-        module=module,
-        preprocessing=usual.for_channels(given["in_chans"]),
-        aliases={"features": "", **{f"features.{i}": f"blocks.{i}" for i in range(depth)}, "last": "norm"},
-        default_layer="features",
-        stems=("patch_embed.proj",),
-    )
+_ENCODERS = VideoEncoders("VideoMAE", SIZES, OPTIONS, VideoTransformer, 1.0, ("videomae", "image_size", "num_channels"))
 
 
 def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str, config: ModelConfig) -> str | None:
@@ -43,4 +21,6 @@ def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str,
     return _ENCODERS.name(shapes, config, weights, {"intermediate_size": second[1], "qkv_bias": True}, options)
 
 
-FAMILY = Family(lambda name: name.partition(",")[0] in VIDEOMAE_NAMES, _build, check_recorded_options, _recognise)
+FAMILY = Family(
+    lambda name: name.partition(",")[0] in VIDEOMAE_NAMES, _ENCODERS.build, check_recorded_options, _recognise
+)

@@ -2,38 +2,14 @@
 
 from collections.abc import Mapping
 
-from sslbench.backbones import vjepa2
 from sslbench.backbones.architectures import VJEPA2_NAMES
-from sslbench.backbones.backbone import Backbone, Kind
 from sslbench.backbones.build import Family
-from sslbench.backbones.timm_models import check_recorded_options, parse_options
-from sslbench.backbones.video_recognise import VideoEncoders
-from sslbench.errors import UsageError
-from sslbench.preprocessing import Preprocessing
+from sslbench.backbones.timm_models import check_recorded_options
+from sslbench.backbones.video_encoders import VideoEncoders
+from sslbench.backbones.vjepa2 import OPTIONS, SIZES, make_encoder
 from sslbench.weights.reading.model_config import ModelConfig
 
-_RESIZED = 256 / 224
-_ENCODERS = VideoEncoders("V-JEPA 2", vjepa2.SIZES, 256, ("vjepa2", "crop_size", "in_chans"))
-
-
-def _build(name: str) -> Backbone:
-    base, options = parse_options(name)
-    try:
-        module, given = vjepa2.build_vjepa2(base, options)
-    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-        raise UsageError(f"{name} cannot be built: {error}", f"Write for example {base},img_size=384.") from error
-    blocks = {f"features.{index}": f"blocks.{index}" for index in range(given["depth"])}
-    side = given["img_size"]
-    usual = Preprocessing(round(side * _RESIZED), (side, side), origin="V-JEPA 2's evaluation transform")
-    return Backbone(
-        name=name,
-        kind=Kind(options=frozenset({"in_chans", "img_size"}), frames=given["frames"] or 1),
-        module=module,
-        preprocessing=usual.for_channels(given["in_chans"]),
-        aliases={"features": "", **blocks, "last": "norm"},
-        default_layer="features",
-        stems=("patch_embed.proj",),
-    )
+_ENCODERS = VideoEncoders("V-JEPA 2", SIZES, OPTIONS, make_encoder, 256 / 224, ("vjepa2", "crop_size", "in_chans"))
 
 
 def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str, config: ModelConfig) -> str | None:
@@ -44,4 +20,6 @@ def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str,
     return _ENCODERS.name(shapes, config, weights, shown, {})
 
 
-FAMILY = Family(lambda name: name.partition(",")[0] in VJEPA2_NAMES, _build, check_recorded_options, _recognise)
+FAMILY = Family(
+    lambda name: name.partition(",")[0] in VJEPA2_NAMES, _ENCODERS.build, check_recorded_options, _recognise
+)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sslbench.data.clips import noun_of
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.images import EMPTY_DIGEST, UNREADABLE_DIGEST
 from sslbench.data.loading import loader
@@ -300,11 +301,11 @@ def exact_copies(train: Source, test: Source) -> list[Finding]:
     in_train, in_test = _contents(train), _contents(test)
     shared, overlap = _shared(in_train, in_test), list[Finding]()
     if shared and len(shared) == len(in_test[0]):
-        message = f"all {len(test):,} images of {test.name} are in {train.name} too: scores would measure memorisation"
-        overlap = [Finding("error", message, leak=True)]
+        message = f"all {len(test):,} {noun_of(test)}s of {test.name} are in {train.name} too"
+        overlap = [Finding("error", f"{message}: scores would measure memorisation", leak=True)]
     elif shared:
         pairs = some([f"{test.images.path(i)} = {train.images.path(j)}" for i, j in shared[:3]], total=len(shared))
-        message = f"{len(shared):,} of {counted(len(test), 'image')} of {test.name} also in {train.name}: {pairs}"
+        message = f"{len(shared):,} of {counted(len(test), noun_of(test))} of {test.name} also in {train.name}: {pairs}"
         overlap = [Finding("warning", message, leak=True)]
     return [*overlap, *_duplicates(train, in_train), *_duplicates(test, in_test)]
 
@@ -346,12 +347,12 @@ def _duplicates(source: Source, contents: _Contents) -> list[Finding]:
     pairs = [(int(positions[order[i]]), int(positions[order[i + 1]])) for i in same]
     differ = [pair for pair in pairs if not np.array_equal(values[pair[0]], values[pair[1]])]
     findings = [
-        Finding("note", f"{source.name}: {counted(len(pairs), 'image')} more than once: {_pairs(source, pairs)}")
+        Finding(
+            "note", f"{source.name}: {counted(len(pairs), noun_of(source))} more than once: {_pairs(source, pairs)}"
+        )
     ]
     if differ:
-        message = (
-            f"{source.name}: {counted(len(differ), 'copy')} of an image with another label: {_pairs(source, differ)}"
-        )
+        message = f"{source.name}: {counted(len(differ), 'copy')} with another label: {_pairs(source, differ)}"
         findings.append(Finding("warning", message))
     return findings
 
@@ -385,13 +386,15 @@ def near_copies(
     across = [p for p in near.pairs if (keys[1][p.first] != keys[0][p.second]).any()]
     findings = []
     if across:
-        message = f"{counted(len(across), 'image')} of {test.name} nearly the same as one of {train.name} by {by}: "
+        message = (
+            f"{counted(len(across), noun_of(test))} of {test.name} nearly the same as one of {train.name} by {by}: "
+        )
         findings.append(Finding("warning", message + _alike(test, train, across)))
     for part, rows, key in zip((train, test), vectors, keys, strict=True):
         within = near_pairs(rows, None, threshold=threshold).pairs
         inside = [p for p in within if (key[p.first] != key[p.second]).any()]
         if inside:
-            message = f"{part.name}: {counted(len(inside), 'image')} nearly the same as another by {by}: "
+            message = f"{part.name}: {counted(len(inside), noun_of(part))} nearly the same as another by {by}: "
             findings.append(Finding("note", message + _alike(part, part, inside)))
     return findings, near.pairs
 

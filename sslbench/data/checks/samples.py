@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from sslbench.data.checks.duplicates import Finding, by_level, exact_copies
+from sslbench.data.clips import noun_of
 from sslbench.data.labels import DECIMALS
 from sslbench.data.maps.types import size_and_turn
 from sslbench.data.source import Source
@@ -85,13 +86,13 @@ def _single_classes(train: Source, test: Source) -> list[Finding]:
         findings.append(Finding("error", message))
     untrained = [name for name, n in in_test.items() if n and not counts.get(name) and name in counts]
     if untrained:
-        message = f"{test.name} has images of classes without an image in {train.name}: {some(untrained, 5)}"
+        message = f"{test.name} has {noun_of(test)}s of classes that are not in {train.name}: {some(untrained, 5)}"
         findings.append(Finding("error", f"{message}. {untrained_remedy(train, test)}"))
     singletons = [name for name, n in there.items() if n == 1]
     if len(singletons) == len(there) > 1:
-        findings.append(Finding("warning", f"{train.name} has one image per class"))
+        findings.append(Finding("warning", f"{train.name} has one {noun_of(train)} per class"))
     elif singletons:
-        findings.append(Finding("note", f"{train.name} has one image only of: {some(singletons, 5)}"))
+        findings.append(Finding("note", f"{train.name} has one {noun_of(train)} only of: {some(singletons, 5)}"))
     findings += _names_as_labels(train, len(there))
     leads = "balanced accuracy leads, but for benchmarks and presets"
     return [
@@ -110,8 +111,8 @@ def _names_as_labels(source: Source, classes: int) -> list[Finding]:
         message = f"{source.name}: {same:,} of {len(source):,} labels equal the file's name: no class can be learnt"
         return [Finding("warning", message)]
     if classes > len(source) / 2 and not any(DECIMALS in note for note in source.notes):
-        message = f"{source.name} has {classes:,} classes for {len(source):,} images: they look like ids, not classes"
-        return [Finding("warning", message)]
+        message = f"{source.name} has {classes:,} classes for {len(source):,} {noun_of(source)}s"
+        return [Finding("warning", f"{message}: they look like ids, not classes")]
     return []
 
 
@@ -119,9 +120,8 @@ def _imbalance(source: Source, counts: dict[str, int]) -> list[Finding]:
     if not OfClasses.of(source.target).is_imbalanced():
         return []
     largest, smallest = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
-    message = (
-        f"{source.name} is imbalanced: {counts[largest]:,} images of '{largest}', {counts[smallest]:,} of '{smallest}'"
-    )
+    larger = f"{counts[largest]:,} {noun_of(source)}s of '{largest}'"
+    message = f"{source.name} is imbalanced: {larger}, {counts[smallest]:,} of '{smallest}'"
     return [Finding("note", message)]
 
 

@@ -3,13 +3,16 @@
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from sslbench.arrays import ByteArray, FloatArray, IntArray
 from sslbench.config import setting
 from sslbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _VERSION = 1
 """Raised when the same settings give other frames or pixels; part of the keys of features."""
@@ -40,6 +43,9 @@ class ClipOptions:
     fps: float = setting(0.0, "frames per second of a clip, by time stamps, in place of a stride", within="[0, inf)")
     clips: int = setting(1, "clips of a video, evenly spaced; needs stride or fps", within="[1, 256]")
     crops: int = setting(1, "squares of every clip, evenly along the longer side; 1: whole frames", within="[1, 16]")
+    average: Literal["features", "crops", "views"] = setting(
+        "features", "average in test: of features; of the probabilities of crops; of all views, clips times crops"
+    )
     at: str = setting("", "frames by number from 0 (0|12|30) or by time (0.5s|1s|2s), in place of all these")
     short: Literal["stop", "repeat"] = setting("stop", "video shorter than a clip: unreadable, or frames of it again")
 
@@ -55,6 +61,11 @@ class ClipOptions:
             raise UsageError(
                 f"clips={self.clips}: one clip is spread over the whole video, so others would be the same",
                 "Give the distance of frames as well: stride=4, or fps=4.",
+            )
+        if self.average != "features" and self.views == 1:
+            raise UsageError(
+                f"average={self.average} has no effect on one {'crop' if self.average == 'crops' else 'clip'}",
+                "Give crops=3 as well, or with average=views clips=2 and stride=4.",
             )
         if self.at and not (self._times() or all(word.isdecimal() for word in self._words())):
             raise UsageError(f"at={self.at} should be numbers of frames, 0|12|30, or times in seconds, 0.5s|1s|2s")
@@ -80,10 +91,32 @@ class ClipOptions:
         """Number of parts of a video that a network of clips takes one by one."""
         return self.clips * self.crops
 
+    @property
+    def views(self) -> int:
+        """Number of parts of a video that have probabilities of their own."""
+        return {"features": 1, "crops": self.crops, "views": self.passes}[self.average]
+
+    def by_view(self, frames: "Tensor") -> "Tensor":
+        """Return the frames of the views one after the other, (B * views, n * C, H, W), of videos (B, total * C, H, W).
+
+        >>> import torch
+        >>> videos = torch.arange(4.0).reshape(1, 4, 1, 1)  # clip 1 at places 1 and 2, clip 2 at places 1 and 2
+        >>> options = ClipOptions(frames=1, stride=1, clips=2, crops=2, average="crops")
+        >>> options.by_view(videos).squeeze().tolist()
+        [[0.0, 2.0], [1.0, 3.0]]
+        """
+        if self.views == 1:
+            return frames
+        parts = frames.unflatten(1, (-1, self.crops, frames.shape[1] // self.passes))
+        if self.average == "crops":
+            parts = parts.transpose(1, 2)
+        return parts.reshape(len(frames) * self.views, -1, *frames.shape[2:])
+
     def key(self) -> bytes:
-        """Return the text that decides the frames, for keys."""
-        # Whole frames have the keys from before there were crops.
-        fields = [f.name for f in dataclasses.fields(self) if f.name != "crops" or self.crops > 1]
+        """Return the text that decides the frames and the features, for keys."""
+        # Other videos have the keys from before there were crops and averages.
+        added = {"crops": 1, "average": "features"}
+        fields = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != added.get(f.name)]
         return f"clip {_VERSION} {[(name, getattr(self, name)) for name in fields]}".encode()
 
     def text(self) -> str:
@@ -93,6 +126,8 @@ class ClipOptions:
         ('2 clips of 8 frames (4 per second)', '16 frames (spread over the video)')
         """
         crops = f"{self.crops} crops" if self.crops > 1 else ""
+        if self.average != "features":
+            crops = ", ".join(filter(None, (crops, f"probabilities averaged over {self.average}")))
         if self.at:
             return f"frames at {self.at}" + (f" ({crops})" if crops else "")
         clips = "" if self.clips == 1 else f"{self.clips} clips of "

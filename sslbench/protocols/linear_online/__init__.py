@@ -76,5 +76,5 @@ PROTOCOL = Protocol(
     version=4,
     summary="Linear probe on images: heads trained by SGD on augmented views.",
     settings=Settings,
-    kind=OnImages(check, check_images, run_on_images, cost=cost, videos=True),
+    kind=OnImages(check, check_images, run_on_images, cost=cost, videos=True, averages_views=True),
 )

@@ -14,6 +14,7 @@ from torch import Tensor
 from sslbench.arrays import IntArray
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer
+from sslbench.data.clips import views_of
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.groups import source_groups
 from sslbench.data.loading import loader
@@ -32,6 +33,7 @@ from sslbench.protocols._parts.attention import attention_of, head_layers
 from sslbench.protocols._parts.heads import probe
 from sslbench.protocols._parts.images import evaluation_side, random_sample, unreadable_images
 from sslbench.protocols._parts.selection import edge_notes, held_out_rows, is_better, percent
+from sslbench.protocols._parts.views import over_views
 from sslbench.protocols.linear_online.heads import AttentiveBank, Bank, Head, Heads, LinearBank, Norm, first_weights
 from sslbench.protocols.linear_online.settings import Settings, optimizer_settings
 from sslbench.protocols.linear_online.training import Input, InputEncoder, Training, block_inputs, layer_inputs, train
@@ -357,7 +359,7 @@ def score(
     `heads`: trained; running statistics are used; `wanted`: heads whose scores are kept. Of the others only right
     predictions are counted, by class; mAP needs all scores, so it is computed for the wanted ones only.
     """
-    labels = source.target
+    labels, videos = source.target, views_of(source.images)
     device = engine.device
     mine = np.arange(rank(), len(source), world_size())
     # Each process fills its own rows; the others stay 0, so that the sum at the end puts all together.
@@ -375,10 +377,11 @@ def score(
     for batch in batches:
         if batch.unreadable:
             raise unreadable_images(source, preprocessing, engine)
-        features = encode(batch.images)
+        features = encode(videos.by_view(batch.images))
         with torch.inference_mode():
             # (B, heads of all banks, C)
             answers = torch.cat([bank(features[bank.input]) for bank in heads.all_banks()], dim=1)
+            answers = over_views(answers, videos.views, single=isinstance(labels, Classes))
         if labels.leads_by_right():
             truth = torch.from_numpy(labels.values[batch.indices]).to(device)
             right.index_add_(0, truth, (answers.argmax(dim=2) == truth[:, None]).float())

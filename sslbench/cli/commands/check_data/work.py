@@ -17,6 +17,7 @@ from sslbench.data.checks import sheets
 from sslbench.data.checks.duplicates import THRESHOLD, Finding, Pair, as_csv, near_copies, small_pictures
 from sslbench.data.checks.maps import CheckedMaps, check_maps
 from sslbench.data.checks.parts import CheckedParts, OpenedParts, check_parts, check_values, open_parts, open_with_boxes
+from sslbench.data.clips import noun_of
 from sslbench.data.decode.handlers import Reading, resolve
 from sslbench.data.open import kind_alone, open_as
 from sslbench.data.splits import TrainTest
@@ -248,12 +249,13 @@ def _about(checked: CheckedParts) -> list[str]:
         kind = "no labels" if not part.target.labelled else f"{part.target.name} label"
         if checked.opened.objects is not None:
             kind = f"{sum(checked.counts[name].values()):,} boxes"
-        lines.append(f"{part.name}: {len(part):,} images, {len(part.target.classes)} classes ({kind})")
+        noun = noun_of(part)
+        lines.append(f"{part.name}: {len(part):,} {noun}s, {len(part.target.classes)} classes ({kind})")
     total = sum(len(part) for part in checked.parts.values())
     lines.append(f"split: {checked.opened.data.how}")
     bad = f", {checked.tried - checked.decoded:,} cannot be used" if checked.decoded < checked.tried else ""
     all_ = " (--decode all)" if checked.tried < total else ""
-    lines.append(f"decoded: {checked.decoded:,} of {total:,} images{bad}{all_}")
+    lines.append(f"decoded: {checked.decoded:,} of {total:,} {noun}s{bad}{all_}")
     return lines
 
 
@@ -321,7 +323,7 @@ def write_files(
         examples = sheets.chosen_by_class(part, classes=_CLASSES, each=_EACH)
         boxes, texts = checked.boxes(key), checked.texts(key)
         pictures[key] = sheets.thumbnails(part, examples, reading=checked.reading, boxes=boxes, texts=texts)
-    unit = "boxes" if checked.opened.objects is not None else "images"
+    unit = "boxes" if checked.opened.objects is not None else f"{noun_of(checked.opened.data.test)}s"
     if sheet is not None:
         rows = {f"{name} ({key})".strip(): row for key, groups in pictures.items() for name, row in groups.items()}
         counts = {f"{name} ({key})": f"{n:,} {unit}" for key, of in checked.counts.items() for name, n in of.items()}

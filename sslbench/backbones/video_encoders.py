@@ -1,10 +1,16 @@
-"""Encoders of videos by the shapes of their tensors and the configuration beside them."""
+"""Encoders of videos by their names, and by the shapes of their tensors and the configuration beside them."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from torch import nn
+
+from sslbench.backbones.backbone import Backbone, Kind
+from sslbench.backbones.timm_models import parse_options
 from sslbench.backbones.vit_recognise import UNKNOWN, mlp_ratio
-from sslbench.errors import BackboneError
+from sslbench.errors import BackboneError, UsageError
+from sslbench.preprocessing import Preprocessing
 from sslbench.weights.reading.model_config import ModelConfig
 
 
@@ -15,14 +21,46 @@ class VideoEncoders:
     Attributes:
         title: name in messages.
         sizes: name -> width, blocks, heads and ratio of the MLP of the published networks.
-        side: usual side of their images.
+        options: further options of a name, and their defaults.
+        make: all options -> encoder with random weights.
+        resized: shorter side of a frame before it is cropped, as a multiple of the crop's.
         words: of their configuration: names of model_type, side of the images, channels of the images.
     """
 
     title: str
     sizes: Mapping[str, tuple[int, int, int, float]]
-    side: int
+    options: Mapping[str, Any]
+    make: Callable[[Mapping[str, Any]], nn.Module]
+    resized: float
     words: tuple[str, str, str]
+
+    def build(self, name: str) -> Backbone:
+        """Return the backbone of a name, with random weights."""
+        base, given = parse_options(name)
+        width, depth, heads, ratio = self.sizes[base]
+        options: dict[str, Any] = {"patch_size": 16, "in_chans": 3, "embed_dim": width, "depth": depth}
+        options |= {"num_heads": heads, "mlp_ratio": ratio, "norm_eps": 1e-6, **self.options}
+        try:
+            if unknown := [key for key in given if key not in options]:
+                raise TypeError(f"it has no option '{unknown[0]}', but {', '.join(options)}")
+            options |= given
+            module = self.make(options)
+        except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+            raise UsageError(f"{name} cannot be built: {error}", f"Write for example {base},frames=16.") from error
+        side = options["img_size"]
+        usual = Preprocessing(
+            round(side * self.resized), (side, side), origin=f"{self.title}'s evaluation transform"
+        ).for_channels(options["in_chans"])
+        blocks = {f"features.{index}": f"blocks.{index}" for index in range(options["depth"])}
+        return Backbone(
+            name=name,
+            kind=Kind(options=frozenset({"in_chans", "img_size"}), frames=options["frames"] or 1),
+            module=module,
+            preprocessing=usual,
+            aliases={"features": "", **blocks, "last": "norm"},
+            default_layer="features",
+            stems=("patch_embed.proj",),
+        )
 
     def name(
         self,
@@ -66,7 +104,9 @@ class VideoEncoders:
         elif heads not in (None, published):
             changed["num_heads"] = heads
         changed |= {"patch_size": stem[-1]} if stem[-1] != 16 else {}
-        changed |= {"img_size": side} if (side := config.count(side_word)) not in (None, self.side) else {}
+        changed |= (
+            {"img_size": side} if (side := config.count(side_word)) not in (None, self.options["img_size"]) else {}
+        )
         changed |= {"in_chans": stem[1]} if stem[1] != 3 else {}
         changed |= {"norm_eps": eps} if (eps := config.number("layer_norm_eps")) not in (None, 1e-6) else {}
         name = base + "".join(f",{key}={value}" for key, value in (changed | dict(options)).items())
