@@ -66,7 +66,7 @@ class TextTower:
     @functools.cached_property
     def width(self) -> int:
         """Length of the embeddings."""
-        return self.encode([""], "cpu").shape[1]
+        return int(self.encode([""], "cpu").shape[1])
 
     def encode(self, texts: Sequence[str], device: str) -> Matrix:
         """Return the embeddings (N, D) of texts, float32."""

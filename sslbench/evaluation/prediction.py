@@ -162,7 +162,7 @@ def predictions(
             with torch.inference_mode(), arithmetic(encode.device):
                 scores = head(encode(videos.by_view(images))[classifier.layer.text]).float()
                 if classifier.info.labels == Numbers.name:
-                    scores = scores.unflatten(0, (-1, videos.views)).mean(1)
+                    scores = scores.reshape(-1, videos.views, *scores.shape[1:]).mean(1)
                 else:  # probabilities of the classes
                     scores = over_views(scores, videos.views, single=classifier.info.labels == Classes.name)
                     scores = scores.sigmoid() if classifier.info.labels == MultiLabel.name else scores.softmax(1)

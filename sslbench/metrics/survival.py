@@ -58,7 +58,7 @@ def censoring_weights(train: FloatArray, times: FloatArray, tau: float | None = 
     uncensored = np.where(last < 0, 1.0, kept[last])
     counts = (event > 0) & (time <= places[-1]) & (uncensored > 0)
     counts &= True if tau is None else time < tau
-    return np.divide(1.0, uncensored**2, out=np.zeros(len(times)), where=counts)
+    return np.asarray(np.divide(1.0, uncensored**2, out=np.zeros(len(times)), where=counts))
 
 
 class Concordance:

@@ -194,7 +194,7 @@ def _survive(train: Features, test: Features, settings: Settings, *, seed: int) 
     of_events = censoring_weights(train.target.values, test.target.values, settings.tau)
     uno = Measure((UNO_C_INDEX,), Concordance(test.target.values, predicted.astype(np.float64), of_events).statistic)
     metrics |= with_intervals(uno, Units.of(len(test), None), seed, _RESAMPLES)
-    left_out = int(test.target.values[:, 1].sum()) - np.count_nonzero(of_events)
+    left_out = int(test.target.values[:, 1].sum()) - int(np.count_nonzero(of_events))
     if left_out:
         notes.append(
             f"Uno's index does not count {counted_of(left_out, 'event')} that train cannot weigh or from tau on."

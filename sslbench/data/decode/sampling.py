@@ -107,7 +107,7 @@ class ClipOptions:
         """
         if self.views == 1:
             return frames
-        parts = frames.unflatten(1, (-1, self.crops, frames.shape[1] // self.passes))
+        parts = frames.reshape(len(frames), -1, self.crops, frames.shape[1] // self.passes, *frames.shape[2:])
         if self.average == "crops":
             parts = parts.transpose(1, 2)
         return parts.reshape(len(frames) * self.views, -1, *frames.shape[2:])

@@ -147,7 +147,7 @@ class TextFile:
     @property
     def width(self) -> int:
         """Length of the embeddings."""
-        return self.x.shape[1]
+        return int(self.x.shape[1])
 
     def refuse_missing(self, texts: Iterable[str]) -> None:
         """Refuse texts that the file lacks."""

@@ -21,7 +21,7 @@ def over_views(decision: Tensor, views: int, *, single: bool) -> Tensor:
     """
     if views == 1:
         return decision
-    parts = decision.unflatten(0, (-1, views))
+    parts = decision.reshape(-1, views, *decision.shape[1:])
     if single:
         return parts.log_softmax(-1).logsumexp(1) - math.log(views)
     return logsigmoid(parts).logsumexp(1) - logsigmoid(-parts).logsumexp(1)
