@@ -233,6 +233,12 @@ def _check_channels(channels: int, path: str, wanted: Wanted) -> None:
 
 def decode_tiff(data: bytes, path: str, wanted: Wanted) -> Decoded:
     """Decode all bands of a TIFF: samples of one page (interleaved or planar), or pages of one band."""
+    array, turn = tiff_array(data, path, wanted)
+    return upright(from_array(array, path, wanted), turn)
+
+
+def tiff_array(data: bytes, path: str, wanted: Wanted) -> tuple[npt.NDArray[Any], int]:
+    """Return the samples of a TIFF in their own type, (H, W) or (H, W, bands), and the number of its orientation."""
     import tifffile
 
     try:
@@ -260,7 +266,7 @@ def decode_tiff(data: bytes, path: str, wanted: Wanted) -> Decoded:
                 path, "TIFF in a compression that needs imagecodecs: install it, or write DEFLATE or none"
             ) from error
         raise UnreadableImage(path, f"damaged TIFF ({reason})") from error
-    return upright(from_array(array if bands is None else np.moveaxis(array, bands, 2), path, wanted), turn)
+    return array if bands is None else np.moveaxis(array, bands, 2), turn
 
 
 def kind_of_samples(data: bytes) -> tuple[int, np.dtype[Any] | None]:

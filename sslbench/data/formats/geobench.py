@@ -5,35 +5,32 @@ label_stats.json, classes of pixels the array `label` of each file. Pickles in t
 numbers for names; classes.txt beside them names those of pixels.
 
 Bands have any type and range. `scale=train` maps mean minus and plus two standard deviations of each band in train to 0
-and 255, as SSL4EO-S12 does (Wang et al. 2023, arXiv 2211.07044). (Statistics in band_stats.json are of all parts.)
+and 255; see `_parts.bands.scaled`. (Statistics in band_stats.json are of all parts.)
 `scale=none` gives bands of 16 bits without a sign as they are.
 """
 
 import collections
 import dataclasses
-import functools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import FloatArray, OfRows
 from sslbench.config import setting
 from sslbench.data.containers.hdf5 import open_hdf5
 from sslbench.data.containers.members import by_split, split_name
-from sslbench.data.decode.picture import UnreadableImage, check_size
 from sslbench.data.format import SampleReader, SampleRequest, SourceFormat
-from sslbench.data.hashes import stamp_of
-from sslbench.data.images import Files, digests_with
+from sslbench.data.formats._parts.bands import BandImages, LabelBands, chosen_bands, scaled
+from sslbench.data.images import Files
 from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside, make_coding, with_ignored
 from sslbench.data.maps.foreground import map_readers
 from sslbench.data.maps.layout import in_order
-from sslbench.data.maps.types import CodedMaps, Coding, RawMap, source_of_maps
+from sslbench.data.maps.types import CodedMaps, Coding, source_of_maps
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, part_name, some
 from sslbench.errors import DataError, UsageError
@@ -42,11 +39,8 @@ from sslbench.targets.target import Target
 
 _LABEL = "label"
 _DATE = re.compile(r"_(?:\d{4}-\d{2}-\d{2}.*|NoDate)$")
-_NUMBERED = re.compile(r"0*(\w+) - (.+)")
 _PARTITION = "{}_partition.json"
 _STATS = "band_stats.json"
-_MEASURED = 500  # train images of which the statistics of bands are taken, at most
-_SPREAD = 2.0  # standard deviations on each side of the mean that are kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,84 +60,6 @@ def recognises(spec: str) -> bool:
     return (Path(spec) / _STATS).is_file() and any(Path(spec).glob(_PARTITION.format("*")))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class BandImages(OfRows):
-    """Images made of some bands of HDF5 files.
-
-    Attributes:
-        files: one per image.
-        bands: names of the bands, in order.
-        low: (C,) value of each band that becomes 0; empty: values stay as they are.
-        high: (C,) value that becomes 255.
-    """
-
-    of_rows = ("files",)
-    files: Files
-    bands: tuple[str, ...]
-    low: FloatArray
-    high: FloatArray
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def read(self, index: int) -> npt.NDArray[np.uint8]:
-        """Return an image (H, W, C), uint8, or uint16 without a scale; smaller bands are enlarged to the largest."""
-        import cv2
-
-        path = self.files.path(index)
-        found = _read_bands(path, self.bands)
-        height, width = (max(sides) for sides in zip(*(band.shape for band in found), strict=True))
-        planes = [
-            band if band.shape == (height, width) else cv2.resize(band.astype(np.float32), (width, height))
-            for band in found
-        ]
-        image = np.stack(planes, axis=2)
-        if len(self.low):
-            shares = (image.astype(np.float64) - self.low) / (self.high - self.low)
-            # Not a number, outside of the swath of a satellite, is dark.
-            return np.asarray((255 * np.nan_to_num(shares).clip(0, 1)).round(), np.uint8)
-        if image.dtype != np.uint8 and (image.min() < 0 or image.max() > np.iinfo(np.uint16).max):
-            raise OSError(f"{path}: values from {image.min():g} to {image.max():g} are no 16 bits: ?scale=train")
-        return image if image.dtype == np.uint8 else image.round().astype(np.uint16)
-
-    def path(self, index: int) -> str:
-        """Return the path of a file."""
-        return self.files.path(index)
-
-    def digests(self) -> npt.NDArray[np.uint8]:
-        """Return (N, 16) bytes: a hash of each file, the names of the bands and their scale."""
-        about = "\n".join(self.bands).encode() + self.low.tobytes() + self.high.tobytes()
-        return digests_with(self.files.digests(), [about] * len(self))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class LabelBands(OfRows):
-    """Label maps in HDF5 files, one per image."""
-
-    of_rows = ("files",)
-    files: Files
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def read(self, index: int, max_pixels: int) -> RawMap:
-        """Read one map; see `Maps`."""
-        try:
-            (values,) = _read_bands(self.path(index), (_LABEL,))
-        except OSError as error:
-            raise UnreadableImage(self.path(index), str(error)) from error
-        check_size(values.shape[1], values.shape[0], self.path(index), max_pixels)
-        return RawMap(values.astype(np.int32))
-
-    def path(self, index: int) -> str:
-        """Return the path of a file."""
-        return self.files.path(index)
-
-    def digests(self) -> npt.NDArray[np.uint8]:
-        """Return (N, 16) bytes: a hash of each file."""
-        return self.files.digests()
-
-
 def _read_bands(path: str, bands: Sequence[str]) -> list[npt.NDArray[Any]]:
     """Return the bands (H, W) of a file."""
     try:
@@ -155,28 +71,6 @@ def _read_bands(path: str, bands: Sequence[str]) -> list[npt.NDArray[Any]]:
         raise OSError(f"{path}: {reason}") from error
     if wrong := next((shape for band in found if len(shape := band.shape) != 2), None):
         raise OSError(f"{path}: a band has the shape {wrong}, and height and width are expected")
-    return found
-
-
-def chosen_bands(spec: str, wanted: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the bands that the user wants: whole, or the number or the word of '04 - Red'.
-
-    >>> chosen_bands("m-eurosat", "red|3", ["02 - Blue", "03 - Green", "04 - Red"])
-    ('04 - Red', '03 - Green')
-    """
-    known = {name.lower(): name for name in names}
-    for name in names:
-        if match := _NUMBERED.fullmatch(name):
-            known |= {key.lower(): name for key in match.groups() if key.lower() not in known}
-    if not wanted:
-        return tuple(names)
-    keys = [word.strip().lower() for word in wanted.split("|")]
-    if missing := [key for key in keys if key not in known and key.lstrip("0") not in known]:
-        problem = f"{spec}: there is no band '{missing[0]}'; its bands: {some(names, 20)}"
-        raise UsageError(problem, did_you_mean(missing[0], list(known)))
-    found = tuple(known.get(key) or known[key.lstrip("0")] for key in keys)
-    if len(set(found)) < len(found):
-        raise UsageError(f"{spec}: bands={wanted} names a band twice")
     return found
 
 
@@ -222,44 +116,8 @@ def _images(spec: str, names: Sequence[str], train: Sequence[str], options: GeoB
     bands = chosen_bands(spec, str(options.bands), there)
     files = Files(tuple(f"{name}.hdf5" for name in names), str(spec))
     if options.scale == "none":
-        return BandImages(files, bands, np.zeros(0), np.zeros(0))
-    step = -(-len(train) // _MEASURED)
-    measured = [(Path(spec) / f"{name}.hdf5").absolute() for name in train[::step]]
-    stamps = tuple(stamp_of(path.stat()) if path.is_file() else None for path in measured)
-    low, high = _scales(tuple(map(str, measured)), stamps, bands)
-    return BandImages(files, bands, np.array(low), np.array(high))
-
-
-@functools.lru_cache(maxsize=8)
-def _scales(
-    paths: tuple[str, ...], stamps: tuple[Any, ...], bands: tuple[str, ...]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean minus and plus two standard deviations of each band over the pixels of files.
-
-    `stamps`: of the files, which tell their versions apart.
-    """
-    sums, squares, number = np.zeros(len(bands)), np.zeros(len(bands)), np.zeros(len(bands))
-    for image in _readable(paths, bands):
-        for i, band in enumerate(image):
-            values = band[np.isfinite(band)].astype(np.float64)
-            sums[i] += values.sum()
-            squares[i] += np.square(values).sum()
-            number[i] += values.size
-    if not number.all():
-        folder = Path(paths[0]).parent
-        raise DataError(f"{folder}: no image of train can be read, so its bands have no scale", "Give ?scale=none.")
-    mean = sums / number
-    spread = np.sqrt(np.maximum(squares / number - mean**2, 0.0))
-    spread[spread == 0] = 1.0
-    return tuple((mean - _SPREAD * spread).tolist()), tuple((mean + _SPREAD * spread).tolist())
-
-
-def _readable(paths: Sequence[str], bands: Sequence[str]) -> Iterator[list[npt.NDArray[Any]]]:
-    for path in paths:
-        try:
-            yield _read_bands(path, bands)
-        except OSError:  # listed by the evaluation
-            continue
+        return BandImages(files, _read_bands, bands, np.zeros(0), np.zeros(0))
+    return scaled(files, [Path(spec) / f"{name}.hdf5" for name in train], bands, _read_bands)
 
 
 def _labels(spec: str, names: Sequence[str]) -> Target:
@@ -318,7 +176,9 @@ def open_maps(spec: str, options: GeoBenchOptions) -> dict[str, Source]:
     coding = with_ignored(spec, coding, options.ignore)
     for split, names in parts.items():
         images = _images(spec, names, parts.get("train", every), options)
-        maps = CodedMaps(part_name(spec, split), tuple(names), images, LabelBands(images.files), coding)
+        maps = CodedMaps(
+            part_name(spec, split), tuple(names), images, LabelBands(images.files, _read_bands, _LABEL), coding
+        )
         sources[split] = source_of_maps(maps)
     return in_order(sources)
 
