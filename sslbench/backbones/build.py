@@ -37,6 +37,7 @@ class Family:
         recognise: (canonical name -> shape, format, file for messages, configuration beside it) -> name of the backbone
             with these tensors.
         last_resort: asked after the other families.
+        users: networks of the user's own code, of whose construction nothing is left out.
     """
 
     takes: Callable[[str], bool]
@@ -44,6 +45,7 @@ class Family:
     check_recorded: Callable[[str, str], None] = lambda name, where: None
     recognise: Callable[[Mapping[str, tuple[int, ...]], str, str, ModelConfig], str | None] = lambda *_: None
     last_resort: bool = False
+    users: bool = False
 
 
 @functools.cache
@@ -65,26 +67,35 @@ def family_of(name: str) -> Family:
     raise no_backbone(name)
 
 
-def build(name: str, *, seed: int = 0) -> Backbone:
+def build(name: str, *, seed: int = 0, to_be_filled: bool = False) -> Backbone:
     """Return a backbone with random weights, frozen and in eval mode; nothing is downloaded.
 
-    name: 'resnet50', 'resnext50_32x4d', 'resnet50w2', 'resnet18_cifar', 'alexnet_bvlc', ...; a timm name, as it is or
-        after 'timm:'; the user's 'module:callable'; 'pixels', 'pixels:SIZE' or 'pixels:native'. ResNets and timm's
-        models take images of another number of channels: 'resnet50,in_chans=13'. ResNets besides:
-        'resnet50,zero_init_residual=true'.
+    Args:
+        name: 'resnet50', 'resnext50_32x4d', 'resnet50w2', 'resnet18_cifar', 'alexnet_bvlc', ...; a timm name, as it is
+            or after 'timm:'; the user's 'module:callable'; 'pixels', 'pixels:SIZE' or 'pixels:native'. ResNets and
+            timm's models take images of another number of channels: 'resnet50,in_chans=13'. ResNets besides:
+            'resnet50,zero_init_residual=true'.
+        seed: of the random weights.
+        to_be_filled: leave parameters as memory holds them where this saves time, since all will be replaced.
     """
     family = family_of(name)
-    with seeded(seed):
+    with seeded(seed), _WithoutInitialValues() if to_be_filled and not family.users else contextlib.nullcontext():
         backbone = family.build(name)
     backbone.module.eval().requires_grad_(False)
     return backbone
 
 
 class _WithoutInitialValues(TorchFunctionMode):
-    """Steps in which initial values are computed; without memory they change nothing, and take PyTorch long."""
+    """Steps in which initial values are computed, left out for parameters, and for tensors without memory.
+
+    Without memory they change nothing, and take PyTorch long.
+    """
 
     steps = frozenset(
-        getattr(torch.Tensor, name) for name in ("uniform_", "normal_", "erfinv_", "mul_", "add_", "clamp_")
+        (
+            *(getattr(torch.Tensor, name) for name in ("uniform_", "normal_", "erfinv_", "mul_", "add_", "clamp_")),
+            *(nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_),
+        )
     )
 
     def __torch_function__(
@@ -94,8 +105,12 @@ class _WithoutInitialValues(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Leave a tensor without memory as it is; run everything else."""
-        return args[0] if func in self.steps and args[0].is_meta else func(*args, **(kwargs or {}))
+        """Leave out a step of initial values; run everything else."""
+        if func in self.steps:
+            tensor = args[0] if args else (kwargs or {})["tensor"]
+            if tensor.is_meta or isinstance(tensor, nn.Parameter):
+                return tensor
+        return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager

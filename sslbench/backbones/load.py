@@ -1,10 +1,11 @@
 """Loading of a frozen backbone from `--weights` and `--backbone`: read, recognise, build, fill strictly."""
 
 import dataclasses
+import functools
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -190,6 +191,8 @@ def load_file(
 ) -> Backbone:
     """Return a backbone with the weights of a file in memory; arguments and errors as for `load_backbone`."""
     weights = str(file.path)
+    # What the file lacks keeps its random weights, and so may a stem.
+    new = functools.partial(build, seed=seed, to_be_filled=not allow_partial and stem is None)
     if backbone is None and file.config.backbone:
         backbone = _of_config(file)
     if backbone is not None:
@@ -198,11 +201,11 @@ def load_file(
                 f"zero_init_residual sets random initial weights, but {weights} holds trained ones",
                 f"Leave it out: --backbone {plain}.",
             )
-        built = build(backbone, seed=seed)
+        built = new(backbone)
         if built.kind.pixels:
             raise UsageError(f"the backbone '{backbone}' has no weights", f"Leave the file out: --weights {backbone}.")
         recognised = recognise(file, expected=_shapes(built.module.state_dict()), format=format)
-        built = _with_trained_strides(built, backbone, recognised, weights, seed)
+        built = _with_trained_strides(built, backbone, recognised, weights, new)
     else:
         recognised = recognise(file, format=format)
         name = architecture(recognised, weights)
@@ -210,7 +213,7 @@ def load_file(
         where = f"{weights}: backbone" if recognised.backbone else weights
         # A few bytes in a file could name a network that no memory holds.
         check_recorded(name, where, numbers=sum(tensor.numel() for tensor in recognised.canonical.values()))
-        built = build(name, seed=seed)
+        built = new(name)
     if not as_stored:
         refuse_undecided(recognised, weights)
     if stem is not None and recognised.input is not None and recognised.input.space == "lightness":
@@ -308,7 +311,9 @@ def _learnt_gem_power(recognised: Recognised, weights: str) -> float | None:
     return float(f"{power:g}")  # as the pool's name in results shows it
 
 
-def _with_trained_strides(built: Backbone, named: str, recognised: Recognised, weights: str, seed: int) -> Backbone:
+def _with_trained_strides(
+    built: Backbone, named: str, recognised: Recognised, weights: str, new: Callable[[str], Backbone]
+) -> Backbone:
     """Return the backbone that was named with the strides that the format's networks were trained with.
 
     A stride that the name states ('resnet50,last_stride=2') stays.
@@ -316,7 +321,7 @@ def _with_trained_strides(built: Backbone, named: str, recognised: Recognised, w
     strides = recognised.strides or Strides()
     name = with_strides(named, last=strides.last, in_1x1=strides.bottleneck == "1x1")
     if "last_stride" in built.kind.options and name != built.name:
-        return build(name, seed=seed)
+        return new(name)
     if strides != Strides() and built.kind.tags:
         raise BackboneError(
             f"{weights}: the network was trained with its strides in the {strides.bottleneck} convolutions and stride "

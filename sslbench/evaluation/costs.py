@@ -3,13 +3,17 @@
 import contextlib
 import dataclasses
 import logging
+import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sslbench.backbones.backbone import Backbone, probe_images
 from sslbench.results import Costs, Stage
@@ -98,24 +102,78 @@ class Work:
     activations: int
 
 
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counted operations of forward passes in which matrix products and convolutions are not computed, but zeros.
+
+    The numbers are those of PyTorch's FlopCounterMode, which needs FakeTensorMode, whose import takes two seconds.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to skip it, PyTorch imports it
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Count a step, and run it unless it is a product."""
+        aten, step = torch.ops.aten, func.overloadpacket
+        # Only a mask among the indices makes a shape depend on values.
+        by_number = step is aten.index and not any(i is not None and i.dtype is torch.bool for i in args[1])
+        if not by_number and {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*func.tags}:
+            raise RuntimeError("its steps depend on values")
+        if step is aten.convolution:
+            image, weight = args[:2]
+            shape = _convolved(*args)
+            inputs = image.shape if args[6] else shape
+            self.operations += 2 * weight.numel() * inputs[0] * math.prod(inputs[2:])
+            return image.new_zeros(shape)
+        if step in (aten.mm, aten.bmm, aten.addmm, aten.baddbmm):
+            left, right = args[-2:]
+            shape = (*left.shape[:-1], right.shape[-1])
+            self.operations += 2 * math.prod(shape) * left.shape[-1]
+            return left.new_zeros(shape)
+        return func(*args, **(kwargs or {}))
+
+
+def _convolved(  # noqa: PLR0913  the arguments of aten.convolution
+    image: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> tuple[int, ...]:
+    """Return the shape of a convolution's output."""
+    per_side = zip(image.shape[2:], weight.shape[2:], stride, padding, dilation, output_padding, strict=True)
+    if transposed:
+        sides = [(n - 1) * s - 2 * p + d * (k - 1) + more + 1 for n, k, s, p, d, more in per_side]
+        return (len(image), weight.shape[1] * groups, *sides)
+    return (len(image), len(weight), *((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d, _ in per_side))
+
+
 def work_of(backbone: Backbone, sizes: Sequence[tuple[int, int]]) -> Work | None:
     """Return the work of one image of each size, (height, width) in pixels.
 
-    Operations are counted by PyTorch on tensors without values: matrix products, convolutions and attention, which is
-    nearly all. None for a module whose steps depend on values.
+    Matrix products, convolutions and attention are counted, which is nearly all. None for a module whose steps depend
+    on values.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
-
     image, module = probe_images(backbone.preprocessing), backbone.module
-    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    counter, outputs = FlopCounterMode(display=False), [0]
+    device = next(module.parameters(), image).device
+    # Copies, so that changes of buffers do not reach the real ones.
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    counter, outputs = _Counter(), [0]
 
-    def add(layer: nn.Module, inputs: object, output: torch.Tensor) -> None:
+    def add(layer: nn.Module, inputs: object, output: Tensor) -> None:
         outputs[0] += output.numel()
 
-    def add_attention(layer: nn.Module, inputs: object, output: tuple[torch.Tensor, ...]) -> None:
+    def add_attention(layer: nn.Module, inputs: object, output: tuple[Tensor, ...]) -> None:
         outputs[0] += 4 * output[0].numel()  # queries, keys, values and the output are linear layers inside it
 
     layers = [layer for layer in module.modules() if isinstance(layer, nn.modules.conv._ConvNd | nn.Linear)]
@@ -126,13 +184,9 @@ def work_of(backbone: Backbone, sizes: Sequence[tuple[int, int]]) -> Work | None
     torch.backends.mha.set_fastpath_enabled(False)  # one operation, of which nothing is counted
     try:
         # As matrix products: the fused kernel of processors is not counted.
-        plain = sdpa_kernel(SDPBackend.MATH)
-        with torch.no_grad(), plain, counter, FakeTensorMode(allow_non_fake_inputs=True) as fake:
-            # The module runs on meta tensors, so that changes of its buffers do not reach the real ones.
-            empty: dict[str, torch.Tensor] = {name: fake.from_tensor(tensor) for name, tensor in state.items()}
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
             for size in sizes:
-                seen = image.new_empty(1, image.shape[1], *size)
-                torch.func.functional_call(module, empty, (fake.from_tensor(seen),))
+                torch.func.functional_call(module, buffers, (torch.zeros(1, image.shape[1], *size, device=device),))
     except (RuntimeError, TypeError, ValueError) as error:
         log.info(f"{backbone.name}: operations could not be counted ({str(error).splitlines()[0]})")
         return None
@@ -140,4 +194,4 @@ def work_of(backbone: Backbone, sizes: Sequence[tuple[int, int]]) -> Work | None
         torch.backends.mha.set_fastpath_enabled(fast)
         for hook in hooks:
             hook.remove()
-    return Work(float(counter.get_total_flops()) / 1e9, outputs[0])
+    return Work(counter.operations / 1e9, outputs[0])

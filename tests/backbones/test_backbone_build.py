@@ -207,3 +207,29 @@ def test_a_name_of_no_family_is_refused_as_building_refuses_it(name):
 def test_a_model_that_timm_lacks_is_refused():
     with pytest.raises(UsageError, match="timm has no model 'resnt50'\nDid you mean 'resnet50'"):
         refuse_unknown_backbone("timm:resnt50.a1_in1k")
+
+
+def test_a_network_to_be_filled_has_all_but_the_initial_values_of_its_parameters():
+    vit = "timm:vit_tiny_patch16_224,img_size=32,depth=1"
+    for name in (
+        "resnet18w0.125",
+        "alexnet_bvlc",
+        vit,
+        "timm:eva02_tiny_patch14_224,depth=1",
+        "timm:nfnet_f0,depths=1-1-1-1",
+    ):
+        usual, empty = build(name).module, build(name, to_be_filled=True).module
+        assert usual.state_dict().keys() == empty.state_dict().keys(), name
+        for (where, buffer), other in zip(usual.named_buffers(), empty.buffers(), strict=True):
+            assert torch.equal(buffer, other), (name, where)
+
+
+def test_a_network_of_the_user_is_built_in_full_before_it_is_filled(tmp_path, monkeypatch):
+    code = "import torch\n\ndef net():\n    torch.manual_seed(0)\n    net = torch.nn.Linear(3, 2)\n"
+    (tmp_path / "looks_at_its_weights.py").write_text(
+        code + "    net.scale = float(net.weight.detach().abs().max())\n    return net\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    first, second = (build("looks_at_its_weights:net", to_be_filled=filled).module for filled in (False, True))
+    assert first.scale == second.scale > 0

@@ -90,24 +90,12 @@ def test_extract_refuses_a_file_that_cannot_be_written_before_an_image_is_encode
         assert code == 2 and message in err, err
 
 
-def test_knn_of_stored_features_imports_no_library_that_it_does_not_use(world, shared, capsys):
+def test_knn_imports_no_library_that_it_does_not_use(world, shared):
     weights = shared("weights") / "resnet18w0.25.pth"
-    command = f"eval knn -w {weights} -b resnet18w0.25 --resize 32 --crop 32 -d photos --quiet -o {{}}"
-    assert run(capsys, *command.format("first").split())[0] == 0
-    _, modules = loaded_by(CALLED.format([command.format("second")]), world)  # the first record is not found again
-    assert not modules & {
-        "scipy.stats",
-        "scipy.signal",
-        "timm",
-        "sklearn",
-        "pandas",
-        "kwcoco",
-        "matplotlib",
-        "cv2",
-        "pyarrow",
-        "h5py",
-        "umap",
-    }
+    command = f"eval knn -w {weights} -b resnet18w0.25 --resize 32 --crop 32 -d photos --quiet -o results"
+    _, modules = loaded_by(CALLED.format([command]), world)
+    unused = "scipy.stats scipy.signal timm sklearn pandas kwcoco cv2 pyarrow h5py umap"
+    assert not modules & {*unused.split(), "torchvision", "torch._dynamo", "sympy"}, "torch's compiler takes a second"
 
 
 def test_tables_and_comparisons_of_records_import_no_torch(shared):

@@ -41,4 +41,4 @@ def _check_recorded(name: str, where: str) -> None:
     )
 
 
-FAMILY = Family(lambda name: ":" in name, _build, check_recorded=_check_recorded, last_resort=True)
+FAMILY = Family(lambda name: ":" in name, _build, check_recorded=_check_recorded, last_resort=True, users=True)
