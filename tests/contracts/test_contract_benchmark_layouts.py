@@ -9,7 +9,19 @@ import numpy as np
 import pytest
 from helpers.offenders import offenders
 from PIL import Image
-from sample_data import ade20k, cityscapes, coco_stuff, davis, geobench, hpatches, jhmdb, pf_pascal, spair, tss, vip
+from sample_data import (
+    ade20k,
+    cityscapes,
+    coco_stuff,
+    davis,
+    dense_flow,
+    geobench,
+    hpatches,
+    jhmdb,
+    pf_pascal,
+    spair,
+    vip,
+)
 from scipy.io import savemat
 
 from sslbench.data.open import (
@@ -222,7 +234,7 @@ def root(tmp_path_factory):
             (davis, "DAVIS"),
         ),
         *((hpatches, "hpatches-sequences-release"), (jhmdb, "JHMDB"), (pf_pascal, "PF-dataset-PASCAL")),
-        *((spair, "SPair-71k"), (tss, "TSS_CVPR2016"), (vip, "VIP_Fine")),
+        *((spair, "SPair-71k"), (dense_flow, "TSS_CVPR2016"), (vip, "VIP_Fine")),
     ):
         (root / name).mkdir()
         made = Path(maker.make(root / name))

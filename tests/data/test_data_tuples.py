@@ -4,16 +4,21 @@ import csv
 import dataclasses
 import json
 import shutil
+import struct
+import zlib
 
 import numpy as np
 import pytest
 from helpers.few_bits import grey_png
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
-from sample_data import davis, hpatches, jhmdb, pf_pascal, spair, tss, vip
+from sample_data import davis, dense_flow, hpatches, jhmdb, pf_pascal, spair, vip
 from scipy.io import savemat
 
+from sslbench.data.decode.arrays import flow_of
+from sslbench.data.formats.dense_flow import read_flow
 from sslbench.data.formats.triplets import made_triplets
-from sslbench.data.formats.tss import read_flow
 from sslbench.data.image_pairs import corner_homography, in_pixels
 from sslbench.data.images import Arrays
 from sslbench.data.open import open_as
@@ -74,7 +79,7 @@ def test_pf_pascal_takes_points_and_box_of_mat_files(tmp_path):
 
 
 def test_flow_leads_from_pixels_of_one_image_to_the_other(tmp_path):
-    source = open_as(tss.make(tmp_path), Points, Homographies)["all"]
+    source = open_as(dense_flow.make(tmp_path), Points, Homographies)["all"]
     there, back = source.target.pairs
     assert len(there.source_points) == 6 * 12 and (there.target_points - there.source_points == [2, 0]).all()
     assert (back.target_points - back.source_points == [-2, 0]).all() and not there.keypoints
@@ -82,6 +87,49 @@ def test_flow_leads_from_pixels_of_one_image_to_the_other(tmp_path):
         (tmp_path / "JODS/pair1/flow1.flo").write_bytes(content)
         with pytest.raises(DataError, match=r"flow1.flo"):
             read_flow(tmp_path / "JODS/pair1/flow1.flo")
+
+
+def png_of_16_bits(rows):
+    """A PNG of three channels of 16 bits, byte by byte: signature, head, one block of rows without a filter, end."""
+    raw = b"".join(b"\0" + b"".join(struct.pack(">3H", *pixel) for pixel in row) for row in rows)
+    head = struct.pack(">IIBBBBB", len(rows[0]), len(rows), 16, 2, 0, 0, 0)
+    blocks = [(b"IHDR", head), (b"IDAT", zlib.compress(raw)), (b"IEND", b"")]
+    parts = [struct.pack(">I", len(d)) + kind + d + struct.pack(">I", zlib.crc32(kind + d)) for kind, d in blocks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+@given(
+    st.lists(st.lists(st.tuples(*[st.integers(0, 65535)] * 2, st.integers(0, 1)), min_size=3, max_size=3), min_size=1)
+)
+def test_kittis_flow_is_as_its_development_kit_says(rows):
+    flow = flow_of(png_of_16_bits(rows), "f.png")
+    assert flow.dtype == np.float32 and flow.shape == (len(rows), 3, 2)
+    for y, row in enumerate(rows):
+        for x, (red, green, valid) in enumerate(row):
+            wanted = [(red - 32768.0) / 64.0, (green - 32768.0) / 64.0] if valid else [np.nan, np.nan]
+            np.testing.assert_array_equal(flow[y, x], wanted)
+
+
+@pytest.mark.parametrize("images", ["image_2", "colored_0"])
+def test_kitti_leads_from_the_first_image_to_the_next(tmp_path, images):
+    top = tmp_path / "training"
+    for folder in (images, "flow_noc", "flow_occ"):
+        (top / folder).mkdir(parents=True)
+    for time in (10, 11):
+        Image.fromarray(np.full((12, 20, 3), time, np.uint8)).save(top / images / f"000007_{time}.png")
+    rows = [[(32768 + 64 * 2, 32768 - 32, int(3 <= y < 9 and x < 8)) for x in range(20)] for y in range(12)]
+    (top / "flow_noc" / "000007_10.png").write_bytes(png_of_16_bits(rows))
+    source = open_as(str(tmp_path), Points, Homographies)["all"]
+    (pair,) = source.target.pairs
+    assert source.ids == ("000007",) and source.target.classes == ("kitti",) and len(pair.source_points) == 6 * 8
+    assert (pair.target_points - pair.source_points == [2, -0.5]).all() and pair.side == 20
+    assert open_as(str(top), Points)["all"].fingerprint() == source.fingerprint()
+    Image.fromarray(np.zeros((12, 20, 3), np.uint8)).save(top / "flow_noc" / "000007_10.png")
+    with pytest.raises(DataError, match=r"000007_10\.png.* uint8 \(12, 20, 3\), not three channels of 16 bits"):
+        open_as(str(tmp_path), Points)
+    (top / "flow_noc" / "000007_10.png").write_bytes(png_of_16_bits(rows)[:60])
+    with pytest.raises(DataError, match=r"000007_10\.png"):
+        open_as(str(tmp_path), Points)
 
 
 def test_hpatches_pairs_the_first_image_with_the_others(tmp_path):

@@ -1,7 +1,7 @@
-"""Arrays of numbers in annotation files: NumPy, MATLAB, PFM and Middlebury's flow, told by their first bytes.
+"""Arrays of numbers in annotation files: NumPy, MATLAB, PFM, Middlebury's and KITTI's flow, told by their first bytes.
 
 One place for all annotations of pixels: label maps, depth, normals and flow. `READERS` has a line for each kind of
-file; pictures (PNG, TIFF) are read by those who know what their numbers mean.
+file; pictures (PNG, TIFF) are read by those who know what their numbers mean, `flow_of` those of flow.
 """
 
 import io
@@ -20,6 +20,7 @@ Array = npt.NDArray[Any]
 
 SUFFIXES = (".npy", ".npz", ".mat", ".pfm", ".flo")
 """Suffixes of these files, in lower case."""
+_UNKNOWN_FLOW = 1e9
 _PFM = re.compile(rb"(P[Ff])\s+(\d+)\s+(\d+)\s+(-?[\d.]+(?:[eE][-+]?\d+)?)[ \t\r]*\n")
 
 
@@ -58,6 +59,48 @@ def array_of(data: bytes, path: str, names: Sequence[str] = ()) -> Array | None:
     if values.dtype.kind not in "fuib":
         raise UnreadableImage(path, f"an array of {values.dtype}, not of numbers")
     return values
+
+
+def flow_of(data: bytes, path: str) -> Array:
+    """Return optical flow, float32 (H, W, 2), pixels to the right and down; NaN where it is not known.
+
+    Middlebury's .flo, where vectors above 10^9 are unknown (Baker et al., IJCV 2011), or KITTI's PNG of 16 bits: red
+    and green are 64 times the vectors, plus 2^15, and blue is 0 where there is none (Menze and Geiger, CVPR 2015).
+
+    Raises:
+        UnreadableImage: damaged, or another kind of file.
+
+    Examples:
+        >>> flow_of(struct.pack("<4sii4f", b"PIEH", 2, 1, 0.5, 0.0, 1e10, 1e10), "a.flo").tolist()
+        [[[0.5, 0.0], [nan, nan]]]
+    """
+    if data.startswith(b"\x89PNG"):
+        red, green, valid = np.moveaxis(colours_of_16_bits(data, path).astype(np.float32), 2, 0)
+        return np.where(valid[..., None] > 0, (np.stack([red, green], axis=2) - 2**15) / 64, np.float32(np.nan))
+    flow = array_of(data, path) if data.startswith(b"PIEH") else None
+    if flow is None:
+        raise UnreadableImage(path, "no flow: neither Middlebury's .flo nor KITTI's PNG")
+    return np.where((np.abs(flow) < _UNKNOWN_FLOW).all(axis=2, keepdims=True), flow, np.float32(np.nan))
+
+
+def colours_of_16_bits(data: bytes, path: str) -> Array:
+    """Return the colours of a picture of 16 bits, uint16 (H, W, 3), which Pillow cuts to 8.
+
+    Raises:
+        UnreadableImage: damaged, or another kind of picture.
+    """
+    import cv2
+
+    if data.startswith(b"\x89PNG"):
+        width, height = struct.unpack_from(">ii", data.ljust(24, b"\0"), 16)
+        check_size(width, height, path, MAX_PIXELS)
+    colours = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), cv2.IMREAD_UNCHANGED)
+    if colours is None:
+        raise UnreadableImage(path, "damaged")
+    if colours.dtype != np.uint16 or colours.ndim != 3 or colours.shape[2] != 3:
+        raise UnreadableImage(path, f"{colours.dtype} {colours.shape}, not three channels of 16 bits")
+    # OpenCV has blue first.
+    return np.asarray(colours[..., ::-1])
 
 
 def _numpy(data: bytes, path: str, names: Sequence[str]) -> Array:

@@ -13,7 +13,7 @@ from PIL import Image, UnidentifiedImageError
 
 from sslbench.arrays import OfRows
 from sslbench.config import setting
-from sslbench.data.decode.arrays import array_of
+from sslbench.data.decode.arrays import array_of, colours_of_16_bits
 from sslbench.data.decode.files import strict_and_silent
 from sslbench.data.decode.picture import UnreadableImage, check_size
 from sslbench.data.images import Files
@@ -67,7 +67,7 @@ def _picture(data: bytes, path: str) -> npt.NDArray[Any]:
                     raise UnreadableImage(path, f"a {image.format}, which is not supported: PNG, TIFF, .npy, .pfm")
                 # Byte 24 of a PNG is its bit depth, which Pillow does not tell of colours.
                 if image.mode == "RGB" and (";16" in str(image.tile) or (image.format == "PNG" and data[24] == 16)):
-                    return _colours_of_16_bits(data, path)
+                    return colours_of_16_bits(data, path)
                 if image.mode in ("P", "PA"):
                     raise UnreadableImage(path, "a picture with a palette (colours to look at), not numbers")
                 if getattr(image, "n_frames", 1) > 1:
@@ -80,17 +80,6 @@ def _picture(data: bytes, path: str) -> npt.NDArray[Any]:
             kinds = ", ".join(SUFFIXES)
             name = PurePosixPath(path).name
             raise UnreadableImage(path, f"{name} is none of {kinds}, or is damaged") from error
-
-
-def _colours_of_16_bits(data: bytes, path: str) -> npt.NDArray[Any]:
-    """Return colours of 16 bits, which Pillow cuts to 8."""
-    import cv2
-
-    colours = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), cv2.IMREAD_UNCHANGED)
-    if colours is None or colours.dtype != np.uint16:
-        raise UnreadableImage(path, "damaged")
-    # OpenCV has blue first.
-    return np.asarray(colours[..., ::-1])
 
 
 Quantity = Literal["depth", "normals"]
