@@ -148,8 +148,10 @@ class Method(method.Method[Config]):
         width = vit.embed_dim
         self.projector = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, config.code_dim))
         initialise_linear(self.projector)
-        self.codebook = nn.Linear(config.code_dim, config.codes, bias=False).requires_grad_(False)
-        self.codebook.weight.copy_(random_rows(config.codes, config.code_dim))
+        self.codebook = nn.Linear(config.code_dim, config.codes, bias=False)
+        # A buffer, as parameters are sharded by strategy=fsdp, and every process moves all codes alike.
+        del self.codebook.weight
+        self.codebook.register_buffer("weight", random_rows(config.codes, config.code_dim))
         self.decoder = Decoder(vit, config, grid[0] * grid[1], self.teacher.embed_dim)
         self._sums: list[tuple[Tensor, Tensor]] = []
 

@@ -224,7 +224,7 @@ def test_own_files_name_the_layers_and_a_gelu_is_no_relu(tmp_path):
 @pytest.mark.parametrize(
     ("kinds", "change", "problem"),
     [
-        ("linear tanh linear", {}, "unknown kind 'tanh'"),
+        ("linear sine linear", {}, "unknown kind 'sine'"),
         ("linear relu", {}, "has no place for '2.weight'"),
         ("relu", {}, "has no place|no linear"),
         (" ", {}, "has 0 layers"),
