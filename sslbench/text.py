@@ -18,6 +18,7 @@ _SHOWN = "\n\t"
 _UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 """Unicode categories: control and format characters, surrogates, line and paragraph separators."""
 
+_TEXTS = 100_000  # checked at a time: the text of all is as large as they are
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 HIDDEN = "***"
@@ -160,10 +161,11 @@ def printable(name: str) -> str:
     return name
 
 
-def all_printable(texts: tuple[str, ...]) -> tuple[str, ...]:
+def all_printable(texts: Sequence[str]) -> Sequence[str]:
     """Return texts that can be written as UTF-8; those of JSON may hold half a character."""
     try:
-        "".join(texts).encode()
+        for start in range(0, len(texts), _TEXTS):
+            "".join(texts[start : start + _TEXTS]).encode()
     except UnicodeEncodeError:
         return tuple(map(printable, texts))
     return texts

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from sslbench.data.hashes import HashMemo, Stamp, settled, stamp_of
 from sslbench.data.regular import open_image, read_all
 from sslbench.text import printable
-from sslbench.text_rows import TextRows, write_texts
+from sslbench.text_rows import TextRows, Texts, packed, select_texts, write_texts
 
 DIGEST_BYTES = 16
 _CHUNK = 4096
@@ -86,8 +86,7 @@ class Files:
     """Encoded image files; reading one that has changed since the last call of `digests` is an error.
 
     Attributes:
-        paths: one per image, relative to `root`. Sources pass the ids where they are the same strings, so that a
-            million files cost one string each; or `TextRows`, which processes share.
+        paths: one per image, relative to `root`; many of them in one piece, or in a file that processes share.
         root: base of relative paths; '' for the current folder.
     """
 
@@ -97,8 +96,8 @@ class Files:
 
     def __post_init__(self) -> None:
         # A list could be changed after it was hashed.
-        if not isinstance(self.paths, tuple | TextRows):
-            object.__setattr__(self, "paths", tuple(self.paths))
+        if not isinstance(self.paths, Texts):
+            object.__setattr__(self, "paths", packed(self.paths))
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -143,17 +142,14 @@ class Files:
 
     def in_file(self, file: Path) -> "Files":
         """Return the same with the paths written to a file, which is all that other processes are sent."""
-        write_texts([str(path) for path in self.paths], file)
+        write_texts(self.paths, file)
         same = Files(TextRows(str(file)), self.root)
         object.__setattr__(same, "_hashed", self._hashed)
         return same
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Files":
         """Return the files at `indices`, in that order."""
-        paths = self.paths
-        chosen = Files(
-            paths.select(indices) if isinstance(paths, TextRows) else tuple(paths[i] for i in indices), self.root
-        )
+        chosen = Files(select_texts(self.paths, indices), self.root)
         if self._hashed is not None:
             hashed = _Hashed(self._hashed.digests[indices], self._hashed.stamps[indices])
             object.__setattr__(chosen, "_hashed", hashed)

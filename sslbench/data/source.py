@@ -14,6 +14,7 @@ from sslbench.targets.classes import Classes
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.target import Images, SeveralImages, Target
 from sslbench.text import all_printable, printable
+from sslbench.text_rows import Texts, packed, select_texts
 
 ORIGIN = "origin"
 """Attribute of a joined source: the name of the source that each sample is from."""
@@ -69,7 +70,8 @@ class Source:
 
     Attributes:
         name: the location as the user wrote it, with the split: 'photos/ (train)'.
-        ids: unique, ascending, stable between machines (for files: the path relative to the data's root).
+        ids: unique, ascending, stable between machines (for files: the path relative to the data's root); many of
+            them in one piece, which paths of files share where they are the same.
         target: of the same length.
         images: of the same length; of samples that are several images each, the first ones.
         notes: remarks on what was left out or changed ("2 hidden folders left out"), one sentence each.
@@ -82,7 +84,7 @@ class Source:
     """
 
     name: str
-    ids: tuple[str, ...]
+    ids: Sequence[str]
     target: Target
     images: Images
     notes: tuple[str, ...] = ()
@@ -96,7 +98,9 @@ class Source:
         for name, column in self.attributes.items():
             if len(column) != len(self.ids):
                 raise ValueError(f"{len(self.ids)} ids, {len(column)} values of the attribute '{name}'")
-        attributes = {printable(name): all_printable(column) for name, column in self.attributes.items()}
+        ids, paths = packed(self.ids), getattr(self.images, "paths", None)
+        object.__setattr__(self, "ids", paths if isinstance(ids, Texts) and paths == ids else ids)
+        attributes = {printable(name): tuple(all_printable(column)) for name, column in self.attributes.items()}
         object.__setattr__(self, "attributes", attributes)
         if self.grouped_by and self.grouped_by not in self.attributes:
             raise ValueError(f"grouped by '{self.grouped_by}', which is not an attribute")
@@ -112,7 +116,7 @@ class Source:
         return self._at(chosen, name)
 
     def _at(self, chosen: npt.NDArray[np.int64], name: str | None = None) -> Self:
-        ids = tuple(self.ids[i] for i in chosen)
+        ids = select_texts(self.ids, chosen)
         images, target = self.images.select(chosen), self.target.select(chosen)
         attributes = {key: tuple(column[i] for i in chosen) for key, column in self.attributes.items()}
         return dataclasses.replace(

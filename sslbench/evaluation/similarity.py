@@ -78,7 +78,7 @@ class LayerFeatures:
 
     name: str
     layers: dict[str, Matrix]
-    ids: tuple[str, ...] | None
+    ids: Sequence[str] | None
     images: str = ""
 
 

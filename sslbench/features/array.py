@@ -1,7 +1,7 @@
 """Features in memory or memory-mapped, with their labels, and the settings of their extraction."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from sslbench.runtime.resources import EncodingPrecision, Precision, StartMethod, float_precision
 from sslbench.targets.target import Target
+from sslbench.text_rows import select_texts
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +43,7 @@ class Features:
 
     x: npt.NDArray[np.floating]
     target: Target
-    ids: tuple[str, ...]
+    ids: Sequence[str]
     attributes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     groups: npt.NDArray[np.int64] | None = None
     regions: int = 1
@@ -86,7 +87,7 @@ class Features:
         """Return a copy of the rows at `indices`."""
         attributes = {name: tuple(column[i] for i in indices) for name, column in self.attributes.items()}
         groups = None if self.groups is None else self.groups[indices]
-        ids = tuple(self.ids[i] for i in indices)
+        ids = select_texts(self.ids, indices)
         rank = None if self.rank is None else self.rank[indices]
         x, target = self.x[indices], self.target.select(indices)
         return dataclasses.replace(self, x=x, target=target, ids=ids, attributes=attributes, groups=groups, rank=rank)

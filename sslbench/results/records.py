@@ -83,7 +83,7 @@ class Scores:
         weights: network or probe that gave them, written beside the record; None where there is none.
     """
 
-    ids: tuple[str, ...]
+    ids: Sequence[str]
     scores: npt.NDArray[np.float32] | BestScores
     labels: npt.NDArray[np.int64] | npt.NDArray[np.int8]
     classes: tuple[str, ...]

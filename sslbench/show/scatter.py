@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class Points:
 
     name: str
     layers: Mapping[str, Matrix]
-    ids: tuple[str, ...]
+    ids: Sequence[str]
     labels: Target
     source: Source | None
     facts: Mapping[str, Any]

@@ -84,7 +84,7 @@ class Target(OfRows):
 
     def __post_init__(self) -> None:
         # Names come from files and may hold bytes that no terminal or CSV can show.
-        names = all_printable(self.classes)
+        names = tuple(all_printable(self.classes))
         if names is not self.classes:
             object.__setattr__(self, "classes", names)
 

@@ -21,7 +21,7 @@ from sslbench.data.open import open_data, open_objects
 from sslbench.data.splits.objects import split_objects
 from sslbench.errors import DataError
 from sslbench.targets.objects import ObjectRows
-from sslbench.text_rows import TextRows, write_texts
+from sslbench.text_rows import PackedTexts, TextRows, write_texts
 
 
 @pytest.fixture
@@ -89,11 +89,17 @@ def test_rows_are_those_that_the_whole_decoder_finds_wherever_the_text_is_cut(re
 def test_texts_come_back_one_by_one_selected_and_from_another_process(tmp_path_factory, texts, data):
     file = tmp_path_factory.mktemp("texts") / "t"
     write_texts(texts, file)
-    rows = TextRows(str(file))
-    assert list(rows) == texts and rows.all() == tuple(texts) and len(rows) == len(texts)
     chosen = data.draw(st.lists(st.integers(0, len(texts) - 1), max_size=8)) if texts else []
-    some = pickle.loads(pickle.dumps(rows.select(np.array(chosen, dtype=np.int64))))  # noqa: S301 - our own bytes
-    assert list(some) == [texts[i] for i in chosen]
+    begin, end = data.draw(st.integers(-3, 22)), data.draw(st.integers(-3, 22))
+    in_file, in_memory = TextRows(str(file)), PackedTexts.of(texts)
+    assert in_file == in_memory == tuple(texts) and tuple(texts) == in_memory and hash(in_memory) == hash(tuple(texts))
+    for rows in (in_file, in_memory):
+        assert list(rows) == [rows[i] for i in range(len(texts))] == texts and rows[begin:end] == tuple(
+            texts[begin:end]
+        )
+        assert rows != (*texts, "") and (not texts or rows != (*texts[:-1], texts[-1] + "x"))
+        some = pickle.loads(pickle.dumps(rows.select(np.array(chosen, dtype=np.int64))))  # noqa: S301 - our own bytes
+        assert some == tuple(texts[i] for i in chosen) and some.select(np.arange(len(chosen))) == some
 
 
 def test_a_view_gives_what_the_manifest_gives(tmp_path, manifest, monkeypatch):
@@ -287,3 +293,28 @@ def test_a_viewed_manifest_trains_and_splits_like_any_other(tmp_path, manifest, 
     assert parts.how == plain.how and parts.train.target.classes == plain.train.target.classes
     for a, b in ((parts.train, plain.train), (parts.test, plain.test)):
         assert a.fingerprint() == b.fingerprint()
+
+
+def test_ids_of_many_samples_lie_in_one_piece_with_the_paths_and_every_key_is_the_same(tmp_path, monkeypatch):
+    from sslbench import text_rows
+    from sslbench.data import source as sources
+
+    for i in range(12):
+        file = tmp_path / "data" / f"c{i % 3}" / (f"{i:02d}.png" if i else "x\udcff.png")  # bytes that are no UTF-8
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bytes([i]))
+    few = open_data(str(tmp_path / "data"))["all"]
+    monkeypatch.setattr(text_rows, "PACKED_FROM", 1)
+    monkeypatch.setattr(sources, "_IDS", 5)
+    many = open_data(str(tmp_path / "data"))["all"]
+    assert type(few.ids) is tuple and isinstance(many.ids, PackedTexts) and many.ids == few.ids
+    assert many.fingerprint() == few.fingerprint() and many.rank.tolist() == few.rank.tolist()
+    chosen = [1, 4, 11]
+    assert (
+        many.select(chosen).ids == few.select(chosen).ids
+        and many.images.select(chosen).paths[2] == few.images.paths[11]
+    )
+    assert many.images.read(3) == few.images.read(3)
+    (tmp_path / "data" / "c0" / "x\udcff.png").unlink()
+    same = open_data(str(tmp_path / "data"))["all"]
+    assert same.ids is same.images.paths, "one copy, where names are printable"

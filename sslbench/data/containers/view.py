@@ -124,7 +124,7 @@ def _save_split(folder: Path, split: str, source: Source) -> dict[str, Any]:
         raise TypeError(type(files))
     folder.mkdir()
     write_texts(source.ids, folder / "ids")
-    same = tuple(files.paths) == source.ids
+    same = tuple(files.paths) == tuple(source.ids)
     if not same:
         write_texts([str(path) for path in files.paths], folder / "files")
     texts = []
@@ -193,7 +193,7 @@ def _load_split(folder: Path, part: dict[str, Any]) -> Source:
     }
     common: dict[str, Any] = {
         "name": part["name"],
-        "ids": TextRows(str(folder / "ids")).all(),
+        "ids": TextRows(str(folder / "ids")),
         "images": Files(TextRows(str(folder / part["files"])), part["root"]),
         "notes": tuple(part["notes"]),
         "attributes": attributes,

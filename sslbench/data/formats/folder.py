@@ -27,7 +27,8 @@ from sslbench.errors import DataError
 from sslbench.targets.label_maps import Foreground, LabelMaps
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.target import Target
-from sslbench.text import printable
+from sslbench.text import all_printable, printable
+from sslbench.text_rows import packed
 
 _LISTS = (".csv", ".tsv", ".parquet", ".json")
 
@@ -61,11 +62,13 @@ def open(spec: str, *, together: bool = False, suffixes: frozenset[str] = frozen
     listings: dict[str, _Listing] = from_first(listed) if together else listed()
     sources = {}
     for split, listing in listings.items():
-        images = tuple(listing["images"])
-        ids, level = tuple(map(printable, images)), listing["level"]
+        images = packed(listing["images"])
+        listing["images"] = []  # no second copy of many
+        ids, level = all_printable(images), listing["level"]
         labels: Target = Unlabelled(len(images))
         if level is not None:
-            labels = single_labels([_class_of(image, level) for image in images])
+            known = dict[str, str]()
+            labels = single_labels([known.setdefault(c := _class_of(image, level), c) for image in images])
         sources[split] = Source(listing["name"], ids, labels, Files(images, listing["root"]), tuple(listing["notes"]))
     return sources
 

@@ -225,7 +225,7 @@ class CodedMaps(OfRows):
 
     of_rows = ("ids", "images", "maps")
     name: str
-    ids: tuple[str, ...]
+    ids: Sequence[str]
     images: Images
     maps: Maps
     coding: Coding

@@ -113,7 +113,7 @@ class TestObjects:
     __test__ = False  # not a class of tests
 
     truth: Truth
-    ids: tuple[str, ...]
+    ids: Sequence[str]
     image_numbers: tuple[int, ...]
     class_numbers: tuple[int, ...]
     sizes: npt.NDArray[np.int64]

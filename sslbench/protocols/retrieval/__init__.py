@@ -59,6 +59,7 @@ from sslbench.solvers.neighbours import Scope, fastest_engine, nearest
 from sslbench.solvers.whitening import Whitening, fit_whitening
 from sslbench.targets.classes import Classes, Queries
 from sslbench.targets.target import Target
+from sslbench.text_rows import select_texts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,7 +266,7 @@ class _SearchIndex:
             self.database, self.ids, self.order = descriptors(train, self.whitening), train.ids, train.order
         else:
             rows = np.flatnonzero(search.in_test)
-            self.database, self.ids = descriptors(test, self.whitening, rows), tuple(test.ids[row] for row in rows)
+            self.database, self.ids = descriptors(test, self.whitening, rows), select_texts(test.ids, rows)
             self.order = np.argsort(np.argsort(test.order)[rows])
         self.n_searched = len(self.database)
         self.engine = fastest_engine(device, 2.0 * self.n_searched * len(test) * self.database.shape[1])

@@ -5,7 +5,7 @@ frame, since they do not follow one another; those of the others with the frame 
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +43,7 @@ def open_perturbed(settings: Settings, limited: Callable[[Source], Source]) -> d
     if not root.is_dir():
         raise UsageError(f"perturbations={root} is not a folder", _LAYOUT)
     found: dict[str, Source] = {}
-    drawn: dict[tuple[str, ...], tuple[str, ...]] = {}
+    drawn: dict[Sequence[str], Sequence[str]] = {}
     for folder in sorted(each for each in root.iterdir() if each.is_dir() and not each.name.startswith(".")):
         try:
             files = files_below(folder, ".mp4")
