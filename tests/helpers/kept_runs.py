@@ -171,6 +171,7 @@ BY_LABELS = {
 }
 WITH_BOXES = ("boxes-csv", "cityscapes", "coco", "coco-folder", "voc-folders", "yolo")
 OTHERS = {**dict.fromkeys(("retrieval", "reidentification"), ("retrieval", *PIXELS)), "hpatches": (*ON_PAIRS[:-1],)}
+OTHERS["pangaea"] = (*ON_MAPS, "--backbone", "resnet18w0.125,in_chans=6")
 NOT_EVALUATED = {
     "several": "train and test are the same images, which is refused",
     "zip": "train and test are the same images, which is refused",
