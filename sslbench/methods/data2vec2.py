@@ -32,7 +32,6 @@ from sslbench.methods._parts.vision_transformers import (
     grid_of,
     keep_patches,
     need_class_token,
-    need_own_size,
     need_vision_transformer,
     run_blocks,
 )
@@ -156,9 +155,8 @@ class Method(method.Method[Config]):
     @classmethod
     def check(cls, backbone: nn.Module, config: Config, setup: Setup) -> None:
         """Require a plain vision transformer for views of this size, and settings that fit its blocks and widths."""
-        vit = need_vision_transformer(backbone, setup, method="data2vec2")
+        vit = need_vision_transformer(backbone, setup, method="data2vec2", own_size=True)
         need_class_token(vit, setup, method="data2vec2")
-        need_own_size(vit, setup, method="data2vec2")
         for name, width in (("method.decoder_dim", config.decoder_dim), ("the backbone's width", vit.embed_dim)):
             if width % config.decoder_groups or width % 4:
                 raise UsageError(
