@@ -3,7 +3,8 @@
 A memory holds the features of the patches of a category's good training images. The distance of a test patch to it is
 its anomaly score; the map of distances, enlarged and smoothed, scores pixels, and the largest ones score the image.
 
-- AnomalyDINO (Damm et al., WACV 2025), the defaults: cosine distance, all patches, the mean of the largest 1 %.
+- AnomalyDINO (Damm et al., WACV 2025), the defaults: cosine distance, all patches, the mean of the largest 1 %. Of few
+  images (preset `anomaly_dino_few`) with their turns in memory, and without the background of some categories.
 - PatchCore (Roth et al., CVPR 2022), preset `patchcore`: layers 2 and 3, each averaged over 3 x 3 patches, a greedy
   coreset, Euclidean distance, and the largest distance times 1 - softmax over the b neighbours of its nearest patch.
 
@@ -29,7 +30,14 @@ from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
-from sslbench.metrics.dense.anomaly import PixelCurves, pixel_measure, pixel_metrics, region_shares, right_sides
+from sslbench.metrics.dense.anomaly import (
+    PixelCurves,
+    pixel_measure,
+    pixel_metrics,
+    region_shares,
+    right_sides,
+    saturated_shares,
+)
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import summarise, with_intervals, without_intervals
 from sslbench.protocols._parts.search import FOUND, TRUE, with_heat, with_mask
@@ -37,6 +45,7 @@ from sslbench.protocols._parts.untrained import MapRun, pixel_floors
 from sslbench.protocols.protocol import Cost, Part, Protocol, ProtocolSettings, Shapes
 from sslbench.results import Outcome
 from sslbench.runtime.progress import stage_progress
+from sslbench.solvers.foreground import foreground, turned
 from sslbench.solvers.patch_memory import Distance, Map, PatchMemory, greedy_coreset, pixel_scores
 from sslbench.targets.anomalies import Anomalies
 
@@ -66,6 +75,21 @@ class Settings(ProtocolSettings):
     neighbourhood: int = setting(1, "odd side of the square of patches that are averaged", within="[1, inf)")
     distance: Distance = setting("cosine", "distance of patches: 1 - cosine, or Euclidean")
     shots: int = setting(0, "good images of each category in memory, drawn by the seed; 0: all", within="[0, inf)")
+    rotations: int = setting(
+        1,
+        "turns of each good image in memory, by equal angles; 8: every 45 degrees",
+        within="[1, inf)",
+        added_later=True,
+    )
+    masked: tuple[str, ...] = setting(
+        (), "categories whose test images lose their background; *: all", distinct=True, added_later=True
+    )
+    mask_threshold: float = setting(
+        10.0,
+        "masked: first principal component of a patch's features above which it is foreground",
+        within="[0, inf)",
+        added_later=True,
+    )
     coreset: float = setting(1.0, "share of the patches that a greedy coreset keeps in memory", within="(0, 1]")
     k: int = setting(1, "number of nearest patches whose distances are averaged", within="[1, inf)")
     top: float = setting(
@@ -86,6 +110,10 @@ class Settings(ProtocolSettings):
             raise UsageError(f"anomaly: neighbourhood={self.neighbourhood} has no patch in its centre", "Give 1 or 3.")
         if self.crop > self.size:
             raise UsageError(f"anomaly: crop={self.crop} is larger than the resized image, size={self.size}")
+        if self.masked and self.reweight:
+            raise UsageError("anomaly: reweight weighs the largest distance of all patches", "Give masked or reweight.")
+        if self.mask_threshold != type(self).mask_threshold and not self.masked:
+            raise UsageError("anomaly: mask_threshold has no effect without masked", "Give masked='[*]'.")
         if self.reweight == 1:
             raise UsageError("anomaly: reweight=1 makes every score 0", "Give 9 as in PatchCore, or 0.")
         if self.reweight and (self.top or self.distance == "cosine" or self.k > 1):
@@ -184,8 +212,10 @@ class Anomaly(MapRun[Settings]):
         changes |= {"squash": None, "resize": (height, width), "crop": (crop, crop) if crop else None}
         return resize_and_crop(picture, dataclasses.replace(self.preprocessing, **changes))
 
-    def _embedded(self, source: Source, rows: IntArray, floor_of: dict[str, str]) -> "Iterator[dict[str, Map]]":
-        """Yield the maps (B, h, w, C) of images of one shape, of the rows of results and of pixels."""
+    def _embedded(
+        self, source: Source, rows: IntArray, floor_of: dict[str, str], rotations: int = 1
+    ) -> "Iterator[dict[str, Map]]":
+        """Yield the maps (B, h, w, C) of images of one shape and their turns, of the rows of results and of pixels."""
         import torch
 
         from sslbench.data.decode.transforms import normalise
@@ -195,7 +225,8 @@ class Anomaly(MapRun[Settings]):
         report = stage_progress(self.progress, f"{self.backbone.name} on {source.ids[rows[0]]} and others")
         read = pictures(source, rows.tolist(), self.preprocessing, self.engine)
         for number, (_, picture) in enumerate(read, start=1):
-            waiting.append(self._resized(picture))
+            turns = [picture, *(turned(picture.numpy(), 360 * i / rotations) for i in range(1, rotations))]
+            waiting += [self._resized(torch.as_tensor(each)) for each in turns]
             if number < len(rows) and len(waiting) < self.engine.batch_size:
                 continue
             for _, alike in itertools.groupby(waiting, key=lambda image: image.shape):
@@ -233,7 +264,7 @@ class Anomaly(MapRun[Settings]):
     def _rank(self, train: IntArray, test: IntArray, found: dict[str, _Ranking], floor_of: dict[str, str]) -> None:
         """Score the test images of one category at these rows, by the memory of its training images at those."""
         patches: dict[str, list[Matrix]] = {}
-        for maps in self._embedded(self.train, train, floor_of):
+        for maps in self._embedded(self.train, train, floor_of, self.settings.rotations):
             for name, value in maps.items():
                 patches.setdefault(name, []).append(value.reshape(-1, value.shape[-1]))
         settings, device, memories = self.settings, str(self.encoder.device), dict[str, PatchMemory]()
@@ -245,11 +276,20 @@ class Anomaly(MapRun[Settings]):
             memories[name] = PatchMemory(x, settings.distance, device, settings.max_memory)
             found.setdefault(name, _Ranking(np.zeros(len(self.test)))).patches.append(len(x))
         chosen = {name: getattr(settings, name) for name in ("k", "top", "reweight")}
+        target = Anomalies.of(self.test.target)
+        masked = {"*", target.classes[target.values[test[0], 0]]} & {*settings.masked}
         rows = iter(test.tolist())
         for maps in self._embedded(self.test, test, floor_of):
             own = list(itertools.islice(rows, len(next(iter(maps.values())))))
             for name, memory in memories.items():
-                for row, (distances, score) in zip(own, memory.scored([*maps[name]], **chosen), strict=True):
+                # Colours, which are the floor, have no background.
+                shown = (
+                    [foreground(each, settings.mask_threshold) for each in maps[name]]
+                    if masked and name in floor_of
+                    else None
+                )
+                scored = memory.scored([*maps[name]], **chosen, foregrounds=shown)
+                for row, (distances, score) in zip(own, scored, strict=True):
                     found[name].maps[row], found[name].scores[row] = distances, score
         for name in memories:
             found[name].curves.append(self._curves(test, found[name].maps))
@@ -275,13 +315,17 @@ class Anomaly(MapRun[Settings]):
     def _curves(self, rows: IntArray, maps: Mapping[int, Map]) -> PixelCurves:
         """Return the curves of the pixels of test images; their scores are computed twice, not kept."""
         defects, shares = [np.zeros(0, np.float32)] * len(rows), [np.zeros(0)] * len(rows)
-        sigma = self.settings.smoothing
+        sigma, saturated = self.settings.smoothing, [np.zeros(0)] * len(rows)
+        # Their pixels are those of the files.
+        regions = Anomalies.of(self.test.target).regions if self.settings.scored_at == "image" else None
         for i, row in enumerate(rows.tolist()):
             if self.test.target.values[row, 1]:
                 truth = self._truth(row)
-                defects[i] = pixel_scores(maps[row], truth.shape, sigma)[truth == 1]
-                shares[i] = region_shares(truth == 1)
-        curves = PixelCurves(defects, shares)
+                scores = pixel_scores(maps[row], truth.shape, sigma)
+                defects[i], shares[i] = scores[truth == 1], region_shares(truth == 1)
+                if regions is not None:
+                    saturated[i] = saturated_shares(scores, regions.read_regions(row))[truth == 1]
+        curves = PixelCurves(defects, shares, None if regions is None else saturated)
         for i, row in enumerate(rows.tolist()):
             truth = self._truth(row)
             curves.add(i, pixel_scores(maps[row], truth.shape, sigma)[truth == 0])

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arithmetic import arithmetic
-from sslbench.arrays import FloatArray, IntArray, Matrix
+from sslbench.arrays import BoolArray, FloatArray, IntArray, Matrix
 from sslbench.solvers.neighbours import fastest_engine, nearest
 from sslbench.steps import counted
 
@@ -49,7 +49,15 @@ class PatchMemory:
         )
         return (1 - similarity if self.distance == "cosine" else np.sqrt(np.maximum(0, -similarity))), rows
 
-    def scored(self, maps: Sequence[Map], *, k: int, top: float, reweight: int) -> list[tuple[Map, float]]:
+    def scored(
+        self,
+        maps: Sequence[Map],
+        *,
+        k: int,
+        top: float,
+        reweight: int = 0,
+        foregrounds: Sequence[BoolArray] | None = None,
+    ) -> list[tuple[Map, float]]:
         """Return the distances (h, w) of the patches of each image, and its score.
 
         >>> memory = PatchMemory(np.array([[0.0], [1.0]], np.float32), "l2")
@@ -63,11 +71,14 @@ class PatchMemory:
             top: share of the patches of an image whose mean distance is its score, at least one of them.
             reweight: neighbours b of the nearest patch in memory, itself among them, by which the score is multiplied:
                 1 - the softmax, over these, of the distances to the patch of the largest (Roth et al., equation 7).
+            foregrounds: patches (h, w) of each image that count; the distances of the others are 0. None: all.
         """
         patches = np.concatenate([each.reshape(-1, each.shape[2]) for each in maps])
         each, rows = self.nearest(patches, k)
         ends = np.cumsum([value.shape[0] * value.shape[1] for value in maps])
         distances = np.split(each.mean(axis=1), ends[:-1])
+        if foregrounds is not None:
+            distances = [own * mask.ravel() for own, mask in zip(distances, foregrounds, strict=True)]
         scores = np.array([np.sort(own)[::-1][: max(1, int(top * len(own)))].mean() for own in distances])
         # One patch in memory has no neighbours that could weigh it.
         if reweight and len(self.x) > 1:

@@ -1,13 +1,24 @@
 """Anomalies: images of categories, good or anomalous, with masks of their defects."""
 
 import dataclasses
+from typing import Protocol, Self
 
-from sslbench.arrays import IntArray
+from sslbench.arrays import BoolArray, IntArray
 from sslbench.metrics.dense import anomaly
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.measure import Measure, Probabilities
 from sslbench.targets.label_maps import PixelLabels
 from sslbench.targets.target import Rows, Target
+
+
+class Regions(Protocol):
+    """Regions of the defects of images, with the pixels after which each is found."""
+
+    def read_regions(self, index: int) -> list[tuple[BoolArray, int]]:
+        """Return mask (H, W) and number of pixels of each region of an image."""
+
+    def select(self, rows: IntArray) -> Self:
+        """Return those of some images."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -18,9 +29,10 @@ class Anomalies(Target):
         classes: categories: products, objects or materials, of which each has a memory of its own.
         values: int64 (N, 2), the position in `classes`, and 1 for an anomalous image.
         maps: 1 for the pixels of a defect, -1 where they are not known; None where only values were stored.
+        regions: of the defects, which the fingerprint of the maps contains; None where they do not saturate.
     """
 
-    of_rows = ("values", "maps")
+    of_rows = ("values", "maps", "regions")
     name = "anomalies"
     title = "masks of defects, or none"
     metric = anomaly.IMAGE_AUROC.name
@@ -31,6 +43,7 @@ class Anomalies(Target):
     classes: tuple[str, ...]
     values: IntArray
     maps: PixelLabels | None = None
+    regions: Regions | None = None
 
     def content_key(self) -> bytes:
         """Return the key of the maps."""

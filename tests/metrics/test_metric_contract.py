@@ -410,7 +410,9 @@ def values_of_anomalies(quality, seed):
     truth[:6, 5:12, 5:12] = True
     scores = quality * truth + (1 - quality) * generator.random(truth.shape)
     curves = anomaly.PixelCurves(
-        [each[own] for each, own in zip(scores, truth, strict=True)], [anomaly.region_shares(own) for own in truth]
+        [each[own] for each, own in zip(scores, truth, strict=True)],
+        [anomaly.region_shares(own) for own in truth],
+        [anomaly.saturated_shares(each, [(own, 20)])[own] for each, own in zip(scores, truth, strict=True)],
     )
     for index, (each, own) in enumerate(zip(scores, truth, strict=True)):
         curves.add(index, each[~own])

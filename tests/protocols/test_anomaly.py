@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import re
 import shutil
 
 import numpy as np
@@ -12,6 +13,7 @@ from helpers.targets import KINDS, ArrayMaps, defective_pictures
 from PIL import Image
 from sample_data import anomalies
 from scipy import ndimage
+from sklearn.decomposition import PCA
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import nn
 
@@ -20,10 +22,18 @@ from sslbench.backbones.layers import resolve_layers
 from sslbench.data.open import open_as
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import ExtractSettings
-from sslbench.metrics.dense.anomaly import BINS, PixelCurves, image_measures, pixel_measure, region_shares
+from sslbench.metrics.dense.anomaly import (
+    BINS,
+    PixelCurves,
+    image_measures,
+    pixel_measure,
+    region_shares,
+    saturated_shares,
+)
 from sslbench.metrics.intervals import Units
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import ImageInputs, anomaly
+from sslbench.solvers.foreground import foreground
 from sslbench.solvers.patch_memory import PatchMemory, greedy_coreset, pixel_scores
 from sslbench.targets.anomalies import Anomalies
 
@@ -43,9 +53,9 @@ def drawn_maps(seed, ties, n=5, side=24):
     return (np.round(scores * 2) / 2 if ties else scores).astype(np.float32), truth
 
 
-def curves_of(scores, truth):
+def curves_of(scores, truth, saturated=None):
     curves = PixelCurves(
-        [each[own] for each, own in zip(scores, truth, strict=True)], [region_shares(own) for own in truth]
+        [each[own] for each, own in zip(scores, truth, strict=True)], [region_shares(own) for own in truth], saturated
     )
     for index, (each, own) in enumerate(zip(scores, truth, strict=True)):
         curves.add(index, each[~own])
@@ -70,11 +80,52 @@ def slow_pro(scores, truth, limit=0.3):
 @pytest.mark.parametrize("ties", [False, True])
 def test_metrics_of_pixels_are_those_of_their_definitions(ties):
     scores, truth = drawn_maps(1, ties)
-    area, precision, pro = curves_of(scores, truth).values()
+    area, precision, pro, saturated = curves_of(scores, truth).values()
+    assert np.isnan(saturated)
     assert area == pytest.approx(roc_auc_score(truth.ravel(), scores.ravel()), abs=1e-12)
     assert precision == pytest.approx(average_precision_score(truth.ravel(), scores.ravel()), abs=1e-12)
     # The grid of the oracle has steps of 1.5e-6; a vertical part of the curve may fall anywhere between two of them.
     assert pro == pytest.approx(slow_pro(scores, truth), abs=1e-3)
+
+
+def regions_of(truth, seed):
+    """Masks of each image's defects and the pixels that find them; the last two overlap."""
+    rng, found = np.random.default_rng(seed), []
+    for own in truth:
+        labels, number = ndimage.label(own)
+        masks = [labels == i + 1 for i in range(number)]
+        masks += [own & (np.arange(24) < 18)] if number else []
+        found.append([(mask, int(rng.integers(1, mask.sum() + 1))) for mask in masks])
+    return found
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_saturated_overlap_is_that_of_its_definition(ties):
+    scores, truth = drawn_maps(4, ties)
+    regions = regions_of(truth, 0)
+    shares = [saturated_shares(*each)[own] for *each, own in zip(scores, regions, truth, strict=True)]
+    curves = curves_of(scores, truth, shares)
+    points = [(0.0, 0.0)]
+    for threshold in np.unique(scores)[::-1]:
+        above = scores >= threshold
+        overlaps = [
+            min((own & mask).sum() / needed, 1)
+            for own, each in zip(above, regions, strict=True)
+            for mask, needed in each
+        ]
+        points.append((above[~truth].mean(), np.mean(overlaps)))
+    rate, height = np.array(points).T
+    inner = np.linspace(0, 0.05, 200_001)
+    wanted = np.trapezoid(np.interp(inner, rate, height), inner) / 0.05
+    assert curves.values()[3] == pytest.approx(wanted, abs=1e-3) and curves.constant()[3] == pytest.approx(0.025)
+    measure = pixel_measure([curves], [np.arange(5)], Units.of(5, None))
+    assert measure.names[3] == "auspro@5" and measure.statistic(np.ones((1, 5)))[0, 3] == pytest.approx(
+        wanted, abs=0.02
+    )
+    # Regions that need all of their pixels do not saturate.
+    whole = [[(mask, int(mask.sum())) for mask, _ in each[:-1]] for each in regions]
+    shares = [saturated_shares(*each)[own] for *each, own in zip(scores, whole, truth, strict=True)]
+    assert np.concatenate(shares).sum() == pytest.approx(sum(map(len, whole)))
 
 
 def test_pixels_of_many_blocks_are_counted_as_together(monkeypatch):
@@ -90,7 +141,7 @@ def test_intervals_follow_the_images():
     weights = np.array([[2.0, 1, 0, 1, 3]])
     copies = np.repeat(np.arange(5), weights[0].astype(int))
     measure = pixel_measure([curves_of(scores, truth)], [np.arange(5)], Units.of(5, None))
-    expected = curves_of(scores[copies], truth[copies]).values()
+    expected = curves_of(scores[copies], truth[copies]).values()[:3]
     np.testing.assert_allclose(measure.statistic(weights)[0], expected, atol=4 / BINS)
 
 
@@ -106,6 +157,39 @@ def test_metrics_of_images_are_means_over_categories_with_both_kinds():
         f1 = max(2 * (y & (x >= t)).sum() / (y.sum() + (x >= t).sum()) for t in x)
         expected.append((roc_auc_score(y, x), average_precision_score(y, x), f1))
     np.testing.assert_allclose(measure.statistic(np.ones((1, 20)))[0], np.mean(expected, axis=0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("central", [True, False])
+def test_the_foreground_is_that_of_the_authors_steps(central):
+    cv2 = pytest.importorskip("cv2")
+    rng = np.random.default_rng(5)
+    features = rng.normal(size=(13, 17, 6)).astype(np.float32)
+    features[4:9, 5:12] += 20 * (1 if central else -1)
+    first = PCA(1, svd_solver="full").fit_transform(features.reshape(-1, 6)).reshape(13, 17)
+    mask = first > 10
+    if mask[2:10, 3:13].sum() <= 0.35 * 80:
+        mask = -first > 10
+    mask = cv2.dilate(mask.astype(np.uint8), np.ones((3, 3), np.uint8))
+    mask = cv2.morphologyEx(mask, cv2.MORPH_CLOSE, np.ones((3, 3), np.uint8)).astype(bool)
+    np.testing.assert_array_equal(foreground(features, 10), mask)
+    assert 35 < mask.sum() < 80
+
+
+def test_background_has_no_distance_and_turns_are_kept_in_memory(tmp_path):
+    kept = KINDS["anomalies"].train, KINDS["anomalies"].test
+    plain, turned = run(*kept, tmp_path), run(*kept, tmp_path, rotations=4)
+    masked = run(*kept, tmp_path, masked=("*",), mask_threshold=0.5)
+    assert masked.metrics["image_auroc"] != plain.metrics["image_auroc"] and masked.floors == plain.floors
+    sizes = [int(re.search(r"of ([\d,]+) patches", each.notes[0])[1].replace(",", "")) for each in (plain, turned)]
+    assert sizes[1] == 4 * sizes[0]
+    # A square turned by a right angle has the same pixels at other places.
+    picture = np.arange(75).reshape(3, 5, 5).astype(np.uint8)
+    rows = np.stack([np.rot90(channel) for channel in picture])
+    assert np.abs(anomaly.turned(picture, 90)[:, 1:-1, 1:-1].astype(int) - rows[:, 1:-1, 1:-1]).max() <= 5
+    memory = PatchMemory(np.zeros((1, 2), np.float32), "l2")
+    shown = [np.array([[True, False]])]
+    ((distances, value),) = memory.scored([np.array([[[3.0, 4], [6, 8]]], np.float32)], k=1, top=1, foregrounds=shown)
+    assert distances.tolist() == [[5.0, 0.0]] and value == 2.5
 
 
 def test_a_coreset_takes_the_farthest_patch_each_time():
@@ -202,7 +286,54 @@ def test_mvtec_is_read_whole_or_by_category_and_loco_has_several_masks(tmp_path)
     Image.fromarray(other).save(mask.parent / "0/001.png")
     loco = open_as(f"{tmp_path}?category=nut", Anomalies)["test"].target
     assert loco.maps.read_map(0).semantic.sum() == 18 + 16
-    assert loco.maps.fingerprint() != one["test"].target.maps.fingerprint()
+    assert loco.maps.fingerprint() != one["test"].target.maps.fingerprint() and loco.regions is None
+
+
+def loco(root, saturations, other=250):
+    """Write anomalies in the layout of MVTec LOCO: `nut` has two regions, of the values 255 and `other`."""
+    anomalies.make(root)
+    mask = root / "nut/ground_truth/bent/0_mask.png"
+    (mask.parent / "0").mkdir()
+    mask.rename(mask.parent / "0/000.png")
+    second = np.zeros((12, 16), np.uint8)
+    second[11] = other
+    Image.fromarray(second).save(mask.parent / "0/001.png")
+    (root / "nut/defects_config.json").write_text(json.dumps(saturations))
+    return root / "nut"
+
+
+def saturation(value, threshold, relative):
+    names = "defect_name", "pixel_value", "saturation_threshold", "relative_saturation"
+    return dict(zip(names, ("bent", value, threshold, relative), strict=True))
+
+
+def test_regions_of_loco_saturate_by_pixels_or_shares(sslbench, tmp_path):
+    both = [saturation(255, 0.5, True), saturation(250, 4, False)]
+    place = loco(tmp_path, both)
+    target = open_as(str(place), Anomalies)["test"].target
+    regions = target.regions.read_regions(0)
+    assert [(int(mask.sum()), needed) for mask, needed in regions] == [(18, 9), (16, 4)]
+    loco(tmp_path / "other", [both[0], saturation(250, 40, False)])
+    other = open_as(str(tmp_path / "other/nut"), Anomalies)["test"].target
+    assert other.regions.read_regions(0)[1][1] == 16 and other.maps.fingerprint() != target.maps.fingerprint()
+    found = sslbench("eval", "anomaly", "--data", place, *NET, "size=32", "-o", tmp_path / "out")
+    assert found[0] == 0, found[2]
+    (file,) = (tmp_path / "out/anomaly").glob("*.json")
+    record = json.loads(file.read_text())
+    assert {"aupro@30", "auspro@5"} <= set(record["metrics"])
+
+
+@pytest.mark.parametrize(
+    ("saturations", "message"),
+    [
+        ([saturation(255, 1, True)], "001.png has the values 250\nA mask has one, and defects_config.json"),
+        ([saturation(255, 0, True)], "the saturation_threshold of pixel_value 255 should be above 0"),
+        ([{"pixel_value": 255}], "is no list of defects: KeyError 'saturation_threshold'"),
+    ],
+)
+def test_saturations_that_cannot_be_used_are_refused(tmp_path, saturations, message):
+    with pytest.raises(DataError, match=message):
+        open_as(str(loco(tmp_path, saturations)), Anomalies)["test"].target.regions.read_regions(0)
 
 
 def damaged(root, how):
@@ -252,6 +383,8 @@ def test_data_that_cannot_be_used_are_refused_by_name(sslbench, tmp_path, how, d
         ({"reweight": 1, "top": 0, "distance": "l2"}, "makes every score 0"),
         ({"reweight": 9}, "top=0 distance=l2 k=1"),
         ({"coreset": 0.0}, "coreset should be"),
+        ({"masked": ("*",), "reweight": 9, "top": 0, "distance": "l2"}, "weighs the largest distance of all patches"),
+        ({"mask_threshold": 5.0}, "no effect without masked"),
     ],
 )
 def test_settings_without_sense_are_refused(settings, message):

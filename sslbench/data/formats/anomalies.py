@@ -2,20 +2,23 @@
 
 Bergmann et al. (CVPR 2019; IJCV 2022) and Zou et al. (ECCV 2022). MVTec's layout is a folder per category, or one of
 them: CATEGORY/train/good, CATEGORY/test/good and CATEGORY/test/DEFECT, and masks ground_truth/DEFECT/NAME_mask.png
-(NAME.png, or the files of a folder NAME as LOCO has them, which are joined) in the category. `?category=bottle,screw`
-takes some categories. Pixels above 0 are defects. Without ground_truth/ only images are scored.
+(NAME.png, or the files of a folder NAME as LOCO has them, which are joined) in the category. LOCO's defects_config.json
+in the category says for the pixel value of each mask after how many pixels its region is found.
+`?category=bottle,screw` takes some categories. Pixels above 0 are defects. Without ground_truth/ images alone are
+scored.
 """
 
 import csv
 import dataclasses
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from sslbench.arrays import OfRows
+from sslbench.arrays import BoolArray, OfRows
 from sslbench.config import setting
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.format import Reader, SourceFormat
@@ -36,6 +39,7 @@ from sslbench.text import printable
 
 _GOOD, _TRUTH = "good", "ground_truth"
 _LIST = "split_csv/1cls.csv"
+_SATURATION = "defects_config.json"
 _COLUMNS = ("object", "split", "label", "image", "mask")
 
 
@@ -48,13 +52,16 @@ class DefectMasks(OfRows):
         images: the images of the masks.
         root: folder of the files.
         files: those of each image; (): no defect; None: not known where one is.
+        saturations: of the category of each image, pixel value of a mask -> number of pixels after which its region is
+            found, or share of the region if true stands behind it; {} without.
     """
 
-    of_rows = ("files", "images")
+    of_rows = ("files", "images", "saturations")
     name: str
     images: Images
     root: str
     files: tuple[tuple[str, ...] | None, ...]
+    saturations: tuple[Mapping[int, tuple[float, bool]], ...]
 
     def read_map(self, index: int, *, size: tuple[int, int] | None = None) -> LabelMap:
         """Return the mask of an image, 1 for defects; see `PixelLabels`."""
@@ -70,9 +77,28 @@ class DefectMasks(OfRows):
             semantic[values > 0] = 1
         return LabelMap(semantic, None)
 
+    def read_regions(self, index: int) -> list[tuple[BoolArray, int]]:
+        """Return mask (H, W) and number of pixels after which it is found, of each region of an image."""
+        masks, regions = Files(self.files[index] or (), self.root), []
+        for i in range(len(masks)):
+            values = load(masks, i, MAX_PIXELS).indices()
+            present = np.unique(values[values > 0]).tolist()
+            known = self.saturations[index]
+            if len(present) > 1 or not set(present) <= known.keys():
+                raise DataError(
+                    f"{self.name}: {masks.path(i)} has the values {some(present)}",
+                    f"A mask has one, and {_SATURATION} of its category says when it is found: {some(list(known))}.",
+                )
+            if present:
+                (needed, relative), area = known[present[0]], int((values > 0).sum())
+                regions.append((values > 0, max(1, int(needed * area) if relative else min(int(needed), area))))
+        return regions
+
     def fingerprint(self) -> str:
-        """Return a hash of the masks, 32 hex digits."""
+        """Return a hash of the masks and saturations, 32 hex digits."""
         state = hashlib.sha256(b"defects" + repr([files and len(files) for files in self.files]).encode())
+        if any(self.saturations):
+            state.update(repr([sorted(each.items()) for each in self.saturations]).encode())
         state.update(Files(tuple(file for files in self.files for file in files or ()), self.root).digests().tobytes())
         return state.hexdigest()[:32]
 
@@ -93,6 +119,27 @@ class _Image:
     file: str
     anomalous: bool
     masks: tuple[str, ...] | None
+    saturations: Mapping[int, tuple[float, bool]] = dataclasses.field(default_factory=dict)
+
+
+def _saturations(path: Path) -> dict[int, tuple[float, bool]]:
+    """Return pixel value -> pixels or share of a region after which it is found, and whether it is a share."""
+    if not path.is_file():
+        return {}
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8-sig"))
+        found = {
+            int(each["pixel_value"]): (float(each["saturation_threshold"]), bool(each["relative_saturation"]))
+            for each in entries
+        }
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise DataError(
+            f"{path} is no list of defects: {type(error).__name__} {error}",
+            "Each has pixel_value, saturation_threshold and relative_saturation, as in MVTec LOCO AD.",
+        ) from error
+    if wrong := [value for value, (needed, _) in found.items() if not 0 < needed < np.inf]:
+        raise DataError(f"{path}: the saturation_threshold of pixel_value {wrong[0]} should be above 0")
+    return found
 
 
 def _categories(root: Path) -> dict[str, str]:
@@ -136,8 +183,10 @@ def _source(name: str, root: Path, names: Sequence[str], images: Sequence[_Image
         raise DataError(f"{name}: no images of {some(absent)}", "Each category needs good images to train, and a test.")
     values = [(names.index(image.category), int(image.anomalous)) for image in images]
     files = Files(tuple(image.file for image in images), str(root))
-    masks = DefectMasks(name, files, str(root), tuple(image.masks for image in images))
-    target = Anomalies(tuple(names), np.array(values, np.int64), masks)
+    saturations = tuple(image.saturations for image in images)
+    masks = DefectMasks(name, files, str(root), tuple(image.masks for image in images), saturations)
+    regions = masks if any(saturations) else None
+    target = Anomalies(tuple(names), np.array(values, np.int64), masks, regions)
     unknown = sum(image.masks is None for image in images)
     notes = (f"{name}: {counted(unknown, 'anomalous image')} without a mask: pixels not scored",) if unknown else ()
     return Source(name, tuple(printable(image.file) for image in images), target, files, notes)
@@ -149,7 +198,7 @@ def _of_folders(root: Path, categories: Mapping[str, str]) -> list[_Image]:
         for file in walk(root / f"{folder}train") if (root / f"{folder}train").is_dir() else ():
             kind = file.partition("/")[0]
             images.append(_Image(category, "train", f"{folder}train/{file}", kind != _GOOD, ()))
-        truth = _masks(root / folder / _TRUTH)
+        truth, saturations = _masks(root / folder / _TRUTH), _saturations(root / folder / _SATURATION)
         lacking = []
         for file in walk(root / f"{folder}test"):
             kind = file.partition("/")[0]
@@ -157,7 +206,7 @@ def _of_folders(root: Path, categories: Mapping[str, str]) -> list[_Image]:
             masks = () if kind == _GOOD else truth.pop(key, None)
             lacking += [file] if masks is None else []
             paths = None if masks is None else tuple(f"{folder}{_TRUTH}/{mask}" for mask in masks)
-            images.append(_Image(category, "test", f"{folder}test/{file}", kind != _GOOD, paths))
+            images.append(_Image(category, "test", f"{folder}test/{file}", kind != _GOOD, paths, saturations))
         if lacking and (root / folder / _TRUTH).is_dir():
             raise DataError(
                 f"{root}/{folder}{_TRUTH} has no mask of {counted(len(lacking), 'anomalous image')}: {some(lacking)}",

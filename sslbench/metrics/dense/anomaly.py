@@ -3,9 +3,10 @@
 A category is ranked by itself, as its memory of good images is its own. Images: area under the ROC curve, average
 precision, largest F1. Pixels of all images of a category together: area under the ROC curve, average precision, and
 PRO (Bergmann et al., IJCV 2021, section 5): the share of a defect's pixels above a threshold, mean over the connected
-regions of defects, integrated over false-positive rates up to 0.3 and divided by 0.3. Equal scores are one step of each
-curve. Areas are those of the curves at all thresholds. Intervals take the curves at `BINS` quantiles of the defects'
-scores.
+regions of defects, integrated over false-positive rates up to 0.3 and divided by 0.3. Where the data say after how many
+pixels a region is found, sPRO as well (Bergmann et al., IJCV 2022, "Beyond dents and scratches"): the same of
+min(pixels above / pixels needed, 1), up to 0.05. Equal scores are one step of each curve. Areas are those of the curves
+at all thresholds. Intervals take the curves at `BINS` quantiles of the defects' scores.
 """
 
 import dataclasses
@@ -23,6 +24,8 @@ from sslbench.metrics.ranking import Ranked, RankingCounts, auroc, non_interpola
 
 FALSE_POSITIVES = 0.3
 """False-positive rate up to which PRO is integrated."""
+SATURATED_FALSE_POSITIVES = 0.05
+"""False-positive rate up to which sPRO is integrated."""
 BINS = 256
 """Steps of the curves of which intervals are computed."""
 _BLOCK = 1 << 26
@@ -47,7 +50,11 @@ PRO = dataclasses.replace(
     PIXEL_AUROC, name="aupro@30", title="Overlap with defects up to 30 % false positives, mean over categories",
     chance=FALSE_POSITIVES / 2,
 )  # fmt: skip
-ANOMALOUS_PIXELS = (PIXEL_AUROC, PIXEL_AP, PRO)
+SPRO = dataclasses.replace(
+    PRO, name="auspro@5", title="Overlap with saturated defects up to 5 % false positives, mean over categories",
+    chance=None,
+)  # fmt: skip
+ANOMALOUS_PIXELS = (PIXEL_AUROC, PIXEL_AP, PRO, SPRO)
 """Metrics in the order of `curve_values`."""
 SCORE_COLUMNS = ("anomaly score",)
 
@@ -77,7 +84,7 @@ def image_measures(values: IntArray, scores: npt.NDArray[np.floating], units: Un
 
     def statistic(weights: FloatArray) -> FloatArray:
         each = [image_values(one.counts(weights[:, own])) for one, own in zip(ranked, rows, strict=True)]
-        return mean_over_categories(each, len(weights))
+        return mean_over_categories(each, (len(weights), len(ANOMALOUS_IMAGES)))
 
     return [Measure(ANOMALOUS_IMAGES, statistic, class_units=tuple(units.having(own) for own in rows))]
 
@@ -105,9 +112,9 @@ def right_sides(values: IntArray, scores: FloatArray) -> FloatArray:
     return found
 
 
-def mean_over_categories(each: Sequence[FloatArray], rows: int) -> FloatArray:
-    """Return the means (R, 3) of the values (R, 3) of categories that have some; NaN without any."""
-    table = np.stack(each) if each else np.full((1, rows, 3), np.nan)
+def mean_over_categories(each: Sequence[FloatArray], shape: tuple[int, int]) -> FloatArray:
+    """Return the means (R, M) of the values (R, M) of categories that have some; NaN without any."""
+    table = np.stack(each) if each else np.full((1, *shape), np.nan)
     known = (~np.isnan(table)).sum(axis=0)
     found = np.full(table.shape[1:], np.nan)
     return np.asarray(np.divide(np.nansum(table, axis=0), known, out=found, where=known > 0))
@@ -127,30 +134,50 @@ def region_shares(defects: BoolArray) -> FloatArray:
     return np.asarray(1 / np.bincount(own, minlength=1)[own])
 
 
+def saturated_shares(scores: npt.NDArray[np.floating], regions: Sequence[tuple[BoolArray, int]]) -> FloatArray:
+    """Return the shares (H, W) of pixels in the regions that they find: 1 / s for the s highest scores of a region.
+
+    regions: mask (H, W) and the number s of pixels after which it is found, of each; they may overlap.
+
+    >>> saturated_shares(np.array([[3.0, 1.0, 2.0]]), [(np.array([[True, True, True]]), 2)]).tolist()
+    [[0.5, 0.0, 0.5]]
+    """
+    found = np.zeros(scores.size)
+    for mask, needed in regions:
+        pixels = np.flatnonzero(mask)
+        # Of equal scores any may be taken: a step of the curve has all of them.
+        found[pixels[np.argsort(-scores.ravel()[pixels], kind="stable")[:needed]]] += 1 / needed
+    return found.reshape(scores.shape)
+
+
 def curve_values(
-    normal: npt.NDArray[Any], defect: npt.NDArray[Any], overlap: FloatArray, regions: FloatArray
+    normal: npt.NDArray[Any], defect: npt.NDArray[Any], overlaps: FloatArray, regions: FloatArray
 ) -> FloatArray:
-    """Return `ANOMALOUS_PIXELS` (R, 3) of R curves in K steps of falling score; NaN without defects or others.
+    """Return `ANOMALOUS_PIXELS` (R, 4) of R curves in K steps of falling score; NaN without defects or others.
 
     Args:
         normal: (R, K) pixels without defect in each step.
         defect: (R, K) pixels of defects.
-        overlap: (R, K) sums of the shares that these are of their regions.
-        regions: (R,) numbers of regions.
+        overlaps: (2, R, K) sums of the shares that these are of their regions, and of their saturated regions.
+        regions: (2, R) numbers of these regions; NaN for the metric of none.
 
-    >>> curve_values(np.array([[0, 10]]), np.array([[1, 1]]), np.array([[0.5, 0.5]]), np.array([1.0])).round(3).tolist()
-    [[0.75, 0.583, 0.575]]
+    >>> overlaps = np.array([[[0.5, 0.5]], [[1.0, 0.0]]])
+    >>> curve_values(np.array([[0, 10]]), np.array([[1, 1]]), overlaps, np.ones((2, 1))).round(3).tolist()
+    [[0.75, 0.583, 0.575, 1.0]]
     """
     false, hits = np.cumsum(normal, axis=1, dtype=np.float64), np.cumsum(defect, axis=1, dtype=np.float64)
     usable = (false[:, -1] > 0) & (hits[:, -1] > 0)
     false, hits = false[usable], hits[usable]
     precision = np.divide(hits, hits + false, out=np.zeros_like(hits), where=hits > 0)
     rate, recall = false / false[:, -1:], hits / hits[:, -1:]
-    pro = np.cumsum(overlap[usable], axis=1) / regions[usable, None]
+    limits = (FALSE_POSITIVES, SATURATED_FALSE_POSITIVES)
+    numbers = np.where(regions > 0, regions, np.nan)[:, usable, None]
+    heights = np.cumsum(overlaps[:, usable], axis=2) / numbers
+    areas = [_area_up_to(rate, height, limit) for height, limit in zip(heights, limits, strict=True)]
     ahead = np.diff(recall, axis=1, prepend=0)
     area = np.sum(np.diff(rate, axis=1, prepend=0) * (recall - ahead / 2), axis=1)
-    values = np.full((len(usable), 3), np.nan)
-    values[usable] = np.column_stack([area, np.sum(ahead * precision, axis=1), _area_up_to(rate, pro, FALSE_POSITIVES)])
+    values = np.full((len(usable), len(ANOMALOUS_PIXELS)), np.nan)
+    values[usable] = np.column_stack([area, np.sum(ahead * precision, axis=1), *areas])
     return values
 
 
@@ -165,31 +192,40 @@ def _area_up_to(rate: FloatArray, height: FloatArray, limit: float) -> FloatArra
 class PixelCurves:
     """Curves of the pixels of a category, whose images come one by one, those of the defects' pixels first.
 
-    Memory: 40 bytes per pixel of a defect and, for N images, 24 N `BINS`; not the pixels of the images.
+    Memory: 48 bytes per pixel of a defect and, for N images, 32 N `BINS`; not the pixels of the images.
     """
 
-    def __init__(self, defects: Sequence[npt.NDArray[np.floating]], shares: Sequence[FloatArray]) -> None:
+    def __init__(
+        self,
+        defects: Sequence[npt.NDArray[np.floating]],
+        shares: Sequence[FloatArray],
+        saturated: Sequence[FloatArray] | None = None,
+    ) -> None:
         """Sort the scores of the defects' pixels.
 
-        `defects`: their scores of each of N images; `shares`: see `region_shares`, likewise.
+        Args:
+            defects: their scores of each of N images.
+            shares: see `region_shares`, likewise.
+            saturated: see `saturated_shares`, likewise; None: the data have no saturated regions.
         """
+        every = shares, [0 * own for own in shares] if saturated is None else saturated
         scores = np.concatenate(defects)
         self._levels, place = np.unique(scores, return_inverse=True)
         size = len(self._levels)
         self._defects = np.bincount(place, minlength=size)
-        self._overlap = np.bincount(place, np.concatenate(shares), minlength=size)
+        self._overlaps = np.stack([np.bincount(place, np.concatenate(own), minlength=size) for own in every])
         self._above, self._from, self._normal = np.zeros(size, np.int64), np.zeros(size, np.int64), 0
         self._waiting: list[npt.NDArray[np.floating]] = []
         inner = np.unique(np.quantile(scores, np.linspace(0, 1, BINS)[:-1])) if len(scores) else scores
         self._edges = inner.astype(scores.dtype)
         bins = len(self._edges) + 1
-        self._table = np.zeros((3, len(defects), bins))
-        for index, (own, share) in enumerate(zip(defects, shares, strict=True)):
+        self._table = np.zeros((4, len(defects), bins))
+        for index, (own, *both) in enumerate(zip(defects, *every, strict=True)):
             place = self._bin(own)
             self._table[1, index] = np.bincount(place, minlength=bins)
-            self._table[2, index] = np.bincount(place, share, minlength=bins)
+            self._table[2:, index] = [np.bincount(place, share, minlength=bins) for share in both]
         # The shares of a region sum to 1.
-        self._regions = self._table[2].sum(axis=1).round()
+        self._regions = self._table[2:].sum(axis=2).round()
 
     def _bin(self, scores: npt.NDArray[np.floating]) -> IntArray:
         """Return the bin of each score, the highest first."""
@@ -211,30 +247,30 @@ class PixelCurves:
         self._normal += len(normal)
 
     def values(self) -> FloatArray:
-        """Return `ANOMALOUS_PIXELS` (3,) of all images."""
+        """Return `ANOMALOUS_PIXELS` (4,) of all images."""
         self._count()
         steps = 2 * len(self._levels) + 1
-        defect, overlap, normal = np.zeros(steps, np.int64), np.zeros(steps), np.zeros(steps, np.int64)
-        defect[1::2], overlap[1::2] = self._defects[::-1], self._overlap[::-1]
+        defect, overlaps, normal = np.zeros(steps, np.int64), np.zeros((2, steps)), np.zeros(steps, np.int64)
+        defect[1::2], overlaps[:, 1::2] = self._defects[::-1], self._overlaps[:, ::-1]
         normal[:-1:2], normal[1::2], normal[-1] = self._above[::-1], self._from[::-1], self._normal
         normal = np.diff(normal, prepend=0)
-        regions = np.array([self._regions.sum()])
-        return np.asarray(curve_values(normal[None], defect[None], overlap[None], regions)[0])
+        regions = self._regions.sum(axis=1, keepdims=True)
+        return np.asarray(curve_values(normal[None], defect[None], overlaps[:, None], regions)[0])
 
     def constant(self) -> FloatArray:
-        """Return the metrics (3,) of equal scores of all pixels."""
-        normal, defect, overlap = self._table.sum(axis=(1, 2))[:, None, None]
-        return np.asarray(curve_values(normal, defect, overlap, np.array([self._regions.sum()]))[0])
+        """Return the metrics (4,) of equal scores of all pixels."""
+        normal, defect, *overlaps = self._table.sum(axis=(1, 2))[:, None, None]
+        return np.asarray(curve_values(normal, defect, np.array(overlaps), self._regions.sum(axis=1, keepdims=True))[0])
 
     def statistic(self, weights: FloatArray) -> FloatArray:
-        """Return about the same metrics (R, 3) for R weightings of the images (R, N)."""
-        normal, defect, overlap = self._table
-        return curve_values(weights @ normal, weights @ defect, weights @ overlap, weights @ self._regions)
+        """Return about the same metrics (R, 4) for R weightings of the images (R, N)."""
+        normal, defect, *overlaps = weights @ self._table
+        return curve_values(normal, defect, np.array(overlaps), self._regions @ weights.T)
 
 
 def pixel_metrics(each: Sequence[FloatArray]) -> dict[str, float]:
-    """Return the means of the metrics (3,) of categories by name; empty where no category has them."""
-    values = mean_over_categories([own[None] for own in each], 1)[0].tolist()
+    """Return the means of the metrics (4,) of categories by name; without those that no category has."""
+    values = mean_over_categories([own[None] for own in each], (1, len(ANOMALOUS_PIXELS)))[0].tolist()
     return {metric.name: value for metric, value in zip(ANOMALOUS_PIXELS, values, strict=True) if value == value}
 
 
@@ -243,10 +279,15 @@ def pixel_measure(curves: Sequence[PixelCurves], parts: Sequence[IntArray], unit
 
     `parts`: rows of the images of each category.
     """
-    with_defects = [i for i, own in enumerate(curves) if not np.isnan(own.constant()).all()]
+    constant = np.array([own.constant() for own in curves])
+    with_defects, metrics = (np.flatnonzero(~np.isnan(constant).all(axis=axis)).tolist() for axis in (1, 0))
 
     def statistic(weights: FloatArray) -> FloatArray:
-        each = [curves[i].statistic(weights[:, parts[i]]) for i in with_defects]
-        return mean_over_categories(each, len(weights))
+        each = [curves[i].statistic(weights[:, parts[i]])[:, metrics] for i in with_defects]
+        return mean_over_categories(each, (len(weights), len(metrics)))
 
-    return Measure(ANOMALOUS_PIXELS, statistic, class_units=tuple(units.having(parts[i]) for i in with_defects))
+    return Measure(
+        tuple(ANOMALOUS_PIXELS[i] for i in metrics),
+        statistic,
+        class_units=tuple(units.having(parts[i]) for i in with_defects),
+    )
