@@ -1,7 +1,9 @@
 """Labels from another place than their images: `photos/?labels=labels.csv`."""
 
 import dataclasses
+import itertools
 import posixpath
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +23,7 @@ from sslbench.text import printable
 
 _BY_PATH = "Give the labels as a table with the columns path and label."
 _ALL = 1_000  # more folders than a path has
+_PLAIN = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
 
 
 def with_labels(
@@ -137,14 +140,18 @@ def _readings(images: Sequence[tuple[str, str]], labels: Sequence[str]) -> Itera
     without their first folder, the first two, and so on; then file names alone; and the same without suffixes.
     """
     several = len({split for split, _ in images}) > 1
-    ids = [name for _, name in images]
-    tails = [_without_folders(labels, k) for k in range(max(name.count("/") for name in labels) + 1)]
-    pairs = [
-        ([f"{split}/{name}" for split, name in images], list(map(_usual_split, tail))) for tail in tails if several
-    ]
-    pairs += [(ids, tail) for tail in tails]
-    pairs += [(_without_folders(ids, _ALL), tails[-1])]
-    for of_images, of_labels in [*pairs, *((list(map(_stem, a)), list(map(_stem, b))) for a, b in pairs)]:
+    ids, deepest = [name for _, name in images], max(name.count("/") for name in labels)
+
+    def compared() -> Iterator[tuple[list[str], list[str]]]:
+        tails = range(deepest + 1)
+        if several:
+            paths = [f"{split}/{name}" for split, name in images]
+            yield from ((paths, list(map(_usual_split, _without_folders(labels, k)))) for k in tails)
+        yield from ((ids, _without_folders(labels, k)) for k in tails)
+        yield _without_folders(ids, _ALL), _without_folders(labels, _ALL)
+
+    stems = ((list(map(_stem, a)), list(map(_stem, b))) for a, b in compared())
+    for of_images, of_labels in itertools.chain(compared(), stems):
         yield of_images, of_labels
         if _doubts(of_images, of_labels) == 0:
             return
@@ -165,4 +172,6 @@ def _stem(name: str) -> str:
 
 
 def _normal(name: str) -> str:
+    if _PLAIN.fullmatch(name):  # most are, and a million take a second
+        return name
     return printable(unicodedata.normalize("NFC", posixpath.normpath(plain_path(name)).lstrip("/")))
