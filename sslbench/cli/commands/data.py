@@ -14,7 +14,9 @@ from sslbench.cli.flags import LocalPath, argument_options, flag, same
 from sslbench.cli.tables import print_rows
 from sslbench.data import catalog
 from sslbench.data import prepare as prepared
-from sslbench.data.export import check_manifest
+from sslbench.data.export import check_manifest, write_kwcoco
+from sslbench.data.location import absolute
+from sslbench.data.open import has_objects, open_data, open_objects
 from sslbench.data.prepare import download as downloading
 from sslbench.data.prepare.download import states
 from sslbench.errors import UsageError
@@ -72,9 +74,6 @@ def to_kwcoco(
         options.refuse(ctx, used=used, what="--boxes: objects have no columns")
     early.refuse_mistyped(data=[source])
     check_manifest(out, overwrite=overwrite)
-
-    from sslbench.data.export import write_kwcoco
-    from sslbench.data.open import has_objects, open_data, open_objects
 
     sources: Any
     if boxes:
@@ -182,9 +181,6 @@ def add(
     terminal.show_messages()
     catalog.check_name(name)
     early.refuse_mistyped(data=[location])
-
-    from sslbench.data.location import absolute
-    from sslbench.data.open import open_data
 
     parts = open_data(location, image_column=image_column, label_column=label_column)
     stored = location if project else absolute(location)

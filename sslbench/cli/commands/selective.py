@@ -12,13 +12,13 @@ from sslbench.cli.echo import echo
 from sslbench.cli.flags import LocalPath, argument_options, flag
 from sslbench.cli.tables import INTERVAL, print_table
 from sslbench.errors import UsageError
+from sslbench.leaderboard.selective import Selective, selective
 from sslbench.metrics.catalog import find
 from sslbench.metrics.selective import ConformalSets
 from sslbench.results import plain
 from sslbench.results.records import read
 
 if TYPE_CHECKING:
-    from sslbench.leaderboard.selective import Selective
     from sslbench.metrics.intervals import Interval
 
 
@@ -60,8 +60,6 @@ def command(
             "Run the evaluation with --test-data of calibration samples, and give its record.",
         )
 
-    from sslbench.leaderboard.selective import selective
-
     rules = [
         ConformalSets("lac", alpha),
         ConformalSets("aps", alpha, seed),
@@ -74,7 +72,7 @@ def command(
         _print(found, alpha)
 
 
-def _print(found: "Selective", alpha: float) -> None:
+def _print(found: Selective, alpha: float) -> None:
     result = found.result
     echo(f"{result.weights.name}, {result.protocol.name}, layer {result.layer}, {found.n:,} samples")
     echo(f"confidence: {found.confidence}")
@@ -100,7 +98,7 @@ def _cells(interval: "Interval") -> list[str]:
     return [f"{value:.2f}", "n/a" if math.isnan(low) else f"{low:.2f} .. {high:.2f}"]
 
 
-def _plain(found: "Selective") -> dict[str, Any]:
+def _plain(found: Selective) -> dict[str, Any]:
     def numbers(metrics: "dict[str, Interval]") -> dict[str, Any]:
         return {
             name: {"value": value, "low": low, "high": high, "unit": find(name).text}
