@@ -430,7 +430,7 @@ def read_summary(path: Path) -> Summary | None:
 
 def _columns(found: Mapping[str, "Extraction"]) -> dict[str, list[Any]]:
     """Return the columns that describe the images."""
-    from sslbench.data.maps.types import size_and_turn  # loads torch, which `sslbench extract --help` does not need
+    from sslbench.data.maps.types import size_and_turn  # 50 modules, which `sslbench extract --help` does not need
 
     columns: dict[str, list[Any]] = {name: [] for name in ("id", "path", "split", "width", "height", "label")}
     for split, extraction in found.items():

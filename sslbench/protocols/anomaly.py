@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.config import setting
+from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
@@ -297,8 +298,6 @@ class Anomaly(MapRun[Settings]):
     def _truth(self, row: int) -> npt.NDArray[np.int8]:
         """Return the scored pixels of a test image: 1 in a defect, 0 elsewhere, -1 where it is not known."""
         import torch
-
-        from sslbench.data.decode.picture import UnreadableImage
 
         target = Anomalies.of(self.test.target)
         assert target.maps is not None  # noqa: S101 - only targets of stored values have none

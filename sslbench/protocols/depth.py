@@ -17,6 +17,9 @@ import numpy.typing as npt
 
 from sslbench.arrays import BoolArray, ByteArray, FloatArray
 from sslbench.config import other_default, setting
+from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.maps.types import size_and_turn
+from sslbench.data.maps.values import implausible_unit
 from sslbench.data.source import Source
 from sslbench.errors import DataError, SslbenchError, UsageError
 from sslbench.metrics.dense import depth
@@ -128,9 +131,6 @@ class Limits:
 
 def range_of(train: Source, seed: int) -> Range | None:
     """Return the range of train's depths; None if none is known. Files that cannot be read are listed later."""
-    from sslbench.data.decode.picture import UnreadableImage
-    from sslbench.data.maps.values import implausible_unit
-
     rows = np.arange(len(train))
     if len(rows) > _SAMPLE:
         rows = np.sort(np.random.default_rng(seed).choice(rows, _SAMPLE, replace=False))
@@ -156,8 +156,6 @@ def range_of(train: Source, seed: int) -> Range | None:
 
 def check_region(train: Source, region: tuple[int, int, int, int] | None) -> None:
     """Refuse a region that does not lie in the training images; up to 500 of them are looked at."""
-    from sslbench.data.maps.types import size_and_turn
-
     if region is None:
         return
     _, _, right, bottom = region

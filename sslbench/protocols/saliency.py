@@ -17,6 +17,7 @@ import numpy as np
 
 from sslbench.arrays import ByteArray, FloatArray
 from sslbench.config import setting
+from sslbench.data.decode.picture import UnreadableImage
 from sslbench.errors import DataError
 from sslbench.metrics.dense.discovery import saliency_values
 from sslbench.protocols._parts.search import FOUND, TRUE, ObjectSearch, cost, with_mask
@@ -46,7 +47,6 @@ class Saliency(ObjectSearch[Settings]):
 
     def score(self) -> dict[str, Outcome]:
         """Find the salient region of every image and score it."""
-        from sslbench.data.decode.picture import UnreadableImage
         from sslbench.protocols._parts.objects import outcome_of_regions, regions_of_images
 
         test, width, empty = self.test, len(Foreground.given_columns), 0

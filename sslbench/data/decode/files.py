@@ -16,11 +16,10 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, UnidentifiedImageError, _imaging
 
 from sslbench.data.decode.picture import (
@@ -37,6 +36,9 @@ from sslbench.data.decode.picture import (
     upright,
 )
 from sslbench.preprocessing import MAX_PIXELS
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["MAX_PIXELS", "Decoded", "UnreadableImage", "Wanted", "decode"]
 
@@ -94,16 +96,17 @@ def decode(data: bytes | npt.NDArray[np.uint8], path: str, wanted: Wanted = RGB)
                 # If torchvision.io fails, Pillow decides, and gives the reason.
                 with suppress(RuntimeError):
                     with _stderr_of_libjpeg() as told:
-                        # A copy, since torch warns of buffers that are read-only.
-                        image = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+                        image = decode_jpeg(data)
                     decoded = Decoded(image, ("grey to RGB",) * (header.channels == 1) + (DAMAGED,) * bool(told))
                     return upright(decoded, orientation(data) if header.has_metadata else 1)
         return decode_with_pillow(data, path, wanted)
 
 
 @functools.cache
-def jpeg_decoder() -> Callable[[torch.Tensor], torch.Tensor] | None:
+def jpeg_decoder() -> "Callable[[bytes], torch.Tensor] | None":
     """Return torchvision's decoder of JPEGs to RGB; None where it has none, as after version 0.29."""
+    import torch
+
     found = importlib.util.find_spec("torchvision")
     try:
         # Its library alone, in two milliseconds: torchvision itself takes two seconds to import.
@@ -112,7 +115,8 @@ def jpeg_decoder() -> Callable[[torch.Tensor], torch.Tensor] | None:
         decode_jpeg = torch.ops.image.decode_jpeg
     except (StopIteration, OSError, AttributeError):  # Pillow gives the same pixels
         return None
-    return functools.partial(decode_jpeg, mode=3, apply_exif_orientation=False)  # ImageReadMode.RGB
+    # A copy, since torch warns of buffers that are read-only. 3 is ImageReadMode.RGB, and EXIF is ignored.
+    return lambda data: decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), 3, False)
 
 
 @contextmanager

@@ -2,12 +2,15 @@
 
 import dataclasses
 import re
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from sslbench.preprocessing import MAX_PIXELS, Preprocessing
+
+if TYPE_CHECKING:
+    import torch
 
 # EXIF orientation -> (swap height and width, then flip these dimensions of (C, H, W)).
 UPRIGHT: dict[int, tuple[bool, tuple[int, ...]]] = {
@@ -110,7 +113,7 @@ class Decoded:
         frames: number of frames of a video, whose channels stand one after the other in `image`.
     """
 
-    image: torch.Tensor
+    image: "torch.Tensor"
     conversions: tuple[str, ...]
     full: tuple[int, int] | None = None
     frames: int = 1
@@ -137,9 +140,9 @@ def as_wanted(decoded: Decoded, path: str, wanted: Wanted) -> Decoded:
     check_size(width, height * decoded.frames, path, wanted.max_pixels)
     if channels != wanted.channels * decoded.frames:
         raise OtherChannels(path, channels // decoded.frames, wanted.channels)
-    if wanted.deep or decoded.image.dtype == torch.uint8:
+    if wanted.deep or not decoded.image.is_floating_point():
         return decoded
-    image = decoded.image.clamp(0, 255).to(torch.uint8)
+    image = decoded.image.clamp(0, 255).byte()
     return dataclasses.replace(decoded, image=image, conversions=(*decoded.conversions, CUT))
 
 
@@ -154,6 +157,8 @@ def from_array(
         wanted: form of the picture; grey becomes RGB, no other channel is added or dropped.
         conversions: made before.
     """
+    import torch
+
     if array.dtype not in (np.uint8, np.uint16):
         raise UnreadableImage(path, f"an array of {array.dtype}, whose range is not known; should be uint8 or uint16")
     pixels = array[:, :, None] if array.ndim == 2 else array
@@ -178,15 +183,15 @@ def from_array(
     return Decoded(torch.from_numpy(copied).permute(2, 0, 1), tuple(done))
 
 
-def from_fractions(tensor: torch.Tensor, path: str, wanted: Wanted) -> Decoded:
+def from_fractions(tensor: "torch.Tensor", path: str, wanted: Wanted) -> Decoded:
     """Make a picture from floats in [0, 1], (H, W) or (C, H, W), as torchvision's transforms return them."""
     pixels = tensor[None] if tensor.ndim == 2 else tensor
     if pixels.ndim != 3 or 0 in pixels.shape:
         raise UnreadableImage(path, f"a tensor of shape {tuple(tensor.shape)}, should be (H, W) or (channels, H, W)")
-    low, high = (float(value) for value in torch.aminmax(pixels.float()))
+    low, high = (float(value) for value in pixels.float().aminmax())
     if not 0 <= low <= high <= 1:
         raise UnreadableImage(path, f"values from {low:g} to {high:g}; floating point values should lie in 0 to 1")
-    scaled = (pixels.float() * 65535).round().to(torch.int32).permute(1, 2, 0).numpy()
+    scaled = (pixels.float() * 65535).round().int().permute(1, 2, 0).numpy()
     return from_array(scaled.astype(np.uint16), path, wanted)
 
 

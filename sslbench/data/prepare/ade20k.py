@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.formats.ade20k import class_names
 from sslbench.data.images import Files
+from sslbench.data.maps.files import load
 from sslbench.data.prepare.layout import LayoutPlan, Official
 from sslbench.data.prepare.sets import png
 from sslbench.data.regular import matching
@@ -43,8 +46,6 @@ Row = dict[str, Any]
 
 def plan(archives: Mapping[str, Path]) -> LayoutPlan:
     """Plan train/ and val/ with the images, and annotations/ with both kinds of files, from the unpacked folders."""
-    from sslbench.data.formats.ade20k import class_names
-
     scenes, instances = archives[_SCENES], archives[_INSTANCES]
     if packed := [str(path) for path in (scenes, instances) if not path.is_dir()]:
         raise DataError(f"{some(packed)} should be an unpacked folder", "Unpack it, and give the folder.")
@@ -107,9 +108,6 @@ def _encoded(content: Row) -> bytes:
 
 def _segments(scenes: Files, instances: Files, index: int) -> tuple[Grid, list[Row]]:
     """Return the segment of each pixel, (H, W) from 1 on or 0 for none, and the entries of segments_info."""
-    from sslbench.data.decode.picture import UnreadableImage
-    from sslbench.data.maps.files import load
-
     try:
         semantic = load(scenes, index, MAX_PIXELS).indices().astype(np.int32)
         colours = load(instances, index, MAX_PIXELS).colours()
