@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from sslbench.arrays import IntArray, OfRows
 from sslbench.data.decode.handlers import (
@@ -22,7 +21,6 @@ from sslbench.data.decode.handlers import (
     picture_of,
 )
 from sslbench.data.decode.picture import Decoded, OtherChannels, UnreadableImage, Wanted, as_wanted
-from sslbench.data.decode.transforms import resize_and_crop
 from sslbench.data.images import digests_with
 from sslbench.data.sharded import by_shard
 from sslbench.data.source import Source
@@ -97,7 +95,7 @@ class Bands(OfRows):
         """Return the chosen channels, uint8 (H, W, channels), or uint16 if the file has samples of 16 bits."""
         decoder = make_decoder((), Wanted(len(self.take), deep=True), self.images)
         image = self.decoded(index, decoder).image.permute(1, 2, 0)
-        if image.dtype != torch.uint8:
+        if image.is_floating_point():
             # Samples of 16 bits were divided by 257, so that 65,535 became 255.
             return np.ascontiguousarray(np.round(image.numpy() * 257).astype(np.uint16))
         return np.ascontiguousarray(image.numpy())
@@ -248,6 +246,8 @@ class Versions:
 
     def decoded(self, index: int, decoder: PictureDecoder) -> Decoded:
         """Return the changed picture; the decoder is that of the images themselves."""
+        import torch
+
         changed = np.asarray(self.read(index))
         return Decoded(torch.from_numpy(np.ascontiguousarray(changed)).permute(2, 0, 1), ())
 
@@ -257,13 +257,15 @@ class Versions:
             return self._last[1]
         if self._decoder is None:
             self._decoder = picture_decoder(self.preprocessing, self.base)
+        from sslbench.data.decode.transforms import resize_and_crop  # loads torch
+
         decoded = picture_of(self.base, image, self._decoder)
         try:
             picture = resize_and_crop(decoded.image, self.preprocessing, decoded.full)
         except ValueError as error:
             raise UnreadableImage(self.base.path(image), str(error)) from error
         pixels = picture.clamp(0, 255).round() if picture.is_floating_point() else picture
-        array = np.ascontiguousarray(pixels.to(torch.uint8).permute(1, 2, 0).numpy())
+        array = np.ascontiguousarray(pixels.byte().permute(1, 2, 0).numpy())
         # Kept for the next version, so a change must not work in place.
         array.setflags(write=False)
         self._last = image, array

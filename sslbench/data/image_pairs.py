@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from sslbench.arrays import FloatArray, IntArray
 from sslbench.data.changed import ChangedPictures
@@ -128,6 +127,7 @@ class WarpedImages(ChangedPictures):
     def decoded(self, index: int, decoder: PictureDecoder) -> Decoded:
         """Return the warped picture that `decoder` reads, of the same size."""
         import cv2
+        import torch
 
         full = decoder.wanting(dataclasses.replace(decoder.wanted, resize=None))
         whole = picture_of(self.base, int(self.rows[index]), full)

@@ -11,7 +11,6 @@ from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import Image
 
 from sslbench import user_code
@@ -206,6 +205,8 @@ def handlers_of(images: Images) -> tuple[Handler, ...]:
 
 def as_picture(value: Any, path: str, wanted: Wanted, handler: str) -> Decoded:
     """Convert a handler's result to a picture."""
+    import torch
+
     if isinstance(value, Decoded):
         return as_wanted(value, path, wanted)
     if isinstance(value, Image.Image):

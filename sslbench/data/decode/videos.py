@@ -6,7 +6,6 @@ from collections.abc import Collection
 from typing import Any, BinaryIO
 
 import numpy as np
-import torch
 
 from sslbench.arrays import ByteArray, FloatArray
 from sslbench.data.decode.picture import RGB, Decoded, UnreadableImage, Wanted, as_wanted, check_size
@@ -47,6 +46,7 @@ def decode_clips(content: bytes, path: str, options: ClipOptions, max_pixels: in
         UnreadableImage: no video, no video stream, a damaged or cut file, too few frames, too many pixels.
     """
     import av
+    import torch
 
     try:
         times = _times(content, path, options, max_pixels)

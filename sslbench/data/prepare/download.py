@@ -13,6 +13,7 @@ from sslbench.config import build, read_yaml
 from sslbench.data import prepare
 from sslbench.data.formats import torchvision as torchvision_sets
 from sslbench.data.formats.hf import files as hub
+from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.paths import temporary_beside
@@ -142,8 +143,6 @@ def download(wanted: Download, root: Path) -> str:
 
 def _torchvision(wanted: Download, root: Path) -> str:
     import torchvision.datasets
-
-    from sslbench.data.open import open_data
 
     name = wanted.data.removeprefix(_TORCHVISION)
     kind = getattr(torchvision.datasets, name.partition("[")[0])

@@ -11,6 +11,7 @@ Version 2: groups of samples are kept together where heads are chosen, and inter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from sslbench.data.clips import sampling_of
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.protocols.linear_online.settings import Settings
@@ -36,7 +37,6 @@ def check_images(
     backbone: "Backbone", layers: "Sequence[Layer]", train: Source, settings: Settings, *, seed: int
 ) -> tuple[str, ...]:
     """Refuse backbone, layers and settings that do not fit, before any image is decoded; return the rows of results."""
-    from sslbench.data.clips import sampling_of
     from sslbench.protocols.linear_online.run import make_batches, planned, split
 
     if settings.blocks and sampling_of(train.images):

@@ -14,16 +14,12 @@ outcome on test holds:
 - the accuracy on further test sets, each of which has a record of its own, too.
 """
 
-from collections.abc import Callable
-
-from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
-from sslbench.preprocessing import Preprocessing
 from sslbench.protocols.linear import cost as linear_cost
-from sslbench.protocols.protocol import Cost, FeatureInputs, ImageSet, OnSets, Protocol, Shapes
+from sslbench.protocols.protocol import Cost, OnSets, Protocol, Shapes
 from sslbench.protocols.robustness.classifier import file_classifier, linear_settings, used_part
+from sslbench.protocols.robustness.scores import open_sets, score
 from sslbench.protocols.robustness.settings import Settings
-from sslbench.results import Outcome
 from sslbench.targets.classes import Classes
 from sslbench.targets.target import Target
 
@@ -41,22 +37,6 @@ def check(settings: Settings, train: Target) -> None:
         raise UsageError(
             f"robustness: there are {len(train)} training images, fewer than neighbours={settings.neighbours}"
         )
-
-
-def open_sets(
-    settings: Settings, train: Source, test: Source, preprocessing: Preprocessing, limited: Callable[[Source], Source]
-) -> dict[str, ImageSet]:
-    """Return the changed versions of the test images, unknown images, and further test sets; see `scores.open_sets`."""
-    from sslbench.protocols.robustness import scores
-
-    return scores.open_sets(settings, train, test, preprocessing, limited)
-
-
-def run(inputs: FeatureInputs[Settings]) -> dict[str, Outcome]:
-    """Score test and the sets; see `scores.score`."""
-    from sslbench.protocols.robustness import scores
-
-    return scores.score(inputs)
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:
@@ -79,7 +59,7 @@ PROTOCOL = Protocol(
     settings=Settings,
     kind=OnSets(
         check,
-        run,
+        score,
         cost=cost,
         takes=(Classes,),
         own_metric=True,
