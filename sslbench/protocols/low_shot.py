@@ -424,7 +424,9 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
         if settings.classifier == "svm":
             products += fits * classes * svm.fit_products(rows, width)
         else:
-            products += fits * linear.fit_products(rows, rank, classes)
+            products += (
+                fits * linear.fit_passes(settings.c, rows, rank, settings.max_iter) * 4.0 * rows * rank * classes
+            )
         products += 8.0 * rows * width * rank + 4.0 * shapes.test * width * classes
     # Scores of one draw in double precision while the next is fitted, and of all in single.
     scores = float(shapes.test) * classes
