@@ -6,6 +6,9 @@ That a killed process ends the others with its number is shown in tests/features
 import contextlib
 import multiprocessing
 import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -68,3 +71,37 @@ def test_features_and_scores_are_those_of_one(images, sslbench, tmp_path, n, pro
     np.testing.assert_allclose(together["features"], alone["features"], atol=1e-5)
     [one], [many] = read_tree(Path("alone-results")), read_tree(Path("together-results"))
     assert (one.id, one.metrics) == (many.id, many.metrics)
+
+
+@pytest.mark.long
+def test_two_machines_give_the_records_of_one_process(images, sslbench):
+    """Two torchruns of two processes each, as on two machines; gloo on the loopback."""
+    images(11)
+    evaluation = ("eval", "knn", "linear", *OWN, "--no-floors", "--no-overlaps", "k=3")
+    assert sslbench(*evaluation, "--store", "alone", "--out", "alone-results")[0] == 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    nodes = ("--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", port)
+    command = (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *nodes,
+        "--node-rank",
+        "{}",
+        "-m",
+        "sslbench",
+        *evaluation,
+    )
+    command += ("--store", "together", "--out", "together-results", "--device", "cpu")
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
+    started = [
+        subprocess.Popen([word.format(node) for word in command], env=variables, stderr=subprocess.PIPE, text=True)
+        for node in (0, 1)
+    ]
+    for node in started:
+        assert node.wait(SECONDS) == 0, node.communicate()[1][-3000:]
+    one, many = read_tree(Path("alone-results")), read_tree(Path("together-results"))
+    assert [result.protocol.name for result in many] == ["knn", "linear"]
+    assert [(result.id, result.metrics) for result in one] == [(result.id, result.metrics) for result in many]
