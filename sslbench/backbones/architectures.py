@@ -58,8 +58,10 @@ ALEXNETS = (
     *("alexnet_bvlc", "alexnet_jigsaw", "alexnet_colorization", "alexnet_deepcluster", "alexnet_deepcluster_rgb"),
     *("alexnet_rotnet", "alexnet"),
 )
-VJEPA2_NAMES = ("vjepa2_large", "vjepa2_huge", "vjepa2_giant")
-VIDEOMAE_NAMES = ("videomae_small", "videomae_base", "videomae_large", "videomae_huge", "videomae_giant")
+VIDEO_ENCODERS = (
+    *("vjepa2_large", "vjepa2_huge", "vjepa2_giant"),
+    *("videomae_small", "videomae_base", "videomae_large", "videomae_huge", "videomae_giant"),
+)
 _REGISTERED = re.compile(r"^@register_model\s+def (\w+)\(", re.MULTILINE)
 _QUOTED = re.compile(r"""["'](\w+)["']""")
 
@@ -234,7 +236,7 @@ def with_strides(name: str, *, last: int, in_1x1: bool) -> str:
 
 def no_backbone(name: str) -> UsageError:
     """Return the error for a name that no family of backbones has."""
-    known = {*RESNETS, *ALEXNETS, *VJEPA2_NAMES, *VIDEOMAE_NAMES, "pixels", *timm_names()}
+    known = {*RESNETS, *ALEXNETS, *VIDEO_ENCODERS, "pixels", *timm_names()}
     return UsageError(f"there is no backbone '{name}'", did_you_mean(name, known))
 
 
@@ -259,7 +261,7 @@ def refuse_unknown_backbone(name: str | None) -> None:
     base = name.partition(",")[0]
     if name.startswith("timm:"):
         raise UsageError(f"timm has no model '{architecture}'", did_you_mean(architecture, timm_names()))
-    if base not in (*ALEXNETS, *VJEPA2_NAMES, *VIDEOMAE_NAMES) and parse(base) is None:
+    if base not in (*ALEXNETS, *VIDEO_ENCODERS) and parse(base) is None:
         raise no_backbone(name)
 
 

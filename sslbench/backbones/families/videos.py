@@ -1,4 +1,4 @@
-"""Encoders of videos by their names, and by the shapes of their tensors and the configuration beside them."""
+"""Encoders of videos: VideoMAE on clips; V-JEPA 2 on images, with frames=16 on clips."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -6,8 +6,11 @@ from typing import Any
 
 from torch import nn
 
+from sslbench.backbones import videomae, vjepa2
+from sslbench.backbones.architectures import VIDEO_ENCODERS
 from sslbench.backbones.backbone import Backbone, Kind
-from sslbench.backbones.timm_models import parse_options
+from sslbench.backbones.build import Family
+from sslbench.backbones.timm_models import check_recorded_options, parse_options
 from sslbench.backbones.vit_recognise import UNKNOWN, mlp_ratio
 from sslbench.errors import BackboneError, UsageError
 from sslbench.preprocessing import Preprocessing
@@ -128,3 +131,40 @@ class VideoEncoders:
                 f"--backbone {name}",
             )
         return name
+
+
+_VIDEOMAE = VideoEncoders(
+    "VideoMAE",
+    videomae.SIZES,
+    videomae.OPTIONS,
+    videomae.VideoTransformer,
+    1.0,
+    ("videomae", "image_size", "num_channels"),
+)
+_VJEPA2 = VideoEncoders(
+    "V-JEPA 2", vjepa2.SIZES, vjepa2.OPTIONS, vjepa2.make_encoder, 256 / 224, ("vjepa2", "crop_size", "in_chans")
+)
+
+
+def _build(name: str) -> Backbone:
+    return next(each for each in (_VIDEOMAE, _VJEPA2) if name.partition(",")[0] in each.sizes).build(name)
+
+
+def _recognise(shapes: Mapping[str, tuple[int, ...]], format: str, weights: str, config: ModelConfig) -> str | None:
+    stem, second = shapes.get("patch_embed.proj.weight", ()), shapes.get("blocks.0.mlp.fc2.weight", ())
+    if len(stem) != 5 or len(second) != 2:
+        return None
+    if "blocks.0.attn.q_bias" not in shapes:
+        shown = {"mlp_ratio": config.ratio(stem[0], second[1]), "qkv_bias": "blocks.0.attn.qkv.bias" in shapes}
+        return _VJEPA2.name(shapes, config, weights, shown, {})
+    options: dict[str, object] = {"frames": n} if (n := config.count("num_frames")) not in (None, 16) else {}
+    options |= {} if "norm.weight" in shapes else {"final_norm": False}
+    return _VIDEOMAE.name(shapes, config, weights, {"intermediate_size": second[1], "qkv_bias": True}, options)
+
+
+FAMILY = Family(
+    lambda name: name.partition(",")[0] in VIDEO_ENCODERS,
+    _build,
+    check_recorded_options,
+    _recognise,
+)
