@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import os
 import re
+from collections import Counter
 from pathlib import Path
 
 from sslbench.data import catalog, remote, strings
@@ -104,4 +105,7 @@ def _without_options(spec: str) -> tuple[str, dict[str, str]]:
     known |= OF_ANY_IMAGES
     if spec.startswith(("http://", "https://")) and not set(options) <= known:
         return spec, {}  # a query for the server
+    if len(options) < len(pairs):
+        twice = next(key for key, times in Counter(key for key, _, _ in pairs).items() if times > 1)
+        raise UsageError(f"'{spec}' gives the option '{twice}' more than once", "Keep one of them.")
     return match["location"], options

@@ -6,7 +6,9 @@ import posixpath
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
 
 import numpy as np
 
@@ -72,15 +74,21 @@ def with_labels(
 
 def _in_order(place: str, labels: LabelList, source: Source, *, in_order_of_names: bool) -> Source:
     """Return the images with labels that are in the same order, without those that have none."""
-    ordered = sorted(source.ids, key=lambda name: (name.partition("/")[0], *name.rpartition("/")[::2]))
     if not in_order_of_names and source.ids != numbered_ids(len(source)):
         raise UsageError(f"{place} is in an order that the images of {source.name} do not have", _BY_PATH)
-    if other := next((pair for pair in zip(ordered, source.ids, strict=True) if pair[0] != pair[1]), None):
-        raise UsageError(
-            f"{place}: the order of {source.name} is ambiguous: by folders {other[0]} comes before {other[1]}, by "
-            "paths behind it",
-            _BY_PATH,
-        )
+    orders: dict[str, Callable[[str], Any]] = {
+        "by folders": lambda name: (name.partition("/")[0], *name.rpartition("/")[::2])
+    }
+    if all(PurePosixPath(name).stem.isdecimal() for name in source.ids):  # 10.png is the tenth, and before 2.png
+        orders["by numbers"] = lambda name: (name.rpartition("/")[0], int(PurePosixPath(name).stem))
+    for how, key in orders.items():
+        pairs = zip(sorted(source.ids, key=key), source.ids, strict=True)
+        if other := next((pair for pair in pairs if pair[0] != pair[1]), None):
+            raise UsageError(
+                f"{place}: the order of {source.name} is ambiguous: {how} {other[0]} comes before {other[1]}, by "
+                "paths behind it",
+                _BY_PATH,
+            )
     if labels.length != len(source):
         raise DataError(
             f"{place} has {counted(labels.length, 'label')}, {source.name} has {counted(len(source), 'image')}",

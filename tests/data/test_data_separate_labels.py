@@ -133,6 +133,8 @@ def test_images_without_one_label_are_named(photos):
     with pytest.raises(UsageError, match=r"'photos/' takes no options but those of any images") as refused:
         open_data("photos/?label=short.npy")
     assert "'labels'" in refused.value.remedy
+    with pytest.raises(UsageError, match=r"gives the option 'labels' more than once"):
+        open_data("photos/?labels=twice.csv&labels=short.npy")
 
 
 def test_a_list_without_names_is_refused_where_the_order_of_the_images_is_doubtful(photos):
@@ -140,6 +142,9 @@ def test_a_list_without_names_is_refused_where_the_order_of_the_images_is_doubtf
     save(photos / "tree" / "a" / "1.png", photos / "tree" / "a-b" / "1.png")
     with pytest.raises(UsageError, match=r"by folders a/1.png comes before a-b/1.png"):
         open_data("tree/?labels=order.npy")
+    save(photos / "numbered" / "2.png", photos / "numbered" / "10.png")
+    with pytest.raises(UsageError, match=r"by numbers 2.png comes before 10.png"):
+        open_data("numbered/?labels=order.npy")
     table(photos / "two.csv", {"photos/2.png": "b", "photos/1.png": "a"})
     with pytest.raises(UsageError, match=r"order.npy is in an order that the images of two.csv do not have"):
         open_data("two.csv?labels=order.npy")
