@@ -79,10 +79,20 @@ class BestScores:
     def __post_init__(self) -> None:
         """Refuse arrays that do not belong together, as those of a damaged file."""
         n, kept = self.classes.shape
-        shapes = {name: part.shape for name, part in self.arrays().items()}
-        wanted = {name: (n, kept) if name in ("classes", "scores") else (n,) for name in shapes}
-        if shapes != wanted or not 1 <= kept <= self.n_classes or not self.classes.max(initial=0) < self.n_classes:
-            raise ValueError(f"the best of {self.n_classes} scores have the shapes {shapes}")
+        found = {
+            name: (part.shape, "whole" if np.issubdtype(part.dtype, np.integer) else part.dtype.kind)
+            for name, part in self.arrays().items()
+        }
+        wanted = {
+            name: (
+                (n, kept) if name in ("classes", "scores") else (n,),
+                "whole" if name in ("classes", "places") else "f",
+            )
+            for name in found
+        }
+        inside = 0 <= self.classes.min(initial=0) and self.classes.max(initial=0) < self.n_classes
+        if found != wanted or not 1 <= kept <= self.n_classes or not inside:
+            raise ValueError(f"the best of {self.n_classes} scores are {found}")
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays by name."""

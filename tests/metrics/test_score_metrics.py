@@ -498,3 +498,17 @@ def test_the_best_scores_give_all_metrics_that_rank_no_samples(n, n_classes, how
     np.testing.assert_equal(found, {name: expected[name] for name in found})
     table, of_best = (per_class(tuple("abcdefghi"[:n_classes]), classes, each) for each in (scores, best))
     np.testing.assert_equal(of_best, {name: table[name] for name in ("n", "recall", "precision", "f1")})
+
+
+def test_best_scores_of_a_damaged_file_are_refused():
+    best = BestScores.of(np.array([0, 1]), np.eye(2, 5, dtype=np.float32), "softmax", kept=3)
+    parts = best.arrays()
+    for name, damaged in (
+        ("classes", parts["classes"] - 1),
+        ("classes", parts["classes"] + 0.5),
+        ("classes", parts["classes"] + 5),
+        ("places", parts["places"][:1]),
+        ("own", parts["own"].astype(str)),
+    ):
+        with pytest.raises(ValueError, match="the best of 5 scores are"):
+            BestScores(5, **(parts | {name: damaged}))
