@@ -90,7 +90,7 @@ class BestScores:
             )
             for name in found
         }
-        inside = 0 <= self.classes.min(initial=0) and self.classes.max(initial=0) < self.n_classes
+        inside = self.classes.min(initial=0) >= 0 and self.classes.max(initial=0) < self.n_classes
         if found != wanted or not 1 <= kept <= self.n_classes or not inside:
             raise ValueError(f"the best of {self.n_classes} scores are {found}")
 

@@ -504,6 +504,11 @@ def test_cuhk03_is_read_from_its_matlab_file(tmp_path):
     assert {split: len(part) for split, part in open_data(str(folder)).items()} == {"train": 2, "test": 6}
     with pytest.raises(DataError, match=r"cuhk03: all: 116 images, expected 28,193"):
         prepare("cuhk03", [tmp_path], root=tmp_path / "whole")
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "cuhk-03.mat", "w") as file:
+        file["detected"] = np.zeros((1, 5))
+    with pytest.raises(DataError, match=r"cuhk-03.mat does not have the cells of CUHK03"):
+        prepare("cuhk03", [tmp_path], root=tmp_path / "other", verify=False)
     (tmp_path / "cuhk-03.mat").write_bytes(b"MATLAB 5.0")
     with pytest.raises(DataError, match="damaged or no HDF5 file"):
         prepare("cuhk03", [tmp_path], root=tmp_path / "other", verify=False)

@@ -1,5 +1,6 @@
 """Layouts of the data sets that `sslbench data prepare` makes of official archives."""
 
+import contextlib
 import dataclasses
 import functools
 import gzip
@@ -330,24 +331,34 @@ def cuhk03(archives: Mapping[str, Path]) -> LayoutPlan:
     path = archives["cuhk-03.mat"]
 
     def files() -> Iterator[tuple[str, Callable[[], bytes]]]:
-        with open_hdf5(path) as cells:
+        with open_hdf5(path) as cells, _cells_of(path):
             for boxes, lists in _CUHK03_BOXES.items():
                 yield lists, archives[lists].read_bytes
-                if boxes not in cells:
-                    raise DataError(f"{path} has no array '{boxes}'", "Take cuhk-03.mat of cuhk03_release.zip.")
                 for pair, people in enumerate(cells[boxes][0], 1):
                     # MATLAB stores by columns, so all arrays are transposed.
                     for person, pictures in enumerate(cells[people][()].T, 1):
                         for number, picture in enumerate(pictures, 1):
                             if cells[picture].ndim == 3:  # empty cells have none
                                 name = f"{pair}_{person:03d}_{1 if number <= 5 else 2}_{number:02d}.png"
-                                yield f"images_{boxes}/{name}", functools.partial(_cell, cells, picture)
+                                yield f"images_{boxes}/{name}", functools.partial(_cell, path, cells, picture)
 
     return LayoutPlan(files(), 2 * archive_space(path))
 
 
-def _cell(cells: Any, reference: Any) -> bytes:
-    return png(np.ascontiguousarray(cells[reference][()].T))()
+def _cell(path: Path, cells: Any, reference: Any) -> bytes:
+    with _cells_of(path):
+        return png(np.ascontiguousarray(cells[reference][()].T))()
+
+
+@contextlib.contextmanager
+def _cells_of(path: Path) -> Iterator[None]:
+    """Refuse a file with other arrays."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{path} does not have the cells of CUHK03: {error}", "Take cuhk-03.mat of cuhk03_release.zip."
+        ) from error
 
 
 # Data sets that are only unpacked: archives with the layout of the benchmarks, up to a folder's name.
@@ -382,7 +393,7 @@ class UnpackedSet:
                     found = True
                     yield self.roots[root] + name.removeprefix(root), content
             if not found:
-                raise DataError(f"{path} holds nothing below {' or '.join(self.roots)}")
+                raise DataError(f"{path} holds nothing below {' or '.join(filter(None, self.roots))}")
 
 
 SETS: Mapping[str, UnpackedSet] = {
