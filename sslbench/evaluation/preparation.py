@@ -245,6 +245,11 @@ def _check_tasks(
     """Refuse protocols whose settings do not go together with the data, the layers or each other."""
     for source in (data.train, data.test):
         check_clips(backbone, source)
+    if views_of(data.train.images).views > 1 and views_of(data.test.images).views == 1:
+        raise UsageError(
+            f"average= of {data.train.name} has no effect: probabilities are averaged in test",
+            "Leave it out, or give it with --test-data.",
+        )
     check_shares(request.noise, data.train.target)
     check_seeds(run, request.tasks)
     for task in request.tasks:

@@ -103,9 +103,12 @@ def test_where_no_probabilities_are_averaged_it_is_refused(videos, tmp_path, cap
     assert message in capsys.readouterr().err
 
 
-def test_an_average_of_one_view_is_refused(videos, capsys):
+def test_an_average_without_effect_is_refused(videos, capsys):
     assert code_of("eval", "linear", *WEIGHTS, "--data", f"{videos}/?frames=4&average=views") == 2
     assert "average=views has no effect on one clip" in capsys.readouterr().err
+    places = ["--data", f"{videos}/train/?{SAMPLING}&average=views", "--test-data", f"{videos}/test/?frames=4"]
+    assert code_of("eval", "linear", *WEIGHTS, *places) == 2
+    assert "train/ has no effect: probabilities are averaged in test" in capsys.readouterr().err
 
 
 def test_labels_that_do_not_exclude_each_other_have_the_mean_of_their_probabilities():
