@@ -316,7 +316,7 @@ def test_a_pooled_feature_is_float32_and_has_its_own_memory():
         ((2, 8, 4), "cls", "8x4.*mean"),
         ((2, 8, 4), "avg(2,2)", "8x4.*mean"),
         ((2, 8), "avg", "already a vector"),
-        ((2, 8, 2, 2, 2), "", "flatten"),
+        ((2, 8, 2, 2, 2, 2), "", "flatten"),
     ],
 )
 def test_a_shape_that_does_not_fit_is_refused_with_the_pools_that_do(shape, text, says):
