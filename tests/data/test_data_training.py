@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from sslbench import text_rows
 from sslbench.data.images import Arrays, Files
 from sslbench.data.loading import batch as batch_module
 from sslbench.data.loading import pretraining
@@ -395,7 +396,9 @@ def test_colours_survive_a_fork_after_opencv_has_started_its_threads():
         cv2.setNumThreads(before)
 
 
-def test_paths_of_many_files_are_in_a_file_that_workers_share(tmp_path, monkeypatch):
+@pytest.mark.parametrize("packed_from", [10, 100])
+def test_paths_of_many_files_are_in_a_file_that_workers_share(tmp_path, monkeypatch, packed_from):
+    monkeypatch.setattr(text_rows, "PACKED_FROM", packed_from)
     written = []
     for i in range(60):
         Image.new("RGB", (9, 9), (i, i, i)).save(tmp_path / f"a rather long name of an image {i:03d} \xe9.png")

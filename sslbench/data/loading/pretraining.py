@@ -33,6 +33,7 @@ from sslbench.data.views.colours import check_views
 from sslbench.data.wording import counted
 from sslbench.data.workers import run
 from sslbench.errors import DataError, UsageError
+from sslbench.text_rows import TextRows
 
 __all__ = ["RawBatch", "TrainingData", "rows_by_origin"]
 
@@ -91,7 +92,7 @@ class TrainingData:
             check_views(augment.expanded(), channels)
         images = source.images
         # A worker that reads paths changes their counts of references, and so copies their memory pages.
-        if workers and isinstance(images, Files) and isinstance(images.paths, tuple) and len(images) >= _MANY:
+        if workers and isinstance(images, Files) and not isinstance(images.paths, TextRows) and len(images) >= _MANY:
             self._index = Path(tempfile.mkdtemp(prefix="sslbench-"))
             weakref.finalize(self, shutil.rmtree, self._index, ignore_errors=True)  # at exit at the latest
             images = images.in_file(self._index / "paths")
