@@ -196,6 +196,9 @@ class Anomaly(MapRun[Settings]):
                 generator = np.random.default_rng([self.seed, number])
                 rows = np.sort(generator.choice(rows, settings.shots, replace=False))
             parts.append((rows, np.flatnonzero(test.values[:, 0] == number)))
+        categories = [test.classes[test.values[own[0], 0]] for _, own in parts]
+        if settings.masked and not {"*", *categories} & {*settings.masked}:
+            log.warning(f"anomaly: masked names none of the categories of {self.test.name}: {some(categories)}")
         # A mask that cannot be used ends the run before an image is encoded.
         if empty := [self.test.ids[row] for row in anomalous.tolist() if not self._truth(row).any()]:
             log.warning(

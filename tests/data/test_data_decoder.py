@@ -146,6 +146,7 @@ class TestPictureHandler:
             np.arange(24).reshape(2, 4, 3) / 255,
             torch.arange(24).reshape(2, 4, 3).permute(2, 0, 1) / 255,
             Decoded(torch.arange(24, dtype=torch.uint8).reshape(2, 4, 3).permute(2, 0, 1), ()),
+            Decoded(torch.arange(24, dtype=torch.int32).reshape(2, 4, 3).permute(2, 0, 1), ()),
         ):
             decoder = PictureDecoder(Decoder(lambda path, file, value=value: value), Wanted(deep=deep))
             image = decoder("a", b"").image

@@ -126,6 +126,9 @@ def test_images_without_one_label_are_named(photos):
     np.save(photos / "short.npy", np.arange(3))
     with pytest.raises(DataError, match=r"short.npy has 3 labels, photos/ has 4 images"):
         open_data("photos/?labels=short.npy")
+    np.save(photos / "none.npy", np.zeros(0, np.int64))
+    with pytest.raises(DataError, match=r"none.npy has no labels"):
+        open_data("photos/?labels=none.npy")
     with pytest.raises(UsageError, match=r"photos: labels of whole images are needed, not no labels"):
         open_data("photos/?labels=photos")
     with pytest.raises(UsageError, match=r"'shrt.npy' does not exist"):

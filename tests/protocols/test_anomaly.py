@@ -175,11 +175,14 @@ def test_the_foreground_is_that_of_the_authors_steps(central):
     assert 35 < mask.sum() < 80
 
 
-def test_background_has_no_distance_and_turns_are_kept_in_memory(tmp_path):
+def test_background_has_no_distance_and_turns_are_kept_in_memory(tmp_path, caplog):
     kept = KINDS["anomalies"].train, KINDS["anomalies"].test
     plain, turned = run(*kept, tmp_path), run(*kept, tmp_path, rotations=4)
     masked = run(*kept, tmp_path, masked=("*",), mask_threshold=0.5)
     assert masked.metrics["image_auroc"] != plain.metrics["image_auroc"] and masked.floors == plain.floors
+    assert not caplog.messages
+    assert run(*kept, tmp_path, masked=("screww",)).metrics == plain.metrics
+    assert "masked names none of the categories" in caplog.text
     sizes = [int(re.search(r"of ([\d,]+) patches", each.notes[0])[1].replace(",", "")) for each in (plain, turned)]
     assert sizes[1] == 4 * sizes[0]
     # A square turned by a right angle has the same pixels at other places.

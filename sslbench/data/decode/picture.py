@@ -140,7 +140,7 @@ def as_wanted(decoded: Decoded, path: str, wanted: Wanted) -> Decoded:
     check_size(width, height * decoded.frames, path, wanted.max_pixels)
     if channels != wanted.channels * decoded.frames:
         raise OtherChannels(path, channels // decoded.frames, wanted.channels)
-    if wanted.deep or not decoded.image.is_floating_point():
+    if wanted.deep or decoded.image.element_size() == 1:  # uint8
         return decoded
     image = decoded.image.clamp(0, 255).byte()
     return dataclasses.replace(decoded, image=image, conversions=(*decoded.conversions, CUT))

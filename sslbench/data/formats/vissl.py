@@ -226,7 +226,7 @@ def _labels(
     texts = [_text(path, row) for row in rows]
     kept = [i for i, text in enumerate(texts) if text != "-1"]
     if not kept:
-        raise DataError(f"{path}: every label is -1")
+        raise DataError(f"{path}: every label is -1" if texts else f"{path} has no labels")
     notes = (f"{path}: {counted(n - len(kept), 'image')} left out, whose label is -1",) if len(kept) < n else ()
     names = _names(path, {texts[i] for i in kept}, names_file)
     return kept, single_labels([names.get(texts[i], texts[i]) for i in kept]), notes
