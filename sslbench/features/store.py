@@ -209,8 +209,9 @@ def _index_lines(
     further = _further(source)
     with contextlib.ExitStack() as opened:
         handle = opened.enter_context(file.open(encoding="utf-8", newline="")) if file.is_file() else ()
-        before = csv.DictReader(handle)
-        earlier = [name for name in before.fieldnames or () if name not in INDEX_COLUMNS and name not in further]
+        table = csv.DictReader(handle)
+        earlier = [name for name in table.fieldnames or () if name not in INDEX_COLUMNS and name not in further]
+        before = (line for line in table if line.get("id"))  # a file that was cut off is written anew
         yield *INDEX_COLUMNS, *earlier, *further
         row, old = 0, next(before, None)
         for i, sample_id in enumerate(source.ids):

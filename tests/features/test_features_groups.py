@@ -476,3 +476,6 @@ def test_the_index_is_written_line_by_line_and_keeps_earlier_columns_of_any_samp
     found = [tuple(row[name] for name in ("row", "id", "camera", "site")) for row in rows]
     assert found == [("0", "a", "x", "1"), ("1", "d", "z", "3")]
     assert rows[1]["digest"] == bytes(range(32, 48)).hex() and rows[1]["path"] == "d.png"
+    (tmp_path / "index.csv").write_text("row,id,camera\n0,a,x\n1")  # cut off by a full disk
+    store._write_index(entry, source, "test", {"c"}, digests, {})
+    assert [(row["id"], row["camera"]) for row in entry.index_rows()] == [("a", "x"), ("d", "")]
