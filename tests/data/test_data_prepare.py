@@ -110,6 +110,17 @@ def test_a_killed_run_continues_and_writes_nothing_twice(imagenet, tmp_path, mon
     assert len(tree(folder)) == 10
 
 
+def test_files_of_another_archive_that_was_given_before_are_not_taken_for_the_data(tmp_path):
+    archive, root = tmp_path / "mvtec_anomaly_detection.tar.xz", tmp_path / "data"
+    tar(archive, {"old/0.png": b"x", "../0.png": b"x"}, "w:xz")
+    with pytest.raises(DataError, match="outside of the archive"):
+        prepare("mvtec", [archive], root=root, verify=False)
+    tar(archive, {"new/0.png": b"x"}, "w:xz")
+    with pytest.raises(DataError, match="has files that these archives do not have") as refused:
+        prepare("mvtec", [archive], root=root, verify=False)
+    assert "Remove that folder" in refused.value.remedy and not (root / "mvtec").exists()
+
+
 @pytest.mark.parametrize("name", ["ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz"])
 def test_an_archive_that_ends_early_is_named(name, imagenet, tmp_path):
     path = imagenet / name

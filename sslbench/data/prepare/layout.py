@@ -102,6 +102,7 @@ def _write(partial: Path, files: Iterable[tuple[str, Callable[[], bytes]]]) -> C
     """Write what is not there yet; the number of images by the first folder of their paths."""
     parts: Counter[str] = Counter()
     folders: set[Path] = set()
+    total = 0
     for total, (name, content) in enumerate(files, 1):
         path = partial / name
         if path.parent not in folders:
@@ -116,6 +117,11 @@ def _write(partial: Path, files: Iterable[tuple[str, Callable[[], bytes]]]) -> C
             parts[PurePosixPath(name).parts[0]] += 1
         if total % _NOTE_EVERY == 0:
             log.info(f"{counted(total, 'file')} written")
+    if sum(len(names) for _, _, names in os.walk(partial)) > total:
+        raise DataError(
+            f"{partial} has files that these archives do not have: those of others, which were given before",
+            "Remove that folder, and run the same command again.",
+        )
     return parts
 
 
