@@ -467,6 +467,8 @@ def read_scores(path: Path) -> Scores:
         scores: npt.NDArray[np.float32] | BestScores
         if best:
             scores, further = BestScores(n_classes=len(classes), **best), []
+            if scores.scores.shape[1] < 2:  # from a second one on a margin is known
+                raise ValueError("one score per sample, and at least two are stored")
         else:
             scores, *further = (_single(arrays[name], int(exponent)) for name in ("scores", *names))
         found = Scores(

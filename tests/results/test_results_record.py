@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import sslbench
 from sslbench.errors import ResultError
 from sslbench.identity import comparability_key
-from sslbench.metrics.answers import places
+from sslbench.metrics.answers import BestScores, places
 from sslbench.metrics.intervals import Units
 from sslbench.metrics.summary import one_measure
 from sslbench.results import (
@@ -251,6 +251,14 @@ def test_scores_never_run_pickled_code(tmp_path):
     objects = np.array([{"a": 1}, None], dtype=object)
     np.savez(path, ids=objects, scores=np.zeros((2, 1), np.float32), labels=np.zeros(2), classes=np.array(["a"]))
     with pytest.raises(ResultError, match="allow_pickle=False"):
+        records.read_scores(path)
+
+
+def test_one_best_score_per_sample_is_too_few(tmp_path):
+    path, best = tmp_path / "x.scores.npz", BestScores.of(LABELS, SCORES, None, kept=1)
+    parts = {f"best_{name}": part for name, part in best.arrays().items()}
+    np.savez(path, ids=np.array(IDS), labels=LABELS, classes=np.array(["a", "b"]), **parts)
+    with pytest.raises(ResultError, match=r"x\.scores\.npz.*at least two"):
         records.read_scores(path)
 
 
