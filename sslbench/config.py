@@ -1,9 +1,10 @@
 """Strict conversion of mappings (YAML, flags, key=value) to frozen dataclasses, with the origin of each value."""
 
 import dataclasses
+import functools
 import types
 import typing
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
@@ -13,6 +14,7 @@ from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 
 T = TypeVar("T")
+_hints: Callable[[type[Any]], dict[str, Any]] = functools.cache(typing.get_type_hints)  # evaluates all annotations
 
 
 def setting(  # noqa: PLR0913  the facts of a setting
@@ -99,7 +101,7 @@ class SettingInfo:
 
 def describe(cls: type[Any]) -> list[SettingInfo]:
     """Return the settings of a dataclass in order of definition."""
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     return [
         SettingInfo(f.name, _kind_text(f, hints[f.name]), f.default, f.metadata.get("unit", ""), f.metadata["meaning"])
         for f in dataclasses.fields(cls)
@@ -253,7 +255,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
             interval.
     """
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     for key in values:
         if key not in fields:
             raise UsageError(f"{where}: unknown key '{key}'", did_you_mean(key, fields))
@@ -295,7 +297,7 @@ def shortened(cls: type[Any], layers: Sequence[tuple[str, Mapping[str, Any]]]) -
     """
     *published, (origin, chosen) = layers
     chosen = build_partial(cls, chosen, origin)
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     before: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(cls)}
     for where, values in published:
         before |= build_partial(cls, values, where)
@@ -340,7 +342,7 @@ def is_number(value: Any) -> bool:
 
 def build_partial(cls: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Check and convert a mapping as `build` does, without requiring all fields."""
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     names = [f.name for f in dataclasses.fields(cls)]
     for key in values:
         if key not in names:

@@ -499,6 +499,7 @@ def _single(stored: npt.NDArray[np.floating], exponent: int) -> npt.NDArray[np.f
     )
 
 
+@functools.cache  # metadata of packages take long to read, and what is loaded stays
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that can change a number, without importing any of them."""
     found = {"python": platform.python_version()}
