@@ -14,7 +14,7 @@ from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 
 T = TypeVar("T")
-_hints: Callable[[type[Any]], dict[str, Any]] = functools.cache(typing.get_type_hints)  # evaluates all annotations
+_hints = typing.cast(Callable[[type[Any]], dict[str, Any]], functools.cache(typing.get_type_hints))
 
 
 def setting(  # noqa: PLR0913  the facts of a setting

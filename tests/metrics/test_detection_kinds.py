@@ -107,7 +107,7 @@ def slow(truth, detections, area, threshold, label):
     outcomes.sort(reverse=True)
     right = np.cumsum([hit for _, hit in outcomes]) if outcomes else np.zeros(0)
     precision, recall = right / np.arange(1, len(right) + 1), right / total
-    at = [max([p for p, r in zip(precision, recall, strict=True) if r >= level], default=0.0) for level in LEVELS]
+    at = [precision[recall >= level].max(initial=0.0) for level in LEVELS]
     return float(np.mean(at)), float(recall[-1]) if len(recall) else 0.0
 
 
@@ -122,7 +122,7 @@ def mean(values):
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_lvis_ap_is_that_of_a_slow_count(seed):
-    truth, detections = sample(seed)
+    truth, detections = sample(seed, n_images=4, objects=24, found=60)
     got = lvis_ap(truth, detections, resamples=0)
     classes = range(len(truth.classes))
     tables = {
@@ -230,7 +230,7 @@ def by_matches(truth, found, weights=None):
     return np.array([value[0] for value in oks.values_of(matches, curves, once)])
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_the_values_are_those_of_pycocotools(seed):
     own = ("hip", "knee", "left_toe", "right_toe", "tail")
     skeleton = PERSON if seed % 2 else Skeleton(own, sigmas=(0.1, 0.05, 0.2, 0.03, 0.08))
@@ -239,7 +239,7 @@ def test_the_values_are_those_of_pycocotools(seed):
     np.testing.assert_allclose(mine, by_pycocotools(truth, found), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(100, 140))
+@pytest.mark.parametrize("seed", range(100, 112))
 def test_the_matches_of_the_intervals_give_the_values(seed):
     truth, found = drawn(seed, difficult=seed % 2 == 0)
     metrics = keypoint_ap(truth, found, resamples=0).metrics
@@ -432,7 +432,7 @@ def test_a_mask_without_pixels_overlaps_nothing():
     assert masks.boundary_overlap(full, full) == 1
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_boundary_ap_is_that_of_a_slow_count(seed):
     truth, detections, there, mine = scene(seed)
     got = coco_ap(truth, detections, kind="boundaries", resamples=0)
@@ -448,7 +448,7 @@ def test_boundary_ap_is_that_of_a_slow_count(seed):
     assert got.metrics["AP"][0] < coco_ap(truth, detections, kind="masks", resamples=0).metrics["AP"][0] - 0.05
 
 
-@pytest.mark.parametrize("seed", range(4, 8))
+@pytest.mark.parametrize("seed", range(4, 6))
 def test_boundary_ap_is_that_of_faster_coco_eval(seed):
     truth, detections, _, _ = scene(seed)
     got = coco_ap(truth, detections, kind="boundaries", resamples=0).metrics

@@ -138,7 +138,7 @@ def test_extremes():
 
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say():
-    """150 draws from one distribution with more samples than directions, and the values of an endless sample."""
+    """100 draws from one distribution with more samples than directions, and the values of an endless sample."""
     generator = np.random.default_rng(0)
     basis = ortho_group.rvs(10, random_state=0)
 
@@ -147,14 +147,13 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
         x = (generator.normal(size=(n, 10)) * np.arange(1, 11) ** -0.5 + np.eye(10)[classes]) @ basis
         centred, unit = spectrum.spectrum(x, centred=True), unit_length(x)
         found = [rankme(spectrum.spectrum(x, centred=False)), effective_rank(centred), alpha_req(centred, (2, 10))]
-        return [*found, uniformity(unit[:5000]), feature_std(unit), alignment(unit, classes)]
+        return [*found, uniformity(unit[:3000]), feature_std(unit), alignment(unit, classes)]
 
-    truth = [value for value, _, _ in measured(30_000)]
+    truth = [value for value, _, _ in measured(20_000)]
     held = np.zeros(len(truth))
-    for _ in range(150):
-        held += [low <= true <= high for true, (_, low, high) in zip(truth, measured(1000), strict=True)]
-    assert np.all(held / 150 > 0.86), held / 150
-    assert np.all(held / 150 < 1.0), held / 150
+    for _ in range(100):
+        held += [low <= true <= high for true, (_, low, high) in zip(truth, measured(500), strict=True)]
+    assert np.all((held > 86) & (held < 100)), held
 
 
 def slow_lidar(x, groups):
@@ -295,7 +294,7 @@ def best_by_trying(classes, clusters):
     return max(np.mean(np.array(order)[clusters] == classes) for order in itertools.permutations(numbers))
 
 
-@hypothesis_settings(max_examples=150, deadline=None)
+@hypothesis_settings(max_examples=50, deadline=None)
 @given(labels(4))
 def test_agreement_is_that_of_scikit_learn_and_of_all_matchings(pair):
     classes, clusters = (np.array(each, dtype=np.int64) for each in pair)
@@ -344,13 +343,13 @@ def test_intervals_of_clusters_hold_the_truth_about_as_often_as_they_say():
         classes = generator.integers(0, 3, n)
         return classes, np.where(generator.random(n) < 0.7, classes, generator.integers(0, 3, n))
 
-    truth = agreement(*draw(400_000))
+    truth = agreement(*draw(100_000))
     matching = {0: 0, 1: 1, 2: 2}
     held = dict.fromkeys(truth, 0)
-    for i in range(150):
-        for name, (_, low, high) in agreement_with_intervals(*draw(300), matching, seed=i, resamples=60).items():
+    for i in range(100):
+        for name, (_, low, high) in agreement_with_intervals(*draw(300), matching, seed=i, resamples=40).items():
             held[name] += low <= truth[name] <= high
-    assert all(0.88 < count / 150 <= 1 for count in held.values()), held
+    assert all(88 < count <= 100 for count in held.values()), held
 
 
 def test_clusters_that_know_nothing_have_an_ari_near_zero():
@@ -401,7 +400,7 @@ def detected(known, unknown):
     return tuple(robustness.detection_statistic(known, unknown)(np.ones((1, len(known) + len(unknown))))[0])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(FEW, FEW)
 def test_detection_of_the_unknown_and_of_the_known_by_every_threshold(known, unknown):
     known, unknown = np.array(known, np.float32), np.array(unknown, np.float32)
@@ -424,7 +423,7 @@ def test_intervals_hold_the_values_and_shrink_with_the_square_root_of_the_sample
     rng, widths = np.random.default_rng(1), []
     for n in (200, 3200):
         known, unknown = rng.normal(0, 1, n), rng.normal(1, 1, n)
-        found = robustness.unknown_detection(known, unknown, Units.of(2 * n, None), seed=0)
+        found = robustness.unknown_detection(known, unknown, Units.of(2 * n, None), seed=0, resamples=200)
         for name, value in zip(found, detected(known, unknown), strict=True):
             assert found[name][0] == pytest.approx(value) and found[name][1] < value < found[name][2]
         widths.append(found["unknown_auroc"][2] - found["unknown_auroc"][1])

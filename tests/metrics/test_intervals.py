@@ -28,7 +28,7 @@ from sslbench.metrics.intervals import (
     standard_errors,
     student,
 )
-from sslbench.metrics.summary import summarise
+from sslbench.metrics.summary import one_measure, summarise, with_intervals
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.numbers import Numbers
@@ -84,9 +84,9 @@ def test_summary_of_single_labels_is_what_a_slow_bootstrap_gives():
     truth = generator.integers(0, 6, 150)
     scores = generator.normal(size=(150, 6))
     scores[np.arange(150), truth] += 1
-    metrics, headline, recall = summarise(Classes, "abcdef", truth, scores, seed=7, resamples=200)
+    metrics, headline, recall = summarise(Classes, "abcdef", truth, scores, seed=7, resamples=50)
     predicted, slow = scores.argmax(1), []
-    for weights in np.concatenate(list(half_samples(Units.of(150, None), 200, seed=7))):
+    for weights in np.concatenate(list(half_samples(Units.of(150, None), 50, seed=7))):
         rows = np.flatnonzero(weights)
         slow.append(f1_score(truth[rows], predicted[rows], average="macro"))
     value = f1_score(truth, predicted, average="macro")
@@ -104,14 +104,14 @@ def test_summary_without_five_classes_has_no_top5():
 
 def test_summary_of_many_labels_is_fast_and_has_the_mean_average_precision():
     generator = np.random.default_rng(5)
-    labels = (generator.random((5000, 20)) < 0.07).astype(np.int8)
+    labels = (generator.random((1000, 20)) < 0.07).astype(np.int8)
     labels[generator.random(labels.shape) < 0.03] = -1
     labels[:, 3] = 0
     scores = generator.normal(size=labels.shape) + labels
     scores[:, 4] = np.nan
     start = time.process_time()
     metrics, headline, per_class = summarise(MultiLabel, [f"c{i}" for i in range(20)], labels, scores, seed=0)
-    assert time.process_time() - start < 30
+    assert time.process_time() - start < 6
     assert headline == "mAP" and metrics["mAP"][0] == pytest.approx(ranking.mean_average_precision(labels, scores))
     assert np.isnan(per_class["c3"]) and np.isnan(per_class["c4"])
     assert all(low <= value <= high for value, low, high in metrics.values())
@@ -167,11 +167,11 @@ def test_a_single_sample_has_no_interval_where_nothing_is_known():
     assert found["mae"][0] == 1 and np.isnan(found["mae"][1:]).all()
 
 
-@pytest.mark.parametrize("positives", [8, 20, 40])
+@pytest.mark.parametrize("positives", [8, 20])
 def test_intervals_of_average_precision_cover_the_truth_at_few_positives(positives):
     """Nominal 95 %; of 150 samples at least 89 % (three standard errors below). Percentiles covered 73 to 82 %."""
     generator, n = np.random.default_rng(positives), positives * 10
-    target = (generator.random(300_000) < 0.1).astype(np.int8)[:, None]
+    target = (generator.random(100_000) < 0.1).astype(np.int8)[:, None]
     truth = ranking.mean_average_precision(target, generator.normal(size=target.shape) + 2.5 * target)
     covered = 0
     for repeat in range(150):
@@ -182,20 +182,23 @@ def test_intervals_of_average_precision_cover_the_truth_at_few_positives(positiv
     assert covered / 150 > 0.89
 
 
+def interval(metric, classes, scores, groups=None, *, seed=0, resamples=10):
+    """A metric of one class per sample with its interval, without the other metrics."""
+    units = Units.of(len(classes), groups)
+    return with_intervals(one_measure(metric, Classes, classes, scores, units), units, seed, resamples)[metric]
+
+
 def test_twenty_near_duplicates_per_group_do_not_narrow_an_interval():
     """Nominal 95 %; of 150 samples of 40 groups at least 90 %. With single samples resampled it was 37 %."""
     generator, covered, without = np.random.default_rng(0), 0, 0
     groups = np.repeat(np.arange(40), 20)
     classes = np.arange(800) % 2
-    for repeat in range(150):
+    for _ in range(150):
         wrong = np.repeat(generator.random(40) < 0.3, 20) ^ (generator.random(800) < 0.01)
         scores = np.eye(2)[classes ^ wrong]
         truth = 0.7 * 0.99 + 0.3 * 0.01
         for grouped in (True, False):
-            given = groups if grouped else None
-            low, high = summarise(Classes, "ab", classes, scores, seed=repeat, resamples=10, groups=given)[0]["top1"][
-                1:
-            ]
+            _, low, high = interval("top1", classes, scores, groups if grouped else None)
             covered += grouped and low <= truth <= high
             without += not grouped and low <= truth <= high
     assert covered / 150 > 0.9 and without / 150 < 0.5
@@ -208,8 +211,7 @@ def test_rare_classes_do_not_narrow_the_interval_of_balanced_accuracy():
     for repeat in range(100):
         right = generator.random(len(classes)) < 0.7
         scores = np.eye(20)[np.where(right, classes, (classes + 1) % 20)]
-        found = summarise(Classes, [str(c) for c in range(20)], classes, scores, seed=repeat, resamples=60)[0]
-        low, high = found["balanced_accuracy"][1:]
+        _, low, high = interval("balanced_accuracy", classes, scores, seed=repeat, resamples=60)
         covered += low <= 0.7 <= high
     assert covered / 100 > 0.9
 
@@ -297,9 +299,9 @@ def test_other_metrics_are_resampled_for_both_at_once():
     classes = generator.integers(0, 4, 120)
     scores = [generator.normal(size=(120, 4)) + strength * np.eye(4)[classes] for strength in (2.0, 1.0)]
     given = [Predictions.of(0, each) for each in scores]
-    found = difference("macro_f1", Classes, classes, *given, seed=5, resamples=100)
+    found = difference("macro_f1", Classes, classes, *given, seed=5, resamples=30)
     slow = []
-    for weights in np.concatenate(list(half_samples(Units.of(120, None), 100, 5))):
+    for weights in np.concatenate(list(half_samples(Units.of(120, None), 30, 5))):
         rows = np.flatnonzero(weights)
         values = [f1_score(classes[rows], each.argmax(1)[rows], average="macro") for each in scores]
         slow.append(values[0] - values[1])
@@ -338,10 +340,11 @@ def test_groups_of_equal_models_are_tied_95_percent_of_the_time():
 def test_two_exchangeable_backbones_are_different_in_about_five_percent_over_draws(draws, metric):
     """Every draw is worth some points more or less, by chance and for each backbone on its own; the test set too.
 
-    Told apart may be at most 5 %; 0 to 8 % is what 400 pairs show of that (three standard errors of 5 % are 3.3 %).
+    Told apart may be at most 5 %; 0 to 8 % is what 400 pairs show of that (three standard errors of 5 % are 3.3 %). The
+    metric that is resampled has 100 pairs.
     By the first draw alone it would be more than a third.
     """
-    generator, n, repeats = np.random.default_rng(draws), 400, 400 if metric == "top1" else 150
+    generator, n, repeats = np.random.default_rng(draws), 400, 400 if metric == "top1" else 100
     labels, apart, by_first = np.arange(n) % 4, 0, 0
     hard = generator.normal(size=n)
     for repeat in range(repeats):
@@ -350,7 +353,7 @@ def test_two_exchangeable_backbones_are_different_in_about_five_percent_over_dra
             right = hard + generator.normal(size=(draws, n)) + 0.5 * generator.normal(size=(draws, 1)) > -0.7
             scores = [np.eye(4)[np.where(each, labels, (labels + 1) % 4)] for each in right]
             given.append(Predictions.of(0, scores[0], scores))
-        found = difference(metric, Classes, labels, *given, seed=repeat, resamples=100)
+        found = difference(metric, Classes, labels, *given, seed=repeat, resamples=40)
         apart += not found.low <= 0 <= found.high
         first = difference("top1", Classes, labels, *[Predictions.of(0, each.scores[0]) for each in given])
         by_first += not first.low <= 0 <= first.high
@@ -399,12 +402,12 @@ def test_seeds_that_only_one_model_has_widen_the_interval():
     assert alike.low > 0, "seed by seed the one is always the better by as much"
 
 
-def test_every_interval_holds_its_value_even_with_a_thousand_classes():
+def test_every_interval_holds_its_value_even_with_hundreds_of_classes():
     generator = np.random.default_rng(0)
-    classes = np.arange(3000) % 1000
-    scores = (generator.normal(size=(3000, 1000)) + 3 * np.eye(1000)[classes]).astype(np.float32)
-    names = [str(c) for c in range(1000)]
-    metrics, _, _ = summarise(Classes, names, classes, scores, seed=0, resamples=30, probabilities="softmax")
+    classes = np.arange(1500) % 300
+    scores = (generator.normal(size=(1500, 300)) + 3 * np.eye(300)[classes]).astype(np.float32)
+    names = [str(c) for c in range(300)]
+    metrics, _, _ = summarise(Classes, names, classes, scores, seed=0, resamples=40, probabilities="softmax")
     assert set(metrics) == {
         *("top1", "top5", "balanced_accuracy", "macro_f1", "macro_auroc", "mAP", "mAP_11pt", "mAP_noninterpolated"),
         *("ece", "ece_adaptive", "nll", "brier"),

@@ -56,7 +56,7 @@ def test_top_k_is_not_a_number_with_fewer_classes():
     assert np.isnan(classification.top_k_accuracy(np.array([0, 1]), np.eye(2), 5))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 40), st.integers(2, 9), st.integers(0, 2**31))
 def test_equal_to_a_stable_sort_and_to_scikit_learn(n, n_classes, seed):
     generator = np.random.default_rng(seed)
@@ -101,7 +101,7 @@ def slow_interpolated(targets, scores):
     return area, eleven
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(2, 40), st.integers(0, 2), st.integers(0, 2**31))
 def test_equal_to_the_definitions_and_to_scikit_learn(n, digits, seed):
     generator = np.random.default_rng(seed)
@@ -145,7 +145,7 @@ def numbers(n, columns, seed, digits, offset=0.0):
     return np.round(values, digits) + offset, np.round(values + 0.5 * rng.normal(size=values.shape), digits) + offset
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     n=st.integers(3, 60),
     columns=st.integers(1, 3),
@@ -218,7 +218,7 @@ def slow_error(classes, probabilities, bins):
     return error
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(2, 60), st.integers(2, 6), st.booleans(), st.integers(0, 2**31))
 def test_equal_to_scikit_learn_and_to_the_definition(n, n_classes, shares, seed):
     classes, probabilities = sample(n, n_classes, seed, shares=shares)
@@ -391,7 +391,7 @@ def rounded_sample(n, n_classes, digits, seed):
     return classes, np.round(generator.normal(size=(n, n_classes)) + np.eye(n_classes)[classes], digits)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(2, 40), st.integers(2, 6), st.integers(0, 2), st.integers(0, 2**31))
 def test_every_class_is_what_scikit_learn_says(n, n_classes, digits, seed):
     classes, scores = rounded_sample(n, n_classes, digits, seed)
@@ -412,17 +412,17 @@ def test_every_class_is_what_scikit_learn_says(n, n_classes, digits, seed):
         assert found == pytest.approx(average_precision_score(own, scores[:, c]), abs=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(2, 50), st.integers(2, 8), st.integers(0, 2), st.integers(0, 2**31))
 def test_sparse_sums_and_sorted_passes_count_what_sorting_each_weighting_counts(n, n_classes, digits, seed):
     classes, scores = rounded_sample(n, n_classes, digits, seed)
-    weights = next(resample_counts(Units.of(n, None), 20, seed))
+    weights = next(resample_counts(Units.of(n, None), 5, seed))
     passes = OneVsRest(classes, scores).means(METRICS, weights)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranking, "_SMALL", 0)
         fast = OneVsRest(classes, scores).means(METRICS, weights)
     np.testing.assert_array_equal(fast, passes)
-    total, number = np.zeros((2, 20, len(METRICS)))
+    total, number = np.zeros((2, 5, len(METRICS)))
     for c in np.unique(classes):
         for r, counts in enumerate(weights):
             values = np.array([ranking.single_class(m, classes == c, scores[:, c], counts) for m in METRICS])
@@ -450,7 +450,7 @@ def test_macro_auroc_is_scikit_learns_one_against_the_rest():
     assert found == pytest.approx(roc_auc_score(classes, probabilities, multi_class="ovr", average="macro"), abs=1e-9)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 5), st.sampled_from([0.0, 0.5]), st.integers(0, 2**31))
 def test_f1_of_several_labels_is_scikit_learns(n, n_classes, threshold, seed):
     generator = np.random.default_rng(seed)
@@ -476,7 +476,7 @@ def test_ignored_labels_and_classes_without_a_classifier_are_left_out_of_f1():
     assert np.isnan(table["recall"]["b"]) and np.isnan(table["auroc"]["b"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 40), st.integers(3, 9), st.sampled_from(["softmax", "scores", None]), st.integers(0, 2**31))
 def test_the_best_scores_give_all_metrics_that_rank_no_samples(n, n_classes, how, seed):
     generator = np.random.default_rng(seed)

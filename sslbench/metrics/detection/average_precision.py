@@ -107,7 +107,7 @@ def average_precision(truth: Truth, found: Detections, definition: ApDefinition,
         raise KeyError(metric)
     matches = matches_of(truth, found, definition, kind=kind)
     chosen = matches if form[3] is None else [matches[truth.classes.index(form[3])]]
-    of_classes = [precision_recall.curves(match)[0][_THRESHOLDS[form[2]]] for match in chosen]
+    of_classes = [precision_recall.curves_of_area(match, 0)[_THRESHOLDS[form[2]]] for match in chosen]
     rule = RULES[definition if kind == "boxes" else "coco"]
 
     def statistic(counts: FloatArray) -> FloatArray:
@@ -158,7 +158,7 @@ def class_scores(
 
 def _of_class(match: ClassMatches, rule: precision_recall.Rule) -> Statistic:
     """Return the function from weights per image (R, N) to the metrics of a class (R, 4)."""
-    curves = precision_recall.curves(match)[0]
+    curves = precision_recall.curves_of_area(match, 0)
 
     def statistic(counts: FloatArray) -> FloatArray:
         weights = np.ascontiguousarray(counts.T)

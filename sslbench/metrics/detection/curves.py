@@ -34,20 +34,22 @@ class PrecisionRecallCurve:
 
 def curves(matches: ClassMatches) -> list[list[PrecisionRecallCurve]]:
     """Return the A x T curves of a class."""
+    return [curves_of_area(matches, area) for area in range(len(matches.hits))]
+
+
+def curves_of_area(matches: ClassMatches, area: int) -> list[PrecisionRecallCurve]:
+    """Return the T curves of a class in one area range."""
     from scipy.sparse import csr_array
 
-    table = []
-    for hits, ignored, objects in zip(matches.hits, matches.ignored, matches.objects.astype(np.float64), strict=True):
-        row = []
-        for hit, left_out in zip(hits, ignored, strict=True):
-            right, seen = np.flatnonzero(hit), np.flatnonzero(~left_out)
-            step = np.searchsorted(right, seen)
-            seen, step = seen[step < len(right)], step[step < len(right)]
-            entries = (np.ones(len(seen)), (step, matches.images[seen]))
-            steps = csr_array(entries, shape=(len(right), len(objects)))
-            row.append(PrecisionRecallCurve(matches.images[right], steps, objects))
-        table.append(row)
-    return table
+    row, objects = [], matches.objects[area].astype(np.float64)
+    for hit, left_out in zip(matches.hits[area], matches.ignored[area], strict=True):
+        right, seen = np.flatnonzero(hit), np.flatnonzero(~left_out)
+        step = np.searchsorted(right, seen)
+        seen, step = seen[step < len(right)], step[step < len(right)]
+        entries = (np.ones(len(seen)), (step, matches.images[seen]))
+        steps = csr_array(entries, shape=(len(right), len(objects)))
+        row.append(PrecisionRecallCurve(matches.images[right], steps, objects))
+    return row
 
 
 def average_precision(curve: PrecisionRecallCurve, weights: FloatArray, rule: Rule) -> FloatArray:
