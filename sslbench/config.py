@@ -12,6 +12,7 @@ import yaml
 
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
+from sslbench.paths import is_shipped
 
 T = TypeVar("T")
 _hints = typing.cast(Callable[[type[Any]], dict[str, Any]], functools.cache(typing.get_type_hints))
@@ -206,13 +207,12 @@ for _loader in (_StrictLoader, _FastLoader):
     }
 
 
-def read_yaml(path: Path, *, may_be_empty: bool = False, shipped: bool = False) -> dict[str, Any]:
+def read_yaml(path: Path, *, may_be_empty: bool = False) -> dict[str, Any]:
     """Read the mapping in a YAML file: no tags, aliases or duplicate keys; dates stay text.
 
     Args:
         path: of the file.
         may_be_empty: return {} for a file that holds only comments, in place of refusing it.
-        shipped: read a file that comes with sslbench, ten times as fast.
 
     Raises:
         UsageError: the file cannot be read, is larger than a megabyte, or is not a mapping.
@@ -227,7 +227,7 @@ def read_yaml(path: Path, *, may_be_empty: bool = False, shipped: bool = False) 
                 "This is too large for settings; list images in a .csv or .json.",
             )
         # Editors on Windows begin files with a byte order mark.
-        loader = _FastLoader if shipped and b"&" not in text else _StrictLoader
+        loader = _FastLoader if is_shipped(path) and b"&" not in text else _StrictLoader
         content = yaml.load(text.decode("utf-8-sig"), Loader=loader)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error

@@ -45,7 +45,7 @@ _FOLDERS: dict[str, tuple[paths.DataFolder, str]] = {
 }
 # In a data location: the user's own source module. Text after '//' is a URL.
 _MODULE_SOURCE = re.compile(r"(?:^|=)(?P<place>(?P<module>[A-Za-z_]\w*(?:\.\w+)+):(?!//)[^,]*)")
-_PLAIN = re.compile(r"[A-Za-z0-9][\w.-]*")
+_PLAIN = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 KINDS = tuple(sorted({*_PACKAGES, *_FOLDERS}))
 _IN_PLUGINS = dict.fromkeys(("low-level", "orientation", "relative-pose"), "sslbench_visbench")
 """Protocols that are not built in -> the plug-in package of this repository that has them."""
@@ -131,7 +131,7 @@ def plugin_remedy(protocol: str) -> str:
 def _yaml_files(kind: str) -> dict[str, Path]:
     """Return name (path below the folder, without suffix) -> file on the search path; the user's files come first."""
     folder, prefix = _FOLDERS[kind]
-    others = tuple(p for f, p in _FOLDERS.values() if f == folder and len(p) > len(prefix))
+    others = _other_kinds(kind)
     found: dict[str, Path] = {}
     for root in paths.search_path(folder):
         try:
@@ -146,13 +146,28 @@ def _yaml_files(kind: str) -> dict[str, Path]:
     return found | _computed_benchmarks(found) if kind == "benchmark" else found
 
 
+def _other_kinds(kind: str) -> tuple[str, ...]:
+    """Return the folders of other kinds inside the folder of one."""
+    folder, prefix = _FOLDERS[kind]
+    return tuple(p for f, p in _FOLDERS.values() if f == folder and len(p) > len(prefix))
+
+
 def _yaml_file(kind: str, name: str) -> Path | None:
     """Return the file of a name without a list of all, which takes a hundred times as long; None if there is none."""
     folder, prefix = _FOLDERS[kind]
-    if not _PLAIN.fullmatch(name):
+    if not _PLAIN.fullmatch(name) or f"{prefix}{name}".startswith(_other_kinds(kind)):
         return None
+    file = _first(folder, f"{prefix}{name}.yaml")
+    protocol, _, data_set = name.partition("/")
+    if file is not None or kind != "benchmark" or not data_set:
+        return file
+    # See `_computed_benchmarks`.
+    return _first(folder, f"{protocol}/_each.yaml") if _first(folder, f"data/_{data_set}.yaml") else None
+
+
+def _first(folder: paths.DataFolder, place: str) -> Path | None:
     for root in paths.search_path(folder):
-        file = root / f"{prefix}{name}.yaml"
+        file = root / place
         # Some file systems do not tell upper case.
         if file.is_file() and file.name in os.listdir(file.parent):  # noqa: PTH208
             return file

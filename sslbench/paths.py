@@ -9,7 +9,7 @@ import shutil
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from sslbench import locks
 from sslbench.errors import UsageError
@@ -32,6 +32,12 @@ def builtin_dir(kind: DataFolder) -> Path:
         f"sslbench's own folder '{kind}' is missing; looked in {in_wheel} and {checkout / kind}",
         "The installation is incomplete: install sslbench again with pip.",
     )
+
+
+def is_shipped(path: Path) -> bool:
+    """Return True for a file in a data folder shipped with sslbench."""
+    inside = any(path.is_relative_to(builtin_dir(kind)) for kind in get_args(DataFolder))
+    return inside and ".." not in path.parts
 
 
 def search_path(kind: DataFolder) -> list[Path]:

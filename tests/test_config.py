@@ -7,7 +7,7 @@ import pytest
 
 from sslbench.config import build, describe, read_yaml, resolve, setting, shortened
 from sslbench.errors import UsageError
-from sslbench.paths import builtin_dir
+from sslbench.paths import builtin_dir, is_shipped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,16 +140,22 @@ def test_settings_describe_themselves():
     ],
 )
 @pytest.mark.parametrize("shipped", [False, True], ids=["user's", "shipped"])
-def test_yaml_is_read_strictly(tmp_path, text, message, shipped):
+def test_yaml_is_read_strictly(tmp_path, monkeypatch, text, message, shipped):
+    monkeypatch.setattr("sslbench.config.is_shipped", lambda path: shipped)
     path = tmp_path / "x.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match=message):
-        read_yaml(path, shipped=shipped)
+        read_yaml(path)
 
 
-def test_tables_of_formats_read_fast_are_the_same(tmp_path):
-    files = sorted(builtin_dir("model_converters").glob("*.yaml"))
-    assert len(files) > 50 and all(read_yaml(file) == read_yaml(file, shipped=True) for file in files)
-    values = "a: 2026-11-28\nb: [on, 0x1F, 1e3, ~, '*']\n"
-    (tmp_path / "x.yaml").write_text(values)
-    assert read_yaml(tmp_path / "x.yaml") == read_yaml(tmp_path / "x.yaml", shipped=True)
+def test_shipped_files_are_read_fast_and_the_same(tmp_path, monkeypatch):
+    own = tmp_path / "x.yaml"
+    own.write_text("a: 2026-11-28\nb: [on, 0x1F, 1e3, ~, '*']\n")
+    files = [own, *sorted(builtin_dir("model_converters").glob("*.yaml")), *builtin_dir("configs").glob("*.yaml")]
+    assert len(files) > 50 and [file for file in files if not is_shipped(file)] == [own]
+    assert not is_shipped(builtin_dir("configs") / ".." / "x.yaml")
+    found = []
+    for shipped in (False, True):
+        monkeypatch.setattr("sslbench.config.is_shipped", lambda path, shipped=shipped: shipped)
+        found.append([read_yaml(file, may_be_empty=True) for file in files])
+    assert found[0] == found[1]

@@ -64,7 +64,7 @@ def compose(config: str, choices: Mapping[str, str]) -> tuple[dict[str, Any], di
             composed = hydra_compose(config, overrides=overrides, return_hydra_config=True)
         chosen = OmegaConf.to_container(composed.hydra.runtime.choices)
         own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-        if call := re.search(r"\$\{[^{}]*:[^{}]*\}", OmegaConf.to_yaml(own)):  # ${oc.env:KEY} would copy it into files
+        if call := re.search(r"\$\{[^{}]*:[^{}]*\}", str(own)):  # ${oc.env:KEY} would copy it into files
             raise UsageError(
                 f"configs/{config}.yaml: {call[0]} calls a function, and recipes are data", "Write the value instead."
             )

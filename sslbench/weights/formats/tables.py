@@ -18,7 +18,6 @@ from torch import Tensor
 from sslbench import names
 from sslbench.config import read_yaml
 from sslbench.errors import UsageError, WeightsError
-from sslbench.paths import builtin_dir
 from sslbench.weights import save
 from sslbench.weights.format_name import find_format
 from sslbench.weights.formats import rules, schema
@@ -255,8 +254,7 @@ def take_variant(table: FormatTable, name: str) -> FormatTable:
 @functools.lru_cache(maxsize=256)
 def _load(name: str, path: Path, _changed: int) -> FormatTable:
     """Load a table; cached, because recognising a file needs all tables."""
-    shipped = path.parent == builtin_dir("model_converters")
-    return parse_table(name, read_yaml(path, shipped=shipped), where=str(path))
+    return parse_table(name, read_yaml(path), where=str(path))
 
 
 def parse_table(name: str, values: Mapping[str, Any], *, where: str) -> FormatTable:
