@@ -98,7 +98,7 @@ class Marked(nn.Module):
 
 
 QUICK = linear_online.Settings(
-    epochs=6, batch_size=16, lr=(0.01,), lr_scaling="none", flip=0.0, optimizer="adamw", head="attentive"
+    epochs=6, batch_size=8, lr=(0.01,), lr_scaling="none", flip=0.0, optimizer="adamw", head="attentive"
 )
 
 
@@ -108,7 +108,7 @@ def online(folder, *, train=None, test=None, layers=("bn",), seed=0, backbone=No
         ImageInputs(
             dataclasses.replace(QUICK, **changes),
             seed,
-            pictures(96, 1) if train is None else train,
+            pictures(48, 1) if train is None else train,
             pictures(48, 2) if test is None else test,
             backbone,
             resolve_layers(backbone, layers),
@@ -138,8 +138,8 @@ def test_each_head_equals_a_plain_loop_of_torch(tmp_path, norm):
 
 
 def plain_loop(lr, decay, norm):
-    module, train, test = Marked().eval(), pictures(96, 1), pictures(48, 2)
-    data = EpochBatches(train, View(size=10, flip=0.0), size=10, batch_size=16, piece=100, seed=0)
+    module, train, test = Marked().eval(), pictures(48, 1), pictures(48, 2)
+    data = EpochBatches(train, View(size=10, flip=0.0), size=10, batch_size=8, piece=100, seed=0)
     bank = AttentiveBank(
         "x", [Head(lr)], Attention("attentive", 2, 3), width=12, first=first_weights("normal", 4, 12, seed=0), seed=0
     )
@@ -169,17 +169,20 @@ def plain_loop(lr, decay, norm):
 
 
 @pytest.mark.parametrize("head", ["attentive", "map", "block"])
-def test_a_mark_at_any_place_is_found_and_shuffled_labels_are_not(tmp_path, head):
+def test_a_mark_at_any_place_is_found(tmp_path, head):
     """The class is the colour of one place of an image full of the other colours, which a mean hardly shows."""
-    train, test = marked(192, 1), marked(96, 2)
-    depth = {"depth": 2} if head == "block" else {}
-    (outcome,) = online(tmp_path / "a", train=train, test=test, head=head, epochs=20, lr=(0.02,), **depth).values()
+    train, test = marked(128, 1), marked(96, 2)
+    settings = {"head": head, "epochs": 15, "batch_size": 16, "lr": (0.02,), "depth": 2 if head == "block" else 1}
+    (outcome,) = online(tmp_path / "a", train=train, test=test, **settings).values()
     value, low, high = outcome.metrics["top1"]
     assert value > 0.7 and low <= value <= high
-    shuffled = dataclasses.replace(
-        train, target=train.target.changed(values=np.random.default_rng(0).permutation(train.target.values))
-    )
-    (chance,) = online(tmp_path / "b", train=shuffled, test=test, head=head, epochs=2, **depth).values()
+
+
+def test_nothing_is_learned_from_shuffled_labels(tmp_path):
+    train = marked(128, 1)
+    mixed = np.random.default_rng(0).permutation(train.target.values)
+    train = dataclasses.replace(train, target=train.target.changed(values=mixed))
+    (chance,) = online(tmp_path, train=train, test=marked(96, 2), epochs=2).values()
     assert 0.02 < chance.metrics["top1"][0] < 0.55
 
 

@@ -25,7 +25,7 @@ from sslbench.targets.numbers import Numbers
 from sslbench.train import loop
 from sslbench.train.loop import NotFiniteError
 
-QUICK = Settings(epochs=6, batch_size=16, lr=(0.3,), lr_scaling="none", flip=0.0)
+QUICK = Settings(epochs=6, batch_size=8, lr=(0.3,), lr_scaling="none", flip=0.0)
 
 
 def run(folder, settings=QUICK, *, train=None, test=None, backbone=None, layers=(), seed=0, progress=None):
@@ -34,7 +34,7 @@ def run(folder, settings=QUICK, *, train=None, test=None, backbone=None, layers=
         ImageInputs(
             settings,
             seed,
-            pictures(96, 1) if train is None else train,
+            pictures(48, 1) if train is None else train,
             pictures(48, 2) if test is None else test,
             backbone,
             resolve_layers(backbone, layers),
@@ -50,7 +50,7 @@ def changed(**values):
 
 
 def test_several_labels_are_learned_and_ignored_ones_make_no_difference(tmp_path):
-    train, test = pictures(96, 1, "multi"), pictures(48, 2, "multi")
+    train, test = pictures(48, 1, "multi"), pictures(48, 2, "multi")
     (outcome,) = run(tmp_path / "a", changed(lr=(0.1, 1.0)), train=train, test=test).values()
     assert outcome.headline == "mAP" and outcome.metrics["mAP"][0] > 0.8
     unknown = np.argwhere(train.target.values == -1)
@@ -82,7 +82,7 @@ def test_each_head_equals_a_plain_loop_of_torch(tmp_path, norm, nesterov):
         epochs=3, lr=(0.05, 0.5), weight_decay=(0.0, 0.01), norm=norm, nesterov=nesterov, decay_bias=False,
         decay_norm=False, init="zeros", schedule="linear", warmup_epochs=1, select_on="test", flip=0.5,
     )  # fmt: skip
-    train, test = pictures(96, 1), pictures(48, 2)
+    train, test = pictures(48, 1), pictures(48, 2)
     backbone = small()
     (outcome,) = run(tmp_path, settings, train=train, test=test, backbone=backbone).values()
     choice = outcome.selected
@@ -144,7 +144,7 @@ def test_a_head_does_not_depend_on_those_beside_it(tmp_path):
 
 def test_the_head_is_chosen_on_a_held_out_part_of_train(tmp_path):
     settings = changed(lr=(1e-6, 0.3, 1.0))
-    train, test = pictures(96, 1), pictures(48, 2)
+    train, test = pictures(48, 1), pictures(48, 2)
     (outcome,) = run(tmp_path / "a", settings, train=train, test=test).values()
     assert outcome.selected["lr"] in (0.3, 1.0) and outcome.selected["on"] == "held-out 10 % of train"
     assert set(outcome.variants) == {f"lr={lr:g}" for lr in (1e-6, 0.3, 1.0)} - {f"lr={outcome.selected['lr']:g}"}
@@ -172,7 +172,7 @@ def test_a_head_that_diverges_is_left_out_and_named(tmp_path):
 def _fit_part():
     from sslbench.protocols._parts.selection import holdout_rows
 
-    train = pictures(96, 1)
+    train = pictures(48, 1)
     return train.select(holdout_rows(train.target, 0.1, 0, None)[0])
 
 
@@ -230,7 +230,7 @@ def test_a_run_that_was_stopped_continues_bit_for_bit(tmp_path, updates, words):
     settings = changed(lr=(0.1, 0.3), norm="affine", optimizer="adamw", weight_decay=(0.01,), flip=0.5)
     (whole,) = run(tmp_path / "whole", settings).values()
     with pytest.raises(StoppedError) as caught:
-        run(tmp_path / "parts", settings, progress=Interrupting(after=16 * updates))
+        run(tmp_path / "parts", settings, progress=Interrupting(after=8 * updates))
     assert caught.value.exit_code == 143 and f"{words}; everything is saved" in caught.value.message
     assert len(list((tmp_path / "parts").glob("*.ckpt"))) == 1
     (parts,) = run(tmp_path / "parts", settings).values()
@@ -245,7 +245,7 @@ def test_a_run_that_was_killed_continues_from_the_last_checkpoint(tmp_path, monk
         pass
 
     def kill(what, done, total):
-        if "training" in what and done >= 16 * 20:
+        if "training" in what and done >= 8 * 20:
             raise Killed
 
     with pytest.raises(Killed):
@@ -255,7 +255,7 @@ def test_a_run_that_was_killed_continues_from_the_last_checkpoint(tmp_path, monk
     seen = []
     (parts,) = run(tmp_path / "parts", progress=lambda what, done, total: seen.append((what, done))).values()
     assert np.array_equal(parts.scores, whole.scores)
-    assert min(done for what, done in seen if "training" in what) > 16 * 19, "it did not begin anew"
+    assert min(done for what, done in seen if "training" in what) > 8 * 19, "it did not begin anew"
 
 
 def in_one_of_two_processes(rank, folder):
@@ -289,7 +289,12 @@ def test_images_are_read_once_per_epoch_whatever_the_number_of_heads(tmp_path):
     train = pictures(96, 1)
     train = dataclasses.replace(train, images=Counting(train.images.array, "counted"))
     Counting.reads = 0
-    run(tmp_path, changed(epochs=3, lr=(0.1, 0.3, 1.0), select_on="test"), train=train, layers=["bn", "output"])
+    run(
+        tmp_path,
+        changed(epochs=3, batch_size=16, lr=(0.1, 0.3, 1.0), select_on="test"),
+        train=train,
+        layers=["bn", "output"],
+    )
     assert Counting.reads == 3 * 96 + 2, "and the first one twice more, to see how large views should be"
 
 
@@ -388,7 +393,7 @@ def refused(settings, backbone=None, layers=(), train=None):
     backbone = small() if backbone is None else backbone
     with pytest.raises(UsageError) as caught:
         linear_online.check_images(
-            backbone, resolve_layers(backbone, layers), pictures(96, 1) if train is None else train, settings, seed=0
+            backbone, resolve_layers(backbone, layers), pictures(48, 1) if train is None else train, settings, seed=0
         )
     return str(caught.value)
 

@@ -151,7 +151,7 @@ def test_labels_of_which_some_are_unknown_converge_each(way, c):
     assert found / lowest - 1 <= model.gap + 1e-12
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     kind=st.sampled_from(["multinomial", "binary"]),
     c=st.sampled_from([1e-3, 1.0, 1e3]),

@@ -23,6 +23,7 @@ from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.none import Unlabelled
 
 SMALL = {"k": (2, 6), "draws": 3, "costs": (0.1, 10.0), "c": (0.01, 1.0)}
+UNCHOSEN = {"costs": (1.0,), "c": (1.0,)}  # without cross-validation
 
 
 def unit(x):
@@ -168,15 +169,15 @@ def test_with_one_sample_per_class_a_fixed_strength_is_used(blobs):
 def test_selection_on_test_takes_the_best_mean_and_says_so(classifier, multi, blobs):
     train, test = blobs(spread=2.5, multi=multi)
     strengths = (0.001, 0.1, 100.0)
-    outcome = run(train, test, costs=strengths, c=strengths, classifier=classifier, select="test")
+    outcome = run(train, test, costs=strengths, c=strengths, classifier=classifier, select="test", draws=2)
     assert outcome.selected["on"].startswith("test")
     for k in (2, 6):
         singles = [
-            run(train, test, k=(k,), costs=(s,), c=(s,), classifier=classifier).metrics[outcome.headline][0]
+            run(train, test, k=(k,), costs=(s,), c=(s,), classifier=classifier, draws=2).metrics[outcome.headline][0]
             for s in strengths
         ]
         best = strengths[int(np.argmax(singles))]
-        assert outcome.selected["cost" if classifier == "svm" else "c"][f"k={k}"] == [best] * 3
+        assert outcome.selected["cost" if classifier == "svm" else "c"][f"k={k}"] == [best] * 2
         assert outcome.variants[f"k={k}"][outcome.headline] == pytest.approx(max(singles))
         assert list(outcome.selected["mean on test"][f"k={k}"].values()) == pytest.approx(singles)
     assert "on" not in run(train, test, costs=(1.0,), c=(1.0,), classifier=classifier, select="test").selected
@@ -184,22 +185,22 @@ def test_selection_on_test_takes_the_best_mean_and_says_so(classifier, multi, bl
 
 def test_draws_are_recorded_repeatable_and_differ(blobs):
     train, test = blobs()
-    first, again, other = (run(train, test, seed=seed) for seed in (0, 0, 1))
+    first, again, other = (run(train, test, seed=seed, **UNCHOSEN) for seed in (0, 0, 1))
     assert first.selected["draws"] == again.selected["draws"]
     assert set(first.selected["draws"]["seeds"]).isdisjoint(other.selected["draws"]["seeds"])
     samples = first.selected["draws"]["samples_sha256"]
     assert list(samples) == ["k=2", "k=6"] and all(len(set(digests)) == 3 for digests in samples.values())
     assert set(samples["k=6"]).isdisjoint(other.selected["draws"]["samples_sha256"]["k=6"])
     assert samples["k=2"][0] == drawn(train, 2, 0).digest(train.ids)
-    assert run(train, test, k=(6,)).selected["draws"]["samples_sha256"]["k=6"] == samples["k=6"]
+    assert run(train, test, k=(6,), **UNCHOSEN).selected["draws"]["samples_sha256"]["k=6"] == samples["k=6"]
 
 
 def test_every_k_has_mean_spread_and_interval_and_the_largest_leads(blobs):
     train, test = blobs()
-    outcome = run(train, test, draws=4)
+    outcome = run(train, test, draws=4, **UNCHOSEN)
     assert list(outcome.variants) == ["k=2", "k=6"]
     for k in (2, 6):
-        single = [run(train, test, k=(k,), draws=1, seed=seed) for seed in range(4)]
+        single = [run(train, test, k=(k,), draws=1, seed=seed, **UNCHOSEN) for seed in range(4)]
         values = [one.metrics["top1"][0] for one in single]
         low, high = stats.t.interval(0.95, 3, loc=np.mean(values), scale=stats.sem(values))
         expected = {
@@ -241,12 +242,12 @@ def test_intervals_over_draws_are_clipped_to_the_bounds_of_the_metric():
 
 def test_shares_of_train_keep_every_class_and_stand_beside_k(blobs):
     train, test = blobs()
-    outcome = run(train, test, fractions=(0.1, 0.5))
+    outcome = run(train, test, fractions=(0.1, 0.5), **UNCHOSEN)
     assert list(outcome.variants) == ["10 %", "50 %", "k=2", "k=6"]
     order = few_shot.ByName(train.ids, 0)
     draw = few_shot.share(train.target, 0.1, 0, order, stratified=True)
     np.testing.assert_array_equal(np.bincount(draw.labels.values), [3, 3, 3, 3])
-    only = run(train, test, k=(), fractions=(0.1, 0.5))
+    only = run(train, test, k=(), fractions=(0.1, 0.5), **UNCHOSEN)
     assert only.metrics["top1"][0] == pytest.approx(outcome.variants["50 %"]["top1"])
     assert "50 % of train" in only.notes[0] and "6 images per class" in outcome.notes[0]
     alike = few_shot.share(train.target, 0.1, 0, order, stratified=False)
@@ -265,7 +266,7 @@ def test_classes_that_train_lacks_are_left_out_and_said(make, blobs):
     train, test = blobs()
     kept = train.select(np.flatnonzero(train.target.values != 2))
     for classifier in ("svm", "logistic"):
-        outcome = run(kept, test, classifier=classifier)
+        outcome = run(kept, test, classifier=classifier, **UNCHOSEN)
         assert "class2" in outcome.notes[1] and (outcome.scores.argmax(axis=1) != 2).all()
 
 

@@ -135,11 +135,11 @@ def test_chance_is_the_mean_over_all_orders(r, m):
 
 
 def test_features_without_meaning_are_at_chance():
-    """Means of 30 runs of 80 queries; a correct protocol fails with a probability below 1e-6 for each metric."""
+    """Means of 30 runs of 40 queries; a correct protocol fails with a probability below 1e-6 for each metric."""
     rng = np.random.default_rng(0)
     above = []
     for _ in range(30):
-        test = features(rng.normal(size=(80, 5)), rng.permutation(np.arange(80) % 8), 8)
+        test = features(rng.normal(size=(40, 5)), rng.permutation(np.arange(40) % 8), 8)
         found = retrieval.run(test, test, Settings(), seed=0)
         above.append([found.metrics[name][0] - found.chance[name] for name in NAMES])
     error = np.std(above, axis=0, ddof=1) / np.sqrt(30)
