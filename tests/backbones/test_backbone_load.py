@@ -31,7 +31,7 @@ def saved(path, content):
 @pytest.mark.parametrize(
     ("name", "block", "blocks", "options"),
     [
-        ("resnet18", BasicBlock, [2, 2, 2, 2], {}),
+        ("resnet_basic_2-1-1-1", BasicBlock, [2, 1, 1, 1], {}),
         ("resnext_bottleneck_1-1-1-1_32x4d", Bottleneck, [1, 1, 1, 1], {"groups": 32, "width_per_group": 4}),
     ],
 )

@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 import threading
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,9 @@ import pytest
 import torch
 from helpers.waiting import SECONDS
 from PIL import Image
+from torch import nn
 
-from sslbench.backbones.build import build
+from sslbench.backbones.backbone import Backbone, Kind
 from sslbench.backbones.layers import resolve_layers
 from sslbench.data.images import Files
 from sslbench.data.loading import loader
@@ -40,7 +42,10 @@ FORK = multiprocessing.get_context("fork")
 @pytest.fixture(scope="module")
 def backbone():
     torch.set_num_threads(1)
-    return dataclasses.replace(build("resnet_basic_1-1-1-1w0.25"), preprocessing=Preprocessing(16, (16, 16)))
+    torch.manual_seed(0)
+    layers = {"map": nn.Conv2d(3, 128, 4, 4), "mean": nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())}
+    module = nn.Sequential(OrderedDict(layers)).eval().requires_grad_(False)
+    return Backbone("small", Kind(users=True), module, Preprocessing(16, (16, 16)), {}, "mean")
 
 
 @pytest.fixture
@@ -59,13 +64,13 @@ def source_of(folder, kind=Files):
     return Source("pictures", names, labels, kind(names, str(folder)))
 
 
-def run(backbone, source, root, settings=CPU, progress=None, layers=("res5avg",)):
+def run(backbone, source, root, settings=CPU, progress=None, layers=("mean",)):
     chosen = resolve_layers(backbone, layers)
     return extract(backbone, source, chosen, settings, root=root, split="all", progress=progress)
 
 
 def features(backbone, source, root, settings=CPU):
-    return run(backbone, source, root, settings).features["res5avg"].x
+    return run(backbone, source, root, settings).features["mean"].x
 
 
 def complete(root):
@@ -94,7 +99,7 @@ def test_an_image_that_changes_after_it_was_hashed_is_not_stored_under_the_old_h
     changed.write_bytes(before)
     again = run(backbone, source_of(pictures), tmp_path / "store", settings)
     assert again.decoded == 1, "what was extracted is kept"
-    assert np.allclose(again.features["res5avg"].x, whole, atol=1e-5)
+    assert np.allclose(again.features["mean"].x, whole, atol=1e-5)
 
 
 def test_a_changed_member_of_an_archive_is_not_stored_under_the_old_hash(backbone, pictures, tmp_path, monkeypatch):
@@ -160,7 +165,7 @@ def test_a_disk_that_fails_for_a_while_removes_no_image_for_good(backbone, pictu
     monkeypatch.undo()
     again = run(backbone, source, tmp_path / "store", settings)
     assert (again.decoded, again.unreadable) == (2, [])
-    assert np.allclose(again.features["res5avg"].x, features(backbone, source, tmp_path / "other"), atol=1e-5)
+    assert np.allclose(again.features["mean"].x, features(backbone, source, tmp_path / "other"), atol=1e-5)
 
 
 def test_a_disk_that_is_gone_ends_the_run_soon(backbone, pictures, tmp_path, monkeypatch):
@@ -193,7 +198,7 @@ def test_a_layer_that_left_out_other_images_is_not_put_beside_the_first(backbone
     listed = (entry.folder / "index.csv").read_bytes()
     (entry.folder / "skipped.csv").write_text("id,path,reason\n05.png,05.png,odd\n")
     with pytest.raises(StoreError, match="skip different images: "):
-        run(backbone, source, tmp_path / "store", SKIP, layers=("res4",))
+        run(backbone, source, tmp_path / "store", SKIP, layers=("map",))
     assert (entry.folder / "index.csv").read_bytes() == listed
 
 
@@ -241,10 +246,11 @@ def _die_at(number, folder, work):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to see which file an operation is on")
-@pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("broken", "every"), [(True, False), *(pytest.param(each, True, marks=pytest.mark.long) for each in (False, True))]
+)
 def test_a_kill_before_any_operation_on_a_file_loses_nothing(backbone, pictures, tmp_path, monkeypatch, broken, every):
-    """The first and the last operation of every kind on every file, or each of them."""
+    """The first and the last operation of every kind on every file, or each of them; a broken image adds a list."""
     if broken:
         (pictures / "02.png").write_bytes(b"no image")
     monkeypatch.setattr(job, "FLUSH_SECONDS", 0.0)
@@ -274,7 +280,7 @@ def test_a_kill_before_any_operation_on_a_file_loses_nothing(backbone, pictures,
         process.join(SECONDS)
         assert process.exitcode == -signal.SIGKILL
         found = run(backbone, source, root, settings)
-        assert np.allclose(found.features["res5avg"].x, whole, atol=1e-5), operations[number]
+        assert np.allclose(found.features["mean"].x, whole, atol=1e-5), operations[number]
         assert len(found.unreadable) == int(broken)
         left = {file.name for file in found.entry.folder.iterdir() if not file.name.endswith(".tmp")}
         assert left == set(listed), operations[number]
@@ -319,7 +325,7 @@ def test_damaged_rows_of_an_interrupted_run_are_made_again(backbone, pictures, t
     found = run(backbone, source, tmp_path / "store")
     assert found.decoded == decoded
     assert "damaged" in caplog.text
-    assert np.allclose(found.features["res5avg"].x, features(backbone, source, tmp_path / "other"), atol=1e-5)
+    assert np.allclose(found.features["mean"].x, features(backbone, source, tmp_path / "other"), atol=1e-5)
 
 
 def test_rows_that_change_on_the_disk_before_they_are_published_are_noticed(backbone, pictures, tmp_path, monkeypatch):
@@ -355,7 +361,7 @@ def test_room_is_reserved_before_the_first_image_is_decoded(backbone, pictures, 
     process.join(SECONDS)
     assert process.exitcode == 0
     message = queue.get()
-    assert "res5avg.npy.partial.tmp: " in message and "5,120 are needed" in message and "--store" in message
+    assert "mean.npy.partial.tmp: " in message and "5,120 are needed" in message and "--store" in message
     assert not list(tmp_path.glob("*/*.partial*"))
 
 
@@ -378,13 +384,13 @@ def test_a_disk_that_fills_up_ends_the_run_and_the_same_command_continues(
     monkeypatch.setattr(job, "FLUSH_SECONDS", 0.0)
     monkeypatch.setattr(partial.os, "pwrite", pwrite)
     with pytest.raises(
-        StoreError, match=r"cannot write .*/res5avg\.npy\.(partial|progress): .*; [\d,]+ bytes are free in "
+        StoreError, match=r"cannot write .*/mean\.npy\.(partial|progress): .*; [\d,]+ bytes are free in "
     ):
         run(backbone, source, tmp_path / "store")
     monkeypatch.undo()
     found = run(backbone, source, tmp_path / "store")
     assert found.decoded <= N - (call - 1) // 2 * 3
-    assert np.allclose(found.features["res5avg"].x, features(backbone, source, tmp_path / "other"), atol=1e-5)
+    assert np.allclose(found.features["mean"].x, features(backbone, source, tmp_path / "other"), atol=1e-5)
 
 
 def test_a_file_system_that_cannot_reserve_room_is_used_all_the_same(backbone, pictures, tmp_path, monkeypatch):
@@ -431,9 +437,9 @@ def test_complete_features_that_a_disk_has_changed_are_refused(backbone, picture
 def test_each_layer_keeps_its_checksum(backbone, pictures, tmp_path):
     (pictures / "99.png").write_bytes(b"not an image")  # left out, so that the rows are compacted
     first = run(backbone, source_of(pictures), tmp_path / "store", SKIP)
-    assert set(first.entry.meta()["checksums"]) == {"res5avg.npy"}
-    run(backbone, source_of(pictures), tmp_path / "store", SKIP, layers=("res5avg", "res4"))
-    assert set(first.entry.meta()["checksums"]) == {"res5avg.npy", "res4.npy"}
+    assert set(first.entry.meta()["checksums"]) == {"mean.npy"}
+    run(backbone, source_of(pictures), tmp_path / "store", SKIP, layers=("mean", "map"))
+    assert set(first.entry.meta()["checksums"]) == {"mean.npy", "map.npy"}
     for file in first.entry.folder.glob("*.npy"):
         content = file.read_bytes()
         file.write_bytes(change_first_row(content))

@@ -310,7 +310,7 @@ COUNT = 7
 
 def backbone_for(channels, **values):
     torch.set_num_threads(1)
-    made = build(f"resnet18w0.25,in_chans={channels}")
+    made = build(f"resnet_basic_1-1-1-1w0.25,in_chans={channels}")
     mean, std = np.linspace(0.1, 0.4, channels).tolist(), np.linspace(0.2, 0.3, channels).tolist()
     return with_preprocessing(made, {"resize": None, "crop": [32, 32], "mean": mean, "std": std, **values})[0]
 
@@ -378,8 +378,8 @@ def test_data_of_other_channels_are_refused_with_a_network_that_takes_them(has, 
     with pytest.raises(UsageError) as caught:
         encode(backbone_for(takes), source, tmp_path / "store", settings)
     takes = 3 if takes == 1 else takes
-    assert f"a/0.npy has {has} channels, and resnet18w0.25" in str(caught.value)
-    assert f"--backbone resnet18w0.25,in_chans={has}" in str(caught.value)
+    assert f"a/0.npy has {has} channels, and resnet_basic_1-1-1-1w0.25" in str(caught.value)
+    assert f"--backbone resnet_basic_1-1-1-1w0.25,in_chans={has}" in str(caught.value)
 
 
 def test_one_image_of_other_channels_counts_as_unreadable(tmp_path):
@@ -395,14 +395,14 @@ def test_one_image_of_other_channels_counts_as_unreadable(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"mean": [0.5]}, r"do not fit resnet18w0\.25, which takes 3 channels"),
-        ({"std": [0.1] * 4}, r"do not fit resnet18w0\.25, which takes 3 channels"),
+        ({"mean": [0.5]}, r"do not fit resnet_basic_1-1-1-1w0\.25, which takes 3 channels"),
+        ({"std": [0.1] * 4}, r"do not fit resnet_basic_1-1-1-1w0\.25, which takes 3 channels"),
         ({"std": [0.1, 0.1, 0.0]}, "std should be finite numbers above 0"),
     ],
 )
 def test_mean_and_std_have_one_value_per_channel(change, message):
     with pytest.raises(UsageError, match=message):
-        with_preprocessing(build("resnet18w0.25"), change)
+        with_preprocessing(build("resnet_basic_1-1-1-1w0.25"), change)
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
@@ -441,7 +441,7 @@ class TestKeys:
 
     @pytest.mark.parametrize("change", [{"decoder": ["fast"]}, {"max_pixels": 10**6}])
     def test_what_changes_pixels_changes_the_key(self, change, tmp_path):
-        backbone = build("resnet18w0.25")
+        backbone = build("resnet_basic_1-1-1-1w0.25")
         source, _ = arrays(tmp_path / "data", 3, np.uint8, ".png")
         changed, origins = with_preprocessing(backbone, change)
         assert store_key(changed, source, CPU).digest() != store_key(backbone, source, CPU).digest()
@@ -452,9 +452,9 @@ class TestKeys:
 
     def test_a_sources_own_handlers_change_the_key(self, tmp_path):
         source, _ = arrays(tmp_path / "data", 3, np.uint8, ".png")
-        before = store_key(build("resnet18w0.25"), source, CPU).digest()
+        before = store_key(build("resnet_basic_1-1-1-1w0.25"), source, CPU).digest()
         object.__setattr__(source.images, "handlers", (print,))
-        assert store_key(build("resnet18w0.25"), source, CPU).digest() != before
+        assert store_key(build("resnet_basic_1-1-1-1w0.25"), source, CPU).digest() != before
 
     def test_the_limit_decides_which_images_are_there(self, tmp_path):
         source, _ = arrays(tmp_path / "data", 3, np.uint8, ".png")

@@ -16,7 +16,7 @@ from sslbench.data.open import open_data
 from sslbench.features.array import ExtractSettings
 from sslbench.features.extract import extract
 
-NETWORK = "resnet18_cifar"
+NETWORK = "resnet_basic_1-1-1-1w0.125_cifar"
 
 
 def code_of(*words):
@@ -52,7 +52,7 @@ def test_an_evaluation_of_videos_has_intervals_and_floors(tmp_path, capsys):
     data = f"{tmp_path / 'videos'}/?frames=2"
     words = ["--weights", "random", "--backbone", NETWORK, "--data", data, "--out", tmp_path]
     assert code_of("eval", "knn", *words) == 0
-    (file,) = (tmp_path / "knn").glob("resnet18*.json")
+    (file,) = (tmp_path / "knn").glob("resnet_basic*.json")
     record = json.loads(file.read_text())
     assert record["metrics"]["top1"]["n"] == record["data"]["test"]["n"] == 8 and {"pixels", "majority"} <= set(
         record["floors"]
@@ -62,7 +62,7 @@ def test_an_evaluation_of_videos_has_intervals_and_floors(tmp_path, capsys):
 
 def test_heads_attend_to_the_tokens_of_all_frames(tmp_path, capsys):
     write_classes(tmp_path / "videos", train=3, test=2)
-    network = "timm:vit_tiny_patch16_224,img_size=32"
+    network = "timm:vit_tiny_patch16_224,img_size=32,depth=2"
     words = ["eval", "linear-online", "head=attentive", "epochs=1", "lr=0.001", "--resize", "32", "--crop", "32"]
     words += ["--weights", "random", "--backbone", network, "--data", f"{tmp_path / 'videos'}/?frames=2"]
     assert code_of(*words, "--out", tmp_path) == 0

@@ -36,7 +36,7 @@ FORK = multiprocessing.get_context("fork")
 @pytest.fixture(scope="module")
 def backbone():
     torch.set_num_threads(1)
-    return dataclasses.replace(build("resnet18w0.125"), preprocessing=Preprocessing(16, (16, 16)))
+    return dataclasses.replace(build("resnet_basic_1-1-1-1w0.125"), preprocessing=Preprocessing(16, (16, 16)))
 
 
 def source_of(n, channels=3):

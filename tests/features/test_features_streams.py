@@ -181,7 +181,7 @@ SHARDS, EACH = 7, 8
 @pytest.fixture(scope="module")
 def backbone():
     torch.set_num_threads(1)
-    return dataclasses.replace(build("resnet18w0.125"), preprocessing=Preprocessing(16, (16, 16)))
+    return dataclasses.replace(build("resnet_basic_1-1-1-1w0.125"), preprocessing=Preprocessing(16, (16, 16)))
 
 
 def run_on_shards(backbone, spec, root, progress=None):
