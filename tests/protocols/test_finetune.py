@@ -77,6 +77,11 @@ def run(folder, settings=QUICK, *, backbone=None, train=None, test=None, progres
     )
 
 
+def run_small(folder, settings, **given):
+    """As many updates on half the images, for what does not depend on their number."""
+    return run(folder, dataclasses.replace(settings, batch_size=8), **{"train": pictures(48, 1), **given})
+
+
 def only(outcomes):
     (outcome,) = outcomes.values()
     return outcome
@@ -133,17 +138,17 @@ EVERYTHING = changed(
 
 
 def test_a_run_that_is_stopped_continues_to_the_same_bits(tmp_path):
-    whole = only(run(tmp_path / "whole", EVERYTHING))
+    whole = only(run_small(tmp_path / "whole", EVERYTHING))
     stops = []
 
     def stop(stage, done, total):
-        if "finetuning" in stage and done == 160 and not stops:
+        if "finetuning" in stage and done == 80 and not stops:
             stops.append(done)
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(StoppedError, match="update 10 of 18"):
-        run(tmp_path / "cut", EVERYTHING, progress=stop)
-    again = only(run(tmp_path / "cut", EVERYTHING))
+        run_small(tmp_path / "cut", EVERYTHING, progress=stop)
+    again = only(run_small(tmp_path / "cut", EVERYTHING))
     assert np.array_equal(again.scores, whole.scores) and again.train == whole.train
 
 
@@ -214,16 +219,16 @@ def test_tensorboard_has_every_training_and_a_continued_one_repeats_no_update(tm
     pytest.importorskip("tensorboard", reason="tensorboard is not installed (pip install tensorboard)")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    plain = only(run(tmp_path / "plain", changed(epochs=4, lr=(0.1, 0.5))))
+    plain = only(run_small(tmp_path / "plain", changed(epochs=4, lr=(0.1, 0.5))))
     settings = changed(epochs=4, lr=(0.1, 0.5), tensorboard=True, histograms=True)
 
     def crash(stage, done, total):
-        if "finetuning" in stage and done == 320:
+        if "finetuning" in stage and done == 160:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        run(tmp_path / "w-1.checkpoints", settings, progress=crash)
-    outcome = only(run(tmp_path / "w-1.checkpoints", settings))
+        run_small(tmp_path / "w-1.checkpoints", settings, progress=crash)
+    outcome = only(run_small(tmp_path / "w-1.checkpoints", settings))
     assert np.array_equal(outcome.scores, plain.scores), "observers change nothing"
     rates = [f"lr={lr}_weight_decay=0.0001" for lr in (0.1, 0.5)]
     folders = {path.name: path for path in (tmp_path / "w-1.logs").iterdir()}
@@ -475,7 +480,7 @@ def test_the_name_of_a_list_has_the_digest_of_its_images(tmp_path):
 
 def test_rates_are_selected_on_held_out_samples_and_test_decides_nothing(tmp_path):
     settings = changed(lr=(0.0, 0.5), weight_decay=(0.0, 0.01), holdout=0.25)
-    first = only(run(tmp_path / "a", settings))
+    first = only(run_small(tmp_path / "a", settings))
     tried = first.selected["tried"]
     best = max(itertools.product((0.0, 0.5), (0.0, 0.01)), key=lambda r: tried[Rates_(*r).text])
     assert first.selected == {
@@ -483,10 +488,10 @@ def test_rates_are_selected_on_held_out_samples_and_test_decides_nothing(tmp_pat
         "on": "held-out 25 % of train, then trained on all of it",
     }
     assert best[0] == 0.5 and len(tried) == 4
-    assert "on 96 of 96 train samples" in first.notes[0], "trained again on all of train"
+    assert "on 48 of 48 train samples" in first.notes[0], "trained again on all of train"
     test = pictures(48, 2)
     other = relabelled(test, np.random.default_rng(0).permutation(test.target.values))
-    second = only(run(tmp_path / "b", settings, test=other))
+    second = only(run_small(tmp_path / "b", settings, test=other))
     assert first.selected == second.selected and np.array_equal(first.scores, second.scores)
 
 
@@ -498,10 +503,10 @@ def test_finished_candidates_are_not_trained_again(tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)
 
     stages = []
-    whole = only(run(tmp_path / "whole", settings))
+    whole = only(run_small(tmp_path / "whole", settings))
     with pytest.raises(StoppedError):
-        run(tmp_path / "cut", settings, progress=stop)
-    again = only(run(tmp_path / "cut", settings, progress=lambda stage, *_: stages.append(stage)))
+        run_small(tmp_path / "cut", settings, progress=stop)
+    again = only(run_small(tmp_path / "cut", settings, progress=lambda stage, *_: stages.append(stage)))
     assert not any("lr=" in stage for stage in stages)
     assert np.array_equal(again.scores, whole.scores) and again.selected == whole.selected
 
