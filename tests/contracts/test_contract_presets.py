@@ -64,7 +64,7 @@ SHORTER = {
     **{"steps": 1, "warmup_steps": 0, "updates": 2, "warmup_epochs": 0, "batch_size": 4, "draws": 2, "k": [2]},
     **{"width": 16, "size": 112, "crop": [112, 112], "window": [112, 112], "stride": [80, 80], "train_region": None},
     **{"scored": "all", "max_images": 4, "min_images": 2, "corrupt": ["brightness"], "severities": [1]},
-    **{"components": 0, "longest_side": 64, "short": 64, "side": 64, "lr": [0.01, 0.1], "weight_decay": [0.0, 0.001]},
+    **{"components": 0, "longest_side": 64, "short": 64, "side": 64, "lr": [0.01, 0.1], "weight_decay": [0.001]},
 }
 """Settings for 8 images in place of thousands."""
 FEW = {"fractions": [0.5], "images": [4]}

@@ -281,8 +281,9 @@ def test_on_images_the_same_input_gives_the_same_and_test_labels_decide_nothing(
     kind, target = kinds_of(ALL[name])[0], target_of(ALL[name])
     test = target.pictures(target.n[1], 2)
     (first,) = usual_on_images(name, kind).values()
-    (again,) = run_on_images(name, tmp_path / "again").values()
-    assert_same(first, again)
+    if isinstance(test.target, ReadValues):  # otherwise equal predictions of another run show it
+        (again,) = run_on_images(name, tmp_path / "again").values()
+        assert_same(first, again)
     (other,) = run_on_images(name, tmp_path / "other", test=with_other_targets(test)).values()
     assert_test_decided_nothing(first, other, test)
 
