@@ -55,7 +55,7 @@ JSON = st.recursive(
 MAPPINGS = st.dictionaries(st.sampled_from(["a", "}, {", "]"]), JSON, max_size=3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.dictionaries(st.text(), JSON, max_size=5),
     st.lists(JSON, max_size=6) | st.lists(MAPPINGS | st.lists(MAPPINGS), max_size=12),
