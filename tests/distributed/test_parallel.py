@@ -1,6 +1,7 @@
 """Several processes: messages, folders that the first lists for all, wrappers of networks."""
 
 import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -184,6 +185,21 @@ def test_without_other_processes_it_is_shown(monkeypatch):
     assert seen == [1, 2, 3]
 
 
+def mistaken(rank):
+    """Exit code of a command with a mistake, and what it prints."""
+    from sslbench.cli.main import main
+
+    with patient(), contextlib.redirect_stderr(io.StringIO()) as printed, pytest.raises(SystemExit) as ended:
+        main(["pretrain", "simclir"])
+    return ended.value.code, printed.getvalue()
+
+
+def test_a_mistake_is_printed_once():
+    (first, one), (second, other) = two_processes.run(mistaken, join=False)
+    assert (first, second) == (2, 2) and (one + other).count("there is no method called 'simclir'") == 1
+
+
+@pytest.mark.long  # in short: test_a_mistake_is_printed_once
 def test_torchrun_prints_a_mistake_once():
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     done = subprocess.run([*launcher, "-m", "sslbench", "pretrain", "simclir"], capture_output=True, text=True)

@@ -162,7 +162,7 @@ def _losses(method, out, **changes):
             self.losses.append(line.loss)
 
     lines = Lines()
-    runs.run(method, out, observers=[lines], **changes)
+    runs.run(method, out, limit=96, observers=[lines], **changes)
     return lines.losses
 
 
@@ -204,7 +204,8 @@ def test_the_processor_does_not_wait_in_an_update(method, tmp_path):
     with warnings.catch_warnings(record=True) as caught, pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("always")
         patch.setattr(loop, "_update", update)
-        runs.run(method, tmp_path, device="cuda", log_every=100, save_every="100 updates", epochs=1, precision="bf16")
+        changes = {"limit": 96, "log_every": 100, "save_every": "100 updates", "epochs": 1, "precision": "bf16"}
+        runs.run(method, tmp_path, device="cuda", **changes)
     torch.cuda.set_sync_debug_mode("default")
     found = sorted(
         {

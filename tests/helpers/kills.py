@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import shutil
 
 import psutil
 import torch
@@ -33,10 +34,9 @@ def _run(environment, listener, pause_after, method, out, options):
     runs.run(method, out, observers=observers, **options)
 
 
-def start(method, out, *, processes=1, workers=0, limit=96, changes=None, pause_after=None):
+def start(method, out, *, processes=1, pause_after=None, **options):
     """Starts a run of so many processes, which pause after so many updates."""
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # as torchrun serves one to its processes
-    options = {"workers": workers, "limit": limit, **(changes or {})}
     started = []
     for rank in range(processes):
         environment = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "LOCAL_RANK": str(rank)}
@@ -71,6 +71,12 @@ def kill(started):
     for process in started:
         process.join()
         process.listener.close()
+
+
+def leave_off(whole, step, out):
+    """Make a folder as a run leaves it that ended without a word after a checkpoint; another run went on to the end."""
+    (out / "checkpoints").mkdir(parents=True)
+    shutil.copy(whole / "checkpoints" / f"step_{step:09d}.ckpt", out / "checkpoints")
 
 
 def digest(out):

@@ -198,7 +198,7 @@ def coloured(folder, count=96):
     return str(folder)
 
 
-def run(method, out, /, *, limit=96, observers=(), eval_data=None, **changes):
+def run(method, out, /, *, limit=48, observers=(), eval_data=None, **changes):
     """A small run on the digits, which are grey, or on coloured images."""
     data = "sklearn:digits" if find_method(method).space == "RGB" else coloured(Path(out).parent / "coloured")
     request = PretrainRequest(settings(method, **changes), data=data, out=Path(out), limit=limit, eval_data=eval_data)

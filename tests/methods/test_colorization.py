@@ -201,7 +201,7 @@ def test_alexnet_predicts_from_its_last_convolution():
 def test_weights_say_lightness_and_evaluations_honour_it(tmp_path):
     outcome = runs.run("colorization", tmp_path / "run", epochs=1, schedule={"lr": 1.0})
     backbone = load_backbone(str(outcome.weights))
-    assert backbone.name == "resnet18w0.125,in_chans=1"
+    assert backbone.name == f"{runs.RESNET},in_chans=1"
     assert backbone.preprocessing.space == "lightness"
     assert (backbone.preprocessing.mean, backbone.preprocessing.std) == (LIGHTNESS.mean, LIGHTNESS.std)
     assert backbone.preprocessing.resize == (32, 32)

@@ -87,15 +87,14 @@ def test_the_folder_holds_weights_that_every_command_reads(undisturbed):
     assert len(checkpoints.files(out / "checkpoints")) == 2
     config = yaml.safe_load((out / "config.yaml").read_text())
     assert config["method"]["name"] == "simclr" and config["batch_size"] == 16
-    assert outcome.steps == 18 and [line.step for line in recorder.lines] == list(range(1, 19))
-    assert recorder.lines[-1].loss < recorder.lines[0].loss
+    assert outcome.steps == 9 and [line.step for line in recorder.lines] == list(range(1, 10))
 
 
 def test_the_log_says_what_happened(undisturbed):
     _, recorder = undisturbed
     rates = [line.lr for line in recorder.lines]
     assert (
-        rates[0] == 0 and max(rates) == pytest.approx(0.05 * 16 / 256) and rates.index(max(rates)) == 6
+        rates[0] == 0 and max(rates) == pytest.approx(0.05 * 16 / 256) and rates.index(max(rates)) == 3
     )  # warm-up, one epoch
     assert all(line.images_per_second > 0 and 0 <= line.waiting <= 1 for line in recorder.lines)
     assert all(line.spread.effective_rank > 1 for line in recorder.lines)
@@ -161,45 +160,29 @@ def test_observers_look_at_every_point_and_the_weights_are_the_same_bit_for_bit(
     ]
 
 
-def test_observers_of_a_run_that_continues_see_the_rest(tmp_path):
-    stop = Recorder(at=5, act=lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(StoppedError):
-        runs.run("swav", tmp_path / "run", observers=[stop])
-    points = Points()
-    runs.run("swav", tmp_path / "run", observers=[points])
-    assert points.seen[1:3] == ["epoch 0", "forward 5 of 16"]
-    assert [text for text in points.seen if "end of" in text] == ["end of 0", "end of 1", "end of 2"]
-
-
-def test_the_text_log_has_messages_records_and_the_reason_of_an_end(tmp_path, caplog):
-    """The times before the texts are left out."""
+def test_a_signal_saves_and_stops_and_the_same_call_goes_on(undisturbed, tmp_path, caplog):
+    """Observers see the rest. The text log, here without times, has messages, records and the reason of an end."""
     caplog.set_level(logging.INFO, "sslbench")
-    stop = Recorder(at=5, act=lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(StoppedError):
-        runs.run("simclr", tmp_path / "run", observers=[stop])
-    runs.run("simclr", tmp_path / "run")
-    lines = [line[21:] for line in (tmp_path / "run" / "log.txt").read_text().splitlines()]
-    begins = [i for i, line in enumerate(lines) if line == "$ test"]
-    first, second = lines[: begins[1]], lines[begins[1] :]
-    assert first[1:3] == ["96 images of sklearn:digits, 96 of 1797", "updates 1 to 18"]
-    positions = [line.split("  loss")[0] for line in first[3:8]]
-    assert positions == [f"epoch {i / 6:.2f} of 3  update {i} of 18" for i in range(1, 6)]
-    assert "error: stopped by signal 15 after update 5 of 18; everything is saved" in first
-    assert "updates 6 to 18" in second and second[-1] == "trained"
-    assert sum("update 18 of 18  loss" in line for line in second) == 1
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_a_signal_saves_and_stops_and_the_same_call_goes_on(number, undisturbed, tmp_path):
-    interrupted = Recorder(5, lambda: os.kill(os.getpid(), number))
-    with pytest.raises(StoppedError, match="after update 5 of 18; everything is saved") as stopped:
-        runs.run("simclr", tmp_path / "out", observers=[interrupted])
-    assert stopped.value.exit_code == 128 + number
-    again = Recorder()
-    outcome = runs.run("simclr", tmp_path / "out", observers=[again])
-    assert outcome.resumed_from == 5 and again.about.start == 5
-    assert [line.step for line in again.lines] == list(range(6, 19))
+    points, again = Points(), Recorder()
+    for number, at, watching in ((signal.SIGTERM, 5, []), (signal.SIGUSR1, 7, [points]), (signal.SIGINT, 8, [])):
+        interrupted = Recorder(at, lambda number=number: os.kill(os.getpid(), number))
+        with pytest.raises(StoppedError, match=f"after update {at} of 9; everything is saved") as stopped:
+            runs.run("simclr", tmp_path, observers=[interrupted, *watching])
+        assert stopped.value.exit_code == 128 + number
+    outcome = runs.run("simclr", tmp_path, observers=[again])
+    assert outcome.resumed_from == 8 == again.about.start and [line.step for line in again.lines] == [9]
     assert same(outcome.weights, undisturbed[0].weights)
+    assert points.seen[1:3] == ["epoch 1", "forward 5 of 16"]
+    assert [text for text in points.seen if "epoch" in text or "end of" in text] == ["epoch 1", "end of 1", "epoch 2"]
+    lines = [line[21:] for line in (tmp_path / "log.txt").read_text().splitlines()]
+    begins = [i for i, line in enumerate(lines) if line == "$ test"]
+    first, last = lines[: begins[1]], lines[begins[3] :]
+    assert first[1:3] == ["48 images of sklearn:digits, 48 of 1797", "updates 1 to 9"]
+    positions = [line.split("  loss")[0] for line in first[3:8]]
+    assert positions == [f"epoch {i / 3:.2f} of 3  update {i} of 9" for i in range(1, 6)]
+    assert "error: stopped by signal 15 after update 5 of 9; everything is saved" in first
+    assert "updates 9 to 9" in last and last[-1] == "trained"
+    assert sum("update 9 of 9  loss" in line for line in last) == 1
 
 
 def test_what_a_killed_process_was_writing_is_removed(tmp_path):
@@ -214,7 +197,7 @@ def test_what_a_killed_process_was_writing_is_removed(tmp_path):
 def test_a_finished_run_is_not_trained_again(undisturbed):
     before = undisturbed[0].weights.read_bytes()
     outcome = runs.run("simclr", undisturbed[0].weights.parent)
-    assert outcome.resumed_from == 18 and outcome.last is None
+    assert outcome.resumed_from == 9 and outcome.last is None
     assert same(outcome.weights, undisturbed[0].weights) and len(before) == outcome.weights.stat().st_size
 
 
@@ -235,31 +218,43 @@ NEUTRAL = {
     "log_every": 3,
     "save_every": "1 epoch",
     "keep": 1,
-    "eval_every": 1,
+    "eval_every": 3,
     "eval_k": 5,
     "eval_linear": True,
     "export": "student",
 }
 
 
-def test_what_changes_no_number_may_change(undisturbed, tmp_path):
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """Folder of a run that a signal ended after update 4, the second that it saved."""
+    out = tmp_path_factory.mktemp("ended") / "out"
+    stopped_at(4, out)
+    return out
+
+
+@pytest.fixture
+def stopped(ended, tmp_path):
+    """A copy of it, to go on in."""
+    return shutil.copytree(ended, tmp_path / "stopped")
+
+
+def test_what_changes_no_number_may_change(undisturbed, stopped, tmp_path):
     """Every setting that is declared to change nothing, bit for bit; `ROUNDING` has those that change a little."""
     assert set(NEUTRAL) | set(ROUNDING) == set(FREE)
-    stopped_at(4, tmp_path)
     labelled = write_images(tmp_path / "labelled", 32)
     for number in range(2):
         (labelled / f"class{number}").rename(labelled / str(number))  # names of the digits
-    outcome = runs.run("simclr", tmp_path, eval_data=str(labelled), **NEUTRAL)
-    assert same(outcome.weights, undisturbed[0].weights) and len(outcome.evaluations) == 3
+    outcome = runs.run("simclr", stopped, eval_data=str(labelled), **NEUTRAL)
+    assert same(outcome.weights, undisturbed[0].weights) and len(outcome.evaluations) == 1
     assert all("online_top1" in record for record in outcome.evaluations)
-    assert len(checkpoints.files(tmp_path / "checkpoints")) == 1
+    assert len(checkpoints.files(stopped / "checkpoints")) == 1
 
 
-def test_what_changes_rounding_is_said(undisturbed, tmp_path, caplog):
-    stopped_at(4, tmp_path)
+def test_what_changes_rounding_is_said(undisturbed, stopped, caplog):
     stop = Recorder(5, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(StoppedError):
-        runs.run("simclr", tmp_path, channels_last=False, activation_checkpointing=True, observers=[stop])
+        runs.run("simclr", stopped, channels_last=False, activation_checkpointing=True, observers=[stop])
     assert "continuing with activation_checkpointing: False, now True; channels_last: True, now False" in caplog.text
     assert stop.lines[0].loss == pytest.approx(undisturbed[1].lines[4].loss, rel=1e-4)
 
@@ -296,19 +291,14 @@ def stopped_at(step, out, **changes):
     return checkpoints.files(out / "checkpoints")
 
 
-@pytest.mark.parametrize("keep", [1, 2])
-def test_a_damaged_checkpoint_is_passed_over_and_said(keep, undisturbed, tmp_path, caplog):
+def test_a_damaged_checkpoint_is_passed_over_and_said(undisturbed, stopped, caplog):
     """The one before is continued from, and with keep=1 the damaged one does not displace those that follow."""
-    before, newest = stopped_at(4, tmp_path, keep=2)
+    before, newest = checkpoints.files(stopped / "checkpoints")
     damage(newest)
     caplog.set_level("INFO", logger="sslbench")
-    with pytest.raises(StoppedError):
-        stop = Recorder(3, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        runs.run("simclr", tmp_path, observers=[stop], keep=keep)
+    assert [p.name for p in stopped_at(3, stopped, keep=1)] == ["step_000000003.ckpt"]
     assert f"{newest} is damaged" in caplog.text and f"continuing from {before} after update 2" in caplog.text
-    assert [p.name for p in checkpoints.files(tmp_path / "checkpoints")][-1] == "step_000000003.ckpt"
-    assert len(checkpoints.files(tmp_path / "checkpoints")) == keep
-    outcome = runs.run("simclr", tmp_path)
+    outcome = runs.run("simclr", stopped)
     assert outcome.resumed_from == 3
     assert same(outcome.weights, undisturbed[0].weights)
 
@@ -342,26 +332,27 @@ def test_a_checkpoint_of_something_else_is_named(tmp_path):
         load_backbone(str(path))
 
 
-def test_without_a_whole_checkpoint_the_run_stops(tmp_path):
-    for path in stopped_at(4, tmp_path):
+def test_without_a_whole_checkpoint_the_run_stops(stopped):
+    files = checkpoints.files(stopped / "checkpoints")
+    for path in files:
         damage(path)
-    kept = [p.read_bytes() for p in checkpoints.files(tmp_path / "checkpoints")]
+    kept = [p.read_bytes() for p in files]
     with pytest.raises(SslbenchError, match=r"every checkpoint in .* is damaged: step_000000004.ckpt, step_000000002"):
-        runs.run("simclr", tmp_path)
-    assert kept == [p.read_bytes() for p in checkpoints.files(tmp_path / "checkpoints")]
+        runs.run("simclr", stopped)
+    assert checkpoints.files(stopped / "checkpoints") == files and kept == [p.read_bytes() for p in files]
 
 
-def test_an_earlier_checkpoint_is_continued_from(undisturbed, tmp_path):
+def test_an_earlier_checkpoint_is_continued_from(undisturbed, stopped):
     """What came after it stays under another name and is not continued from by the next call."""
-    before, newest = stopped_at(4, tmp_path)
+    before, newest = checkpoints.files(stopped / "checkpoints")
     settings = runs.settings("simclr", keep=1)
-    request = PretrainRequest(settings, "sklearn:digits", tmp_path, limit=96, resume=str(before))
+    request = PretrainRequest(settings, "sklearn:digits", stopped, limit=48, resume=str(before))
     stop = Recorder(3, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(StoppedError):
         pretrain(request, command="test", observers=[stop])
-    assert [p.name for p in checkpoints.files(tmp_path / "checkpoints")] == ["step_000000003.ckpt"]
+    assert [p.name for p in checkpoints.files(stopped / "checkpoints")] == ["step_000000003.ckpt"]
     assert newest.with_name(newest.name + ".set-aside").is_file()
-    assert same(runs.run("simclr", tmp_path).weights, undisturbed[0].weights)
+    assert same(runs.run("simclr", stopped).weights, undisturbed[0].weights)
 
 
 def write_images(folder, count, *, classes=2):
@@ -412,12 +403,12 @@ def test_a_run_is_not_continued_from_other_initial_weights(undisturbed, tmp_path
     settings = runs.settings("simclr", epochs=1, schedule={"lr": 1.0})
 
     def start(init):
-        return pretrain(PretrainRequest(settings, "sklearn:digits", tmp_path / "out", init=init, limit=96), command="t")
+        return pretrain(PretrainRequest(settings, "sklearn:digits", tmp_path / "out", init=init, limit=48), command="t")
 
     copied = tmp_path / "elsewhere.torch"
     copied.write_bytes(undisturbed[0].weights.read_bytes())
     start(str(undisturbed[0].weights))
-    assert start(str(copied)).resumed_from == 6, "the same tensors in another file"
+    assert start(str(copied)).resumed_from == 3, "the same tensors in another file"
     save(copied, tensors(start(str(copied)).weights), backbone=runs.RESNET, metadata={}, overwrite=True)
     for other in (None, str(copied)):
         with pytest.raises(UsageError, match=r"init: [0-9a-f]{64}, now "):
@@ -508,23 +499,30 @@ def test_a_loss_that_is_not_finite_stops_before_the_update_and_keeps_the_batch(t
 def test_evaluation_beside_training(shared, tmp_path):
     recorder, photos = Recorder(), str(shared("photos") / "photos")
     outcome = runs.run("simclr", tmp_path, observers=[recorder], eval_data=photos, eval_every=2)
-    assert [record["step"] for record in outcome.evaluations] == [0, 12, 18]
+    assert [record["step"] for record in outcome.evaluations] == [0, 6, 9]
     assert all(0 < record["knn_top1"] <= 100 for record in recorder.records)
     assert all(record["rankme"] > 1 and record["alpha_req"] > 0 for record in recorder.records)
     assert not any("online_top1" in record for record in recorder.records)
     assert not (tmp_path / "evaluations" / "features").exists()
 
 
-def test_the_online_linear_head_learns_and_continues_bit_for_bit(tmp_path):
-    options = {"eval_data": "sklearn:digits", "eval_every": 4, "eval_linear": True, "limit": 256, "epochs": 4}
-    whole = runs.run("supervised", tmp_path / "whole", **options)
+def test_network_and_online_head_learn_and_continue_bit_for_bit(tmp_path):
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    for i in range(1597, 1797):
+        path = tmp_path / "digits" / str(digits.target[i]) / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((digits.images[i] * 255 / 16).astype(np.uint8)).save(path)
+    options = {"eval_data": str(tmp_path / "digits"), "eval_every": 4, "eval_linear": True, "limit": 256, "epochs": 4}
+    recorder = Recorder()
+    whole = runs.run("supervised", tmp_path / "whole", save_every="52 updates", observers=[recorder], **options)
+    assert recorder.lines[-1].loss < recorder.lines[0].loss
     first, last = (record["online_top1"] for record in whole.evaluations)
     assert first < 15 < last, "ten classes; other seeds end at 29 to 31"
-    stop = Recorder(18, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(StoppedError):
-        runs.run("supervised", tmp_path / "parts", observers=[stop], **{**options, "eval_every": 1e9})
+    kills.leave_off(tmp_path / "whole", 52, tmp_path / "parts")
     again = runs.run("supervised", tmp_path / "parts", **options)
-    assert again.evaluations == whole.evaluations[-1:]
+    assert again.resumed_from == 52 and again.evaluations == whole.evaluations[-1:]
     assert same(again.weights, whole.weights)
     heads = [
         checkpoints.read(checkpoints.newest(out / "checkpoints"))["online_head"]["classifier"]
@@ -612,7 +610,7 @@ def test_freezing_the_moving_average_and_starting_from_weights(undisturbed, tmp_
     start = tensors(undisturbed[0].weights)
     request = runs.settings("simclr", freeze={"backbone.conv1": 100}, ema=0.9, epochs=1, schedule={"lr": 1.0})
     outcome = pretrain(
-        PretrainRequest(request, "sklearn:digits", tmp_path, init=str(undisturbed[0].weights), limit=96), command="test"
+        PretrainRequest(request, "sklearn:digits", tmp_path, init=str(undisturbed[0].weights), limit=48), command="test"
     )
     after, average = tensors(outcome.weights), tensors(tmp_path / "weights_ema.torch")
     assert torch.equal(after["conv1.weight"], start["conv1.weight"])
@@ -702,9 +700,9 @@ def run_of_two(rank, out):
 
 
 def test_two_processes_train_one_network(tmp_path):
-    assert two_processes.run(run_of_two, tmp_path / "out") == [12, 12]
+    assert two_processes.run(run_of_two, tmp_path / "out") == [6, 6]
     content = checkpoints.read(checkpoints.newest(tmp_path / "out" / "checkpoints"))
-    assert len(content["processes"]) == 2 and content["step"] == 12
+    assert len(content["processes"]) == 2 and content["step"] == 6
     states = [process["random"]["torch"] for process in content["processes"]]
     assert not torch.equal(*states), "every process draws its own numbers"
     assert load_backbone(str(tmp_path / "out" / "weights.torch")).name == runs.RESNET
@@ -744,7 +742,7 @@ def test_position_embeddings_of_init_reach_mae(tmp_path):
     first = load_backbone("random", backbone=runs.VIT, seed=3)
     save(tmp_path / "init.torch", first.module.state_dict(), backbone=first.name, metadata={})
     settings = runs.settings("mae", epochs=1)
-    request = PretrainRequest(settings, "sklearn:digits", tmp_path / "out", init=str(tmp_path / "init.torch"), limit=96)
+    request = PretrainRequest(settings, "sklearn:digits", tmp_path / "out", init=str(tmp_path / "init.torch"), limit=48)
     after = tensors(pretrain(request, command="test").weights)
     assert torch.equal(after["pos_embed"], first.module.pos_embed)
     assert not torch.equal(after["blocks.0.attn.qkv.weight"], first.module.blocks[0].attn.qkv.weight)
@@ -762,7 +760,7 @@ def test_residual_branches_begin_at_zero_and_the_weights_hold_the_plain_architec
     assert f"backbone: {backbone}" in config
     changes = {"backbone": backbone, "epochs": 1, "optimizer": {"name": "sgd", "lr": 0.0}}
     request = PretrainRequest(
-        runs.settings("simclr", **changes), "sklearn:digits", tmp_path / "b", init=str(undisturbed[0].weights), limit=96
+        runs.settings("simclr", **changes), "sklearn:digits", tmp_path / "b", init=str(undisturbed[0].weights), limit=48
     )
     assert torch.equal(conv(pretrain(request, command="test")), conv(undisturbed[0])), "loaded weights stay"
     with pytest.raises(UsageError, match="zero_init_residual sets random initial weights"):
