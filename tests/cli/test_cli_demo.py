@@ -1,10 +1,12 @@
 """The demo: its drawn digits, and the command as a new user runs it."""
 
 import csv
+import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from sslbench.cli.commands import demo
 from sslbench.cli.main import main
@@ -12,9 +14,13 @@ from sslbench.data.prepare import grey_digits
 from sslbench.data.prepare.grey_digits import SIDE, TRAIN, draw_digits
 
 
-def test_the_digits_are_drawn_once_and_in_two_parts(tmp_path):
-    folder = draw_digits(tmp_path / "digits", 3)
-    train, test = (sorted((folder / part).glob("*/*.png")) for part in ("train", "val"))
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    return draw_digits(tmp_path_factory.mktemp("demo") / "digits", 3)
+
+
+def test_the_digits_are_drawn_once_and_in_two_parts(digits):
+    train, test = (sorted((digits / part).glob("*/*.png")) for part in ("train", "val"))
     assert (len(train), len(train) + len(test)) == (TRAIN, 1797)
     assert not {file.name for file in train} & {file.name for file in test}
     pixels = np.stack([np.asarray(Image.open(file)) for file in test])
@@ -22,22 +28,33 @@ def test_the_digits_are_drawn_once_and_in_two_parts(tmp_path):
     corner, middle = pixels[:, 0, 0].astype(int), pixels[:, SIDE // 2].max(axis=1).astype(int)
     assert 0.2 < np.mean(middle > corner + 50) < 0.9  # strokes are brighter than the paper, or darker
     before = train[0].stat().st_mtime_ns
-    assert draw_digits(folder, 3) == folder
+    assert draw_digits(digits, 3) == digits
     assert train[0].stat().st_mtime_ns == before
-    assert draw_digits(tmp_path / "again", 3).joinpath(test[0].relative_to(folder)).read_bytes() == test[0].read_bytes()
 
 
-def test_the_demo_ends_with_a_score_and_with_what_it_promises(tmp_path, monkeypatch, capsys):
-    """Two epochs on a few of the images."""
+def test_the_digits_of_a_seed_are_always_the_same(tmp_path, monkeypatch):
+    few = load_digits()
+    few.images = few.images[:20]
+    monkeypatch.setattr(grey_digits, "load_digits", lambda: few)
+    folders = [draw_digits(tmp_path / name, seed) for name, seed in (("a", 3), ("b", 3), ("c", 4))]
+    drawn = [{file.name: file.read_bytes() for file in folder.rglob("*.png")} for folder in folders]
+    assert drawn[0] == drawn[1] != drawn[2] and len(drawn[0]) == 20
 
-    def draw_some(folder, seed):
-        for files in (sorted(kind.iterdir()) for kind in draw_digits(folder, seed).glob("*/*")):
-            for file in files[12:]:
-                file.unlink()
+
+def test_the_demo_ends_with_a_score_and_with_what_it_promises(digits, tmp_path, monkeypatch, capsys):
+    """Two epochs of a narrower network on a few of the images, with fewer labels."""
+
+    def some(folder, seed):
+        for kind in digits.glob("*/*"):
+            to = folder / kind.relative_to(digits)
+            to.mkdir(parents=True)
+            for file in sorted(kind.iterdir())[:5]:
+                shutil.copy(file, to)
         return folder
 
-    monkeypatch.setattr(grey_digits, "draw_digits", draw_some)
-    for key, value in {"epochs": 2, "workers": 0}.items():
+    monkeypatch.setattr(grey_digits, "draw_digits", some)
+    monkeypatch.setattr(demo, "LABELS", 4)
+    for key, value in {"epochs": 2, "workers": 0, "batch_size": 16, "backbone": "resnet18w0.125"}.items():
         monkeypatch.setitem(demo.SETTINGS, key, value)
     shown, score = run_demo(tmp_path, monkeypatch, capsys)
     for protocol in ("low-shot", "linear"):

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import re
 import subprocess
 import sys
 
@@ -26,41 +27,60 @@ def run(capsys, *arguments):
     return exit_.value.code, captured.out, captured.err
 
 
-def loaded_by(code, folder=None):
-    """Run code with `main` in a process of its own; what it prints, and the modules that it has imported."""
-    code = f"import sys\nfrom sslbench.cli.main import main\n{code}\nprint(sorted(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    out, _, modules = done.stdout.rstrip().rpartition("\n")
-    return out, set(ast.literal_eval(modules))
+QUESTIONS = """
+import ast, os, sys
+from sslbench.cli.main import main
 
+def answer(number, *commands):
+    print(f"<{number}>")
+    for words in commands:
+        try:
+            main(words.split())
+        except SystemExit as end:
+            assert not end.code, end.code
+    print(f"<{number} {sorted(sys.modules)}>", flush=True)
 
-CALLED = """
-for words in {}:
-    try:
-        main(words.split())
-    except SystemExit as end:
-        assert not end.code, end.code
+if not os.fork():
+    answer("help", "--help", "eval --help", "leaderboard --help", "--version", "list protocols")
+    answer("pretrain", "pretrain --help")
+    record = sys.argv[2]
+    tables = ["list", "show simclr", "show knn/digits", f"leaderboard {sys.argv[3]}", f"compare {record} {record}"]
+    answer("records", *tables, f"inspect {record}", f"inspect {sys.argv[3]}")
+    sys.exit()
+assert os.wait()[1] == 0
+answer("inspect", f"inspect {sys.argv[1]}")
+answer("knn", f"eval knn -w {sys.argv[1]} -b resnet18w0.25 --resize 32 --crop 32 -d photos --workers 0 --quiet -o out")
 """
 
 
-def test_help_and_lists_load_nothing_heavy():
-    words = ("--help", "eval --help", "leaderboard --help", "--version", "list protocols")
-    out, modules = loaded_by(CALLED.format(words))
+@pytest.fixture(scope="module")
+def asked(shared, tmp_path_factory):
+    """Question -> what the commands print, and all modules imported by then."""
+    folder, results = shared.copy("photos", tmp_path_factory.mktemp("asked")), shared("records") / "results"
+    given = (shared("weights") / "resnet18w0.25.pth", next((results / "knn").glob("*.json")), results)
+    done = subprocess.run([sys.executable, "-c", QUESTIONS, *given], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    answers = re.findall(r"^<(\w+)>\n(.*?)^<\1 (.*?)>$", done.stdout, re.DOTALL | re.MULTILINE)
+    return {name: (out, set(ast.literal_eval(modules))) for name, out, modules in answers}
+
+
+def test_help_and_lists_load_nothing_heavy(asked):
+    out, modules = asked["help"]
     assert not modules & {*HEAVY}
-    _, modules = loaded_by(CALLED.format(["pretrain --help"]))
-    assert not modules & {*HEAVY} - {"numpy"}
+    assert not asked["pretrain"][1] & {*HEAVY} - {"numpy"}
     assert out.count("Usage: sslbench") == 3 and "sslbench 0." in out and "\nknn\n" in out
 
 
 def test_no_protocol_loads_torch_before_it_runs():
     """Its settings and their checks are read first of all, for help as for refusals."""
-    loaded_by(
-        "from sslbench import protocols\nfrom sslbench.config import describe\n"
+    code = (
+        "import sys\nfrom sslbench import protocols\nfrom sslbench.config import describe\n"
         "from sslbench.names import list_names\nfor name in list_names('protocol'):\n"
         "    found = protocols.find(name)\n    describe(found.settings)\n    found.check_settings(found.settings())\n"
         "    assert 'torch' not in sys.modules, name"
     )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_missing_file_of_weights_is_answered_with_files_or_with_downloads(tmp_path, monkeypatch, capsys):
@@ -90,26 +110,20 @@ def test_extract_refuses_a_file_that_cannot_be_written_before_an_image_is_encode
         assert code == 2 and message in err, err
 
 
-def test_knn_imports_no_library_that_it_does_not_use(world, shared):
-    weights = shared("weights") / "resnet18w0.25.pth"
-    command = f"eval knn -w {weights} -b resnet18w0.25 --resize 32 --crop 32 -d photos --quiet -o results"
-    _, modules = loaded_by(CALLED.format([command]), world)
+def test_knn_imports_no_library_that_it_does_not_use(asked):
     unused = "scipy.stats scipy.signal timm sklearn pandas kwcoco cv2 pyarrow h5py umap"
-    assert not modules & {*unused.split(), "torchvision", "torch._dynamo", "sympy"}, "torch's compiler takes a second"
+    found = asked["knn"][1] & {*unused.split(), "torchvision", "torch._dynamo", "sympy"}
+    assert not found, "torch's compiler takes a second"
 
 
-def test_tables_and_comparisons_of_records_import_no_torch(shared):
-    folder = shared("records")
-    record = next((folder / "results" / "knn").glob("*.json"))
-    commands = ["list", "show simclr", "show knn/digits", "leaderboard results", f"compare {record} {record}"]
-    _, modules = loaded_by(CALLED.format([*commands, f"inspect {record}", "inspect results"]), folder)
-    assert not modules & {"torch", "torchvision", "timm", "scipy.stats", "sklearn", "pandas", "matplotlib", "PIL"}
+def test_tables_and_comparisons_of_records_import_no_torch(asked):
+    unused = {"torch", "torchvision", "timm", "scipy.stats", "sklearn", "pandas", "matplotlib", "PIL"}
+    assert not asked["records"][1] & unused
 
 
-def test_inspect_of_a_resnet_imports_torch_alone(shared):
+def test_inspect_of_a_resnet_imports_torch_alone(asked):
     """torchvision, and initial values of tensors without memory, import torch's compiler: a second."""
-    _, modules = loaded_by(CALLED.format([f"inspect {shared('weights') / 'resnet18w0.25.pth'}"]))
-    assert not modules & {"torchvision", "timm", "torch._dynamo", "sympy", "scipy"}
+    assert not asked["inspect"][1] & {"torchvision", "timm", "torch._dynamo", "sympy", "scipy"}
 
 
 def test_every_command_is_there_and_helps(capsys):

@@ -1,32 +1,20 @@
 """One command without flags runs on one machine: no launcher, no process group, an estimate first, a first look."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
 
 from sslbench.results.records import read_tree
 
 EVAL = ("eval", "knn", "--weights", "w.pth", "--backbone", "tiny_net_of_the_tests:net", "--data", "photos")
-SCRIPT = """
-import sys
-import torch
-torch.distributed.init_process_group = lambda *given, **named: sys.exit("a process group was made")
-from sslbench.cli.main import main
-main(sys.argv[1:])
-"""
 
 
-def test_no_flag_no_launcher_and_no_process_group(world):
-    """A process without a GPU and without a variable of a launcher."""
-    environment = {
-        **os.environ,
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": f"{world}:{os.environ.get('PYTHONPATH', '')}",
-    }
-    command = [sys.executable, "-c", SCRIPT, *EVAL, "--no-floors"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=world, env=environment)
-    assert done.returncode == 0, done.stderr
+def test_no_flag_no_launcher_and_no_process_group(world, sslbench, monkeypatch):
+    """Without a GPU and without a variable of a launcher."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda *_, **__: pytest.fail("a group was made"))
+    code, _, err = sslbench(*EVAL, "--no-floors")
+    assert code == 0, err
     assert {record.protocol.name for record in read_tree(Path("results"))} == {"knn"}
 
 

@@ -30,16 +30,16 @@ def run_killed(words, moment):
     main(list(words))
 
 
-def test_killed_at_ten_moments_the_table_is_that_of_a_run_that_was_not(world, sslbench):
+def test_killed_at_five_moments_the_table_is_that_of_a_run_that_was_not(world, sslbench):
     assert sslbench(*SWEEP, "--out", "whole", "--store", "s1")[0] == 0
     words = (*SWEEP, "--out", "killed", "--store", "s2")
     ends = []
-    for moment in range(1, 11):
+    for moment in (1, 2, 4, 6, 9):
         process = FORK.Process(target=run_killed, args=(words, moment))
         process.start()
         process.join()
         ends.append(process.exitcode)
-    assert set(ends) <= {-signal.SIGKILL, 0} and ends.count(-signal.SIGKILL) >= 8
+    assert set(ends) <= {-signal.SIGKILL, 0} and ends.count(-signal.SIGKILL) >= 4
     code, _, err = sslbench(*words)
     assert code == 0, err
     boards = [Path(folder, "leaderboard.csv").read_bytes() for folder in ("whole", "killed")]

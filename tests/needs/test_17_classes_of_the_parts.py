@@ -32,7 +32,7 @@ def test_a_class_that_train_lacks_stops_and_is_named(world, sslbench):
     copied("test/blue", "test/yellow")
     code, out, err = evaluate(sslbench)
     assert (code, out) == (1, "") and "'yellow'" in err
-    code, out, _ = sslbench("check-data", "photos")
+    code, out, _ = sslbench("check-data", "photos", "--workers", "0")
     assert code == 1 and "'yellow'" in out
 
 
@@ -80,6 +80,6 @@ def numbers_as_names():
 )
 def test_what_folders_have_is_one_sentence_of_check_data(world, sslbench, change, code, words):
     change()
-    found, out, err = sslbench("check-data", "photos")
+    found, out, err = sslbench("check-data", "photos", "--workers", "0")
     assert found == code and words in out + err, out + err
     assert "Traceback" not in err

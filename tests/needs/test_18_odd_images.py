@@ -2,6 +2,7 @@
 
 import csv
 import io
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,16 @@ BROKEN = {
 }
 
 
+@pytest.fixture(scope="module")
+def huge(tmp_path_factory):
+    """A picture of 200 megapixels in a few bytes."""
+    file = tmp_path_factory.mktemp("huge") / "huge.png"
+    Image.new("1", (20_000, 10_000), 1).save(file)
+    return file
+
+
 @pytest.fixture
-def odd(world):
+def odd(world, huge):
     """photos with nine odd files among the 36 of train."""
     folder = world / "photos" / "train" / "red"
     photo = Image.open(folder / "0.png").convert("RGB").resize((40, 30))
@@ -29,7 +38,7 @@ def odd(world):
     (folder / "cut.jpg").write_bytes(file.getvalue()[:-60])
     (folder / "empty.jpg").write_bytes(b"")
     (folder / "text.jpg").write_text("no picture")
-    Image.new("L", (20_000, 10_000), 128).save(folder / "huge.png")
+    shutil.copy(huge, folder)
     photo.convert("CMYK").save(folder / "cmyk.jpg")
     photo.convert("RGBA").quantize(8).save(folder / "palette.png", transparency=0)
     Image.fromarray(np.asarray(photo.convert("L")).astype(np.uint16) * 257).save(folder / "sixteen.png")

@@ -42,8 +42,7 @@ QUICK = (
 )
 
 
-@pytest.mark.parametrize("case", SMALL)
-@pytest.mark.parametrize("frozen", [(), ("freeze_at=5",)])
+@pytest.mark.parametrize(("case", "frozen"), [("fpn", ()), ("c4", ("freeze_at=5",)), ("vit_fpn", ("freeze_at=5",))])
 def test_a_detector_is_trained_on_all_tensors_of_the_backbone(case, frozen, tmp_path, monkeypatch, sslbench):
     monkeypatch.chdir(tmp_path)
     name, settings = SMALL[case]

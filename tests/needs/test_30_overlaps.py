@@ -37,13 +37,13 @@ def overlapping(world):
 
 
 def test_check_data_lists_the_pairs(overlapping, sslbench):
-    code, out, _ = sslbench("check-data", "d", "--pairs", "pairs.csv")
+    code, out, _ = sslbench("check-data", "d", "--workers", "0", "--pairs", "pairs.csv")
     assert code == 1 and "10 of 60 images" in out
     rows = list(csv.DictReader(Path("pairs.csv").read_text().splitlines()))
     assert [row["how"] for row in rows].count("exact") == 10
     assert [row["how"] for row in rows].count("near") >= 9
     assert all(f"copy{row['test'][2:5]}" in row["train"] for row in rows)
-    _, out, _ = sslbench("check-data", "d", "--json")
+    _, out, _ = sslbench("check-data", "d", "--workers", "0", "--json")
     assert [pair["test"] for pair in json.loads(out)["overlaps"]] == [row["test"] for row in rows]
 
 
@@ -57,7 +57,7 @@ def test_every_score_is_told_without_the_suspects_too(overlapping, sslbench):
 
 def test_clean_data_have_no_pairs(world, sslbench):
     pictures(0)
-    code, out, _ = sslbench("check-data", "d", "--pairs", "pairs.csv")
+    code, out, _ = sslbench("check-data", "d", "--workers", "0", "--pairs", "pairs.csv")
     assert code == 0 and len(list(csv.DictReader(Path("pairs.csv").read_text().splitlines()))) <= 0.001 * 60 * 150
     code, out, err = sslbench(*EVAL, "--data", "d", "--no-floors")
     assert code == 0 and "suspected overlap" not in out, err
