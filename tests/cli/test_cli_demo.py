@@ -12,6 +12,7 @@ from sslbench.cli.commands import demo
 from sslbench.cli.main import main
 from sslbench.data.prepare import grey_digits
 from sslbench.data.prepare.grey_digits import SIDE, TRAIN, draw_digits
+from sslbench.evaluation import make_task
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def test_the_digits_of_a_seed_are_always_the_same(tmp_path, monkeypatch):
 
 
 def test_the_demo_ends_with_a_score_and_with_what_it_promises(digits, tmp_path, monkeypatch, capsys):
-    """Two epochs of a narrower network on a few of the images, with fewer labels."""
+    """Two epochs of a narrower network on a few of the images, with fewer labels and one cost."""
 
     def some(folder, seed):
         for kind in digits.glob("*/*"):
@@ -54,6 +55,8 @@ def test_the_demo_ends_with_a_score_and_with_what_it_promises(digits, tmp_path, 
 
     monkeypatch.setattr(grey_digits, "draw_digits", some)
     monkeypatch.setattr(demo, "LABELS", 4)
+    costs = {"low-shot": {"costs": [1.0]}, "linear": {}}
+    monkeypatch.setattr(demo, "make_task", lambda name, given: make_task(name, given | costs[name]))
     for key, value in {"epochs": 2, "workers": 0, "batch_size": 16, "backbone": "resnet18w0.125"}.items():
         monkeypatch.setitem(demo.SETTINGS, key, value)
     shown, score = run_demo(tmp_path, monkeypatch, capsys)

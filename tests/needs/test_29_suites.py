@@ -49,7 +49,9 @@ def test_data_that_differ_from_what_a_benchmark_knows_are_named(folder, sslbench
 
 
 def test_few_labels_are_five_draws_with_a_mean_and_an_interval(folder, sslbench):
-    code, out, err = sslbench("eval", "low-shot", "--benchmark", "low_shot/digits", *NET, "k=[1,2]", "--no-floors")
+    code, out, err = sslbench(
+        "eval", "low-shot", "--benchmark", "low_shot/digits", *NET, "k=[1,2]", "costs=[1]", "--no-floors"
+    )
     assert code == 0, err
     [record] = read_tree(Path("results"))
     assert record.metrics[record.headline].low < record.metrics[record.headline].value
