@@ -47,6 +47,7 @@ from sslbench.detection.train import train as train_detector
 from sslbench.evaluation import estimate
 from sslbench.features.array import ExtractSettings, Features
 from sslbench.features.extract import extract
+from sslbench.library.recipes import compose_pretraining
 from sslbench.pretraining import PretrainRequest, pretrain
 from sslbench.targets.classes import Classes
 from sslbench.train.observers import Observer
@@ -341,7 +342,7 @@ def method_update(method: str, sizes: Sizes) -> Row:
     """Update of a method by the training loop, beside its loss in a loop by hand."""
     batch = max(2, sizes.batch // 4)
     views = [sizes.side] * 2 + [sizes.side * 3 // 7 // 16 * 16] * 8 if method == "dino" else [sizes.side]
-    settings = runs.METHODS[method][0] if sizes.smoke else runs.composed(method)["method"]
+    settings = runs.METHODS[method][0] if sizes.smoke else compose_pretraining(method, {}, {}).values["method"]
     case = simclr_updates.MethodCase({**settings, "name": method}, sizes.vit, tuple(views), batch, str(DEVICE))
     batches = case.batches(1) * sizes.updates
     ours, by_hand = case.by_the_loop(batches), case.by_hand(batches)
