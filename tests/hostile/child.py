@@ -69,6 +69,13 @@ def run(
     return Outcome(words[0], ended["code"], out, err, ended["seconds"])
 
 
+def prepare(words: Sequence[str], folder: Path) -> None:
+    """Run a command that ends well in the process whose forks the children are: what it imports and keeps is theirs."""
+    environment = os.environ | {"SSLBENCH_CACHE": str(folder / ".cache")}
+    code = _ask({"words": list(words), "folder": str(folder), "environment": environment, "stay": True})["code"]
+    assert code == 0, f"exit {code} of {words}"
+
+
 @functools.cache
 def _parent() -> subprocess.Popen[str]:
     """The process that children are forks of: the one of the tests has run threads, which a fork does not survive."""
@@ -96,7 +103,7 @@ def _answer() -> None:
         tables.load_networks(name)
     for line in sys.stdin:
         request = json.loads(line)
-        answer = _run(**request)
+        answer = _stay(**request) if request.pop("stay", False) else _run(**request)
         _import_as(Path(request["folder"]) / ".modules")
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
@@ -115,6 +122,26 @@ def _import_as(child: Path) -> None:
 
 
 _TRIED: set[str] = set()
+
+
+def _stay(words: Sequence[str], folder: str, environment: dict[str, str]) -> dict[str, Any]:
+    from sslbench.cli.main import main
+
+    before, here = dict(os.environ), Path.cwd()
+    os.environ.update(environment)
+    os.chdir(folder)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is for answers
+            main(list(words))
+    except SystemExit as stop:
+        return {"code": stop.code}
+    finally:
+        os.chdir(here)
+        os.environ.clear()
+        os.environ.update(before)
+        gc.collect()
+        gc.freeze()  # else each child copies all memory as it collects
+    return {"code": 0}
 
 
 def _run(

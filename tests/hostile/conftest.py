@@ -1,12 +1,11 @@
-"""Modules of most commands, imported before the first case."""
+"""What most commands import and keep, before the first case."""
 
 import pytest
 from hostile import child, text_cases
 
 
 @pytest.fixture(scope="session", autouse=True)
-def heavy_modules(tmp_path_factory):
+def sound_command(tmp_path_factory):
     """Run one command without the limits of the cases, which are meant for what it does after its imports."""
     folder = tmp_path_factory.mktemp("first")
-    outcome = child.run([*text_cases.PIXELS, "--data", str(text_cases.photos(folder))], folder, seconds=300)
-    assert outcome.code == 0, outcome.err
+    child.prepare([*text_cases.PIXELS, "--data", str(text_cases.photos(folder))], folder)
