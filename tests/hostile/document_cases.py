@@ -3,7 +3,8 @@
 import copy
 import functools
 import json
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -281,19 +282,26 @@ SCRIPT = "<script>alert(1)</script>"
 BREAKOUTS = (SCRIPT, f'">{SCRIPT}', f"'>{SCRIPT}", f"</script>{SCRIPT}", f"--></td>{SCRIPT}", "{{ 7 * 7 }}" + SCRIPT)
 
 
+PAGE = ("leaderboard", "results", "--html", "board.html")
+FIXED = ("labels", "headline", "probabilities")
+"""Texts of a record that are one of a few words."""
+
+
+def marked(record: dict[str, Any], text: str, paths: Iterable[tuple[Any, ...]]) -> str:
+    """Return a record with this in place of several texts."""
+    changed = copy.deepcopy(record)
+    for path in paths:
+        functools.reduce(operator.getitem, path[:-1], changed)[path[-1]] = text
+    return json.dumps(changed)
+
+
 def page_cases(record: dict[str, Any]) -> Iterator[Case]:
-    """Yield records with markup in one text after another, and in all that may be any text at once."""
-    words = ("leaderboard", "results", "--html", "board.html")
-    for path in _paths(record):
-        inner: Any = record
-        for step in path:
-            inner = inner[step]
-        if not isinstance(inner, str):
-            continue
+    """Yield records with markup in all that may be any text at once, and in one text after another."""
+    paths = [path for path in _paths(record) if isinstance(functools.reduce(operator.getitem, path, record), str)]
+    free = [path for path in paths if path[-1] not in FIXED]
+    for i, text in enumerate(BREAKOUTS):
+        yield f"page: all at once {'abcdef'[i]}", _file_below("results/x.json", marked(record, text, free), PAGE)
+    for path in paths:
         for i, text in enumerate(BREAKOUTS):
-            changed = copy.deepcopy(record)
-            place: Any = changed
-            for step in path[:-1]:
-                place = place[step]
-            place[path[-1]] = text
-            yield f"page: {'.'.join(map(str, path))} {i}", _file_below("results/x.json", json.dumps(changed), words)
+            changed = marked(record, text, [path])
+            yield f"page: {'.'.join(map(str, path))} {i}", _file_below("results/x.json", changed, PAGE)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from hostile import child, document_cases, text_cases
-from hostile.campaign import failures, report
+from hostile.campaign import LONG, failures, report
 
 from sslbench.backbones.build import build
 from sslbench.detection.recipe import DetectionRecipe
@@ -71,14 +71,14 @@ def test_no_name_leads_outside(record, tmp_path):
 
 
 def test_no_text_becomes_markup(record, tmp_path):
-    written = []
-
     def markup(outcome, folder):
+        texts = (folder / "results" / "x.json").read_text().count("alert(1)")
         if outcome.code:
-            return ""
-        text = (folder / "board.html").read_text(encoding="utf-8")
-        written.append(text)
-        return "markup in the page" if document_cases.SCRIPT in text else ""
+            return "refused" if texts > 1 else ""
+        page = (folder / "board.html").read_text(encoding="utf-8")
+        hidden = texts > 1 and page.count("&lt;script&gt;alert(1)") < 30
+        return "markup in the page" if document_cases.SCRIPT in page else "texts are not shown" if hidden else ""
 
-    report(failures(document_cases.page_cases(record), tmp_path, judges=(markup,)))
-    assert any("&lt;script&gt;alert(1)" in text for text in written)
+    cases = list(document_cases.page_cases(record))
+    at_once = [case for case in cases if "at once" in case[0]]
+    report(failures(cases if LONG else at_once, tmp_path, judges=(markup,)))
