@@ -59,14 +59,6 @@ class _Hashed:
     digests: npt.NDArray[np.uint8]
     stamps: npt.NDArray[np.int64]
 
-    def rows(self, start: int, stop: int) -> "_Hashed":
-        """Return the state of some of the files."""
-        return _Hashed(self.digests[start:stop], self.stamps[start:stop])
-
-    def unchanged(self, index: int, stamp: Stamp | None) -> bytes | None:
-        """Return the digest of a file whose stamp is the one that was hashed, or None."""
-        return self.digests[index].tobytes() if stamp and self.stamps[index] == hash(stamp) else None
-
     def check(self, index: int, content: bytes, stamp: Stamp) -> None:
         """Raise if the content is not the one that was hashed; it is hashed again only where the stamp differs."""
         if self.stamps[index] != hash(stamp):
@@ -83,7 +75,7 @@ def refuse_other_content(content: bytes, known: npt.NDArray[np.uint8]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """Encoded image files; reading one that has changed since the last call of `digests` is an error.
+    """Encoded image files; reading one that has changed since the first call of `digests` is an error.
 
     Attributes:
         paths: one per image, relative to `root`; many of them in one piece, or in a file that processes share.
@@ -122,10 +114,13 @@ class Files:
         return printable(self._file(index))
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """Return the BLAKE2b digest of each file, (N, 16) bytes, zeros for an unreadable one.
+        """Return the BLAKE2b digest of each file, (N, 16) bytes, zeros for an unreadable one; hashed once per object.
 
         Digests of files whose size, times and inode are unchanged come from a cache (`HashMemo`).
         """
+        # Asking for the stamps of a million files takes half a minute, and an evaluation asks a dozen times.
+        if self._hashed is not None:
+            return self._hashed.digests.copy()
         digests = np.zeros((len(self), DIGEST_BYTES), dtype=np.uint8)
         stamps = np.zeros(len(self), dtype=np.int64)
         if len(self) >= _MANY:
@@ -135,8 +130,7 @@ class Files:
             for start in range(0, len(self), _CHUNK):
                 stop = min(start + _CHUNK, len(self))
                 files = [os.path.abspath(self._file(i)) for i in range(start, stop)]  # noqa: PTH100
-                before = None if self._hashed is None else self._hashed.rows(start, stop)
-                digests[start:stop], stamps[start:stop] = _digests(files, memo, pool, before)
+                digests[start:stop], stamps[start:stop] = _digests(files, memo, pool)
         object.__setattr__(self, "_hashed", _Hashed(digests, stamps))
         return digests.copy()
 
@@ -157,19 +151,13 @@ class Files:
 
 
 def _digests(
-    files: list[str], memo: HashMemo, pool: ThreadPoolExecutor, before: _Hashed | None
+    files: list[str], memo: HashMemo, pool: ThreadPoolExecutor
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Return the digests of some files and the hashes of their stamps, as in `_Hashed`.
-
-    `before` is their state when this process hashed them, so that the memo is asked for changed ones only.
-    """
+    """Return the digests of some files and the hashes of their stamps, as in `_Hashed`."""
     # The stamp is taken before the content is read: a change in between makes the cache miss, never wrong.
     now = time.time_ns()
     stamps = [_stamp(file) for file in files]
-    known = [None if before is None else before.unchanged(i, stamp) for i, stamp in enumerate(stamps)]
-    asked = [i for i, found in enumerate(known) if found is None]
-    for i, found in zip(asked, memo.lookup([files[i] for i in asked], [stamps[i] for i in asked]), strict=True):
-        known[i] = found
+    known = memo.lookup(files, stamps)
     todo = [i for i, (found, stamp) in enumerate(zip(known, stamps, strict=True)) if found is None and stamp]
     fresh = dict(zip(todo, pool.map(_hash_file, (files[i] for i in todo)), strict=True))
     memo.remember([(files[i], stamp, d) for i, d in fresh.items() if d and (stamp := stamps[i])], now)

@@ -199,27 +199,19 @@ def test_images_survive_the_way_to_another_process(tmp_path, make):
     assert copy.path(0) == images.path(0)
 
 
-def test_files_that_this_process_hashed_are_not_looked_up_again(tmp_path, monkeypatch):
-    monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
-    for name in "abc":
+def test_files_are_hashed_once_per_object_and_anew_where_the_data_is_opened_anew(tmp_path, monkeypatch):
+    files = Files(("a", "b"), str(tmp_path))
+    for name in "ab":
         (tmp_path / name).write_bytes(name.encode())
-        os.utime(tmp_path / name, (1, 1))
-    asked = []
-    lookup = images_module.HashMemo.lookup
-    monkeypatch.setattr(
-        images_module.HashMemo,
-        "lookup",
-        lambda memo, files, stamps: asked.append(len(files)) or lookup(memo, files, stamps),
-    )
-    monkeypatch.setattr(images_module, "settled", lambda stamp, now: True)
-    files = Files(("a", "b", "c"), str(tmp_path))
     first = files.digests()
-    assert np.array_equal(files.digests(), first)
+    with monkeypatch.context() as patch:
+        patch.setattr(images_module, "HashMemo", None)
+        patch.setattr(images_module, "_stamp", None)
+        files.digests()[:] = 0
+        assert np.array_equal(files.digests(), first)
+        assert np.array_equal(files.select(np.array([1])).digests(), first[1:])
     (tmp_path / "b").write_bytes(b"another")
-    third = files.digests()
-    assert asked == [3, 0, 1]
-    assert [row.tobytes() for row in third] == [
-        images_module.digest(b"a"),
-        images_module.digest(b"another"),
-        images_module.digest(b"c"),
-    ]
+    with pytest.raises(OSError, match="has changed since it was hashed"):
+        files.read(1)
+    again = Files(("a", "b"), str(tmp_path)).digests()
+    assert [row.tobytes() for row in again] == [images_module.digest(b"a"), images_module.digest(b"another")]
