@@ -64,7 +64,9 @@ def test_a_guide_begins_with_an_example_that_fits_the_page():
 
 @pytest.fixture(scope="module")
 def files(shared, tmp_path_factory):
-    return guides.write_files(tmp_path_factory.mktemp("guides"), shared("simclr") / "a" / "weights.torch")
+    folder = tmp_path_factory.mktemp("guides") / "files"
+    folder.mkdir()
+    return guides.write_files(folder, shared("simclr") / "a" / "weights.torch", tested=10)
 
 
 def beginnings(lines):
@@ -77,6 +79,7 @@ def beginnings(lines):
 )
 def test_commands_print_what_the_guide_shows(page, files, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("SSLBENCH_CACHE", str(files.parent / "cache"))  # floors of the same pictures, computed once
     with guides.folder_of(files, tmp_path):
         for command, output in guides.consoles(page):
             shown = beginnings(output.removesuffix("...\n").splitlines())

@@ -34,12 +34,16 @@ WIDTH = 84
 AS_SHOWN = {"width": WIDTH, "subsequent_indent": "    ", "drop_whitespace": True, "replace_whitespace": False}
 
 
-def write_files(folder, weights):
-    """Write digits as images (100 to train on, 359 to test), tables of them, and weights, by the guides' names."""
+def write_files(folder, weights, *, tested=None):
+    """Write digits as images, tables of them, and weights, by the guides' names.
+
+    100 images to train on; to test 359, or at most `tested` of each digit.
+    """
     draw_digits(folder / "photos", 0)
-    for digit in (folder / "photos" / "train").iterdir():  # few labels, where features are of use
-        for image in sorted(digit.iterdir())[10:]:
-            image.unlink()
+    for part, most in (("train", 10), ("val", tested)):  # few labels, where features are of use
+        for digit in (folder / "photos" / part).iterdir():
+            for image in sorted(digit.iterdir())[most:] if most else ():
+                image.unlink()
     for name in ("labelled", "imagenet", "cifar10", "birds"):
         shutil.copytree(folder / "photos" / "val", folder / name)
     shutil.copytree(folder / "photos" / "val" / "3", folder / "folder_without_classes")
