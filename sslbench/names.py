@@ -94,13 +94,18 @@ def list_names(kind: str) -> list[str]:
     raise UsageError(f"there is no kind of thing called '{kind}'", did_you_mean(kind, KINDS))
 
 
+@functools.cache  # the files of all packages are read for it
+def _entry_points() -> importlib.metadata.EntryPoints:
+    return importlib.metadata.entry_points()
+
+
 @functools.cache
 def installed(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
     """Return name -> entry point of the group `sslbench.KIND`: modules of installed plug-ins.
 
     Kinds are those of modules; and 'target' and 'metric', whose modules are searched for classes and records.
     """
-    return {entry.name: entry for entry in importlib.metadata.entry_points(group=f"sslbench.{kind}")}
+    return {entry.name: entry for entry in _entry_points().select(group=f"sslbench.{kind}")}
 
 
 @functools.cache  # asked hundreds of times per evaluation
