@@ -95,7 +95,7 @@ def list_names(kind: str) -> list[str]:
 
 
 @functools.cache  # the files of all packages are read for it
-def _entry_points() -> importlib.metadata.EntryPoints:
+def _entry_points() -> Any:  # of two types, by the version of Python
     return importlib.metadata.entry_points()
 
 
