@@ -194,8 +194,8 @@ class TestRecipes:
         arrays(tmp_path / "data", has, count=8)
         with pytest.raises(UsageError) as caught:
             prepare(self.settings(tmp_path, channels=takes))
-        assert f"a/00.npy has {has} channels, and {runs.RESNET}" in str(caught.value)
-        assert f"--backbone {runs.RESNET},in_chans={has}" in str(caught.value)
+        assert f"a/00.npy has {has} channels, and resnet18w0.125" in str(caught.value)
+        assert f"--backbone resnet18w0.125,in_chans={has}" in str(caught.value)
 
     def test_three_channels_stay_three_whatever_else_is_said(self, tmp_path):
         arrays(tmp_path / "data", 3)
