@@ -6,8 +6,8 @@ every method (`OF_EACH_PROCESS` has the exceptions).
 
 Numbers are float64: small networks with BatchNorm turn differences of rounding into ones a thousand times as large.
 Not the full product, which takes an hour: options act in the training loop and on what methods are made of, so four
-methods that have all of it between them are tried with every option; all under ddp and fsdp, and those that say
-themselves what is compiled are compiled in one process, two others in two.
+methods that have all of it between them are tried with every option; all under ddp, one per kind of state under fsdp
+(`make test-all`: all), and those that say themselves what is compiled are compiled in one process, two others in two.
 What acts between the backward pass and the update (`together`) is tried in one run. Zero changes the optimizer only: it
 is tried with those four, and not compiled. `make test-all` has the rest of those four.
 """
@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import runs, two_processes
+from helpers.small_methods import one_per_kind_of_state
 
 from sslbench.backbones.build import build
 from sslbench.backbones.sizes import accept_sizes, feature_dim
@@ -63,7 +64,6 @@ OPTIONS = {
     "compile": {"compile": True},
 }
 CELLS = [(s, o) for s in STRATEGIES for o in OPTIONS if (s, o) != ("zero", "compile")]
-FEW_CELLS = [("ddp", "plain"), ("fsdp", "plain")]
 COMPILED_ALONE = [("ddp", "plain"), ("ddp", "compile")]
 NO_FSDP = [*(("ddp", option) for option in OPTIONS if option != "compile"), ("zero", "plain"), ("zero", "together")]
 COMPILED_ONCE = {
@@ -192,15 +192,16 @@ def under_every_strategy(number, method, cells):
     return of_cells(method, cells, ALONE)
 
 
-def under_few_strategies(number, methods, accumulated):
-    """The same of several methods in fewer cells, without statistics of a batch."""
+def under_few_strategies(number, methods, sharded, accumulated):
+    """The same of several methods under ddp, and of some under fsdp, without statistics of a batch."""
     torch.set_num_threads(1)
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(globals(), "make_method", fixed_norms)
         for method in methods:
             try:
-                found[method] = of_cells(method, FEW_CELLS, AS_ONE if method in accumulated else {})
+                cells = [("ddp", "plain"), *([("fsdp", "plain")] if method in sharded else [])]
+                found[method] = of_cells(method, cells, AS_ONE if method in accumulated else {})
             except Exception as error:
                 raise RuntimeError(f"{method} fails under a strategy") from error
     return found
@@ -278,14 +279,16 @@ def test_methods_that_say_what_is_compiled_compile_all_of_it():
             check_equal(method, outcome, outcome)
 
 
+@pytest.mark.parametrize("sharded", ["one per kind of state", pytest.param("all", marks=pytest.mark.long)])
 @pytest.mark.parametrize("part", range(2))
-def test_every_method_trains_the_same_network_alone_and_under_every_strategy(part):
+def test_every_method_trains_the_same_network_alone_and_under_every_strategy(part, sharded):
     methods = list(runs.METHODS)[part::2]
+    sharded = methods if sharded == "all" else one_per_kind_of_state()
     compared = sorted(set(methods) - set(OF_EACH_PROCESS))
     accumulated = [method for method in compared if is_mean_of_images(method)]
     assert len(accumulated) >= 8, "one of them is a mean no more"
     alone = trained_alone(compared)
-    first, second = two_processes.run(under_few_strategies, methods, accumulated, seconds=SECONDS)
+    first, second = two_processes.run(under_few_strategies, methods, sharded, accumulated, seconds=SECONDS)
     for method in methods:
         check_equal(method, first[method], second[method])
     for method in compared:

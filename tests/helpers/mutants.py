@@ -190,7 +190,8 @@ def build(defects: list[dict[str, object]], tree: Path) -> list[int]:
     archive = subprocess.run(["git", "archive", "HEAD"], check=True, capture_output=True).stdout
     subprocess.run(["tar", "x", "-C", str(tree)], input=archive, check=True)
     root = tree / "sslbench"
-    (root / "mutant_switch.py").write_text(SWITCH)
+    # Where reading an environment variable is no input of a run.
+    (root / "runtime" / "mutant_switch.py").write_text(SWITCH)
     placed = set()
     for name in sorted({str(defect["file"]) for defect in defects}):
         file = root / name
@@ -205,7 +206,7 @@ def build(defects: list[dict[str, object]], tree: Path) -> list[int]:
                     placed.add(number)
         module = _Switched(forms).visit(ast.parse(file.read_text()))
         at = next(i for i, statement in enumerate(module.body) if not _is_head(statement))
-        module.body.insert(at, ast.parse("from sslbench.mutant_switch import mutant as _mutant").body[0])
+        module.body.insert(at, ast.parse("from sslbench.runtime.mutant_switch import mutant as _mutant").body[0])
         file.write_text(ast.unparse(ast.fix_missing_locations(module)) + "\n")
     return sorted(set(range(len(defects))) - placed)
 
@@ -341,7 +342,7 @@ def _fork(
     session: pytest.Session, number: int, items: list[pytest.Item], seconds: collections.Counter[str], folder: Path
 ) -> None:
     """Run tests with a defect turned on until one fails or the time is over, and end the process."""
-    from sslbench import mutant_switch
+    from sslbench.runtime import mutant_switch
 
     os.setsid()
     mutant_switch._ACTIVE = number

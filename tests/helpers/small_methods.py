@@ -66,6 +66,17 @@ def kinds_of_state(made):
     return kinds or {"none"}
 
 
+@functools.cache
+def one_per_kind_of_state():
+    """Return the fewest methods that have all kinds of state between them, as found by taking the richest first."""
+    kinds = {method: kinds_of_state(make(method)[0]) for method in runs.METHODS}
+    missing, chosen = set().union(*kinds.values()), []
+    while missing:
+        chosen.append(max(kinds, key=lambda method: len(kinds[method] & missing)))
+        missing -= kinds[chosen[-1]]
+    return tuple(chosen)
+
+
 def differences(one, other, where, seen=None):
     """Return the places at which two objects differ, with everything that is reached through their attributes."""
     seen = {} if seen is None else seen

@@ -9,7 +9,7 @@ import signal
 import pytest
 import torch
 from helpers import kills, runs, two_processes
-from helpers.small_methods import kinds_of_state, make
+from helpers.small_methods import one_per_kind_of_state
 
 from sslbench.runtime.signals import StoppedError
 from sslbench.train import checkpoints
@@ -76,16 +76,6 @@ def killed(method, out, **how):
     kills.wait_for_pause(started)
     kills.kill(started)
     assert checkpoints.files(out / "checkpoints") and not (out / "weights.torch").exists()
-
-
-def one_per_kind_of_state():
-    """Return the fewest methods that have all kinds of state between them, as found by taking the richest first."""
-    kinds = {method: kinds_of_state(make(method)[0]) for method in runs.METHODS}
-    missing, chosen = set().union(*kinds.values()), []
-    while missing:
-        chosen.append(max(kinds, key=lambda method: len(kinds[method] & missing)))
-        missing -= kinds[chosen[-1]]
-    return chosen
 
 
 def test_one_method_per_kind_of_state_is_stopped_and_continued(tmp_path):
