@@ -91,19 +91,22 @@ def test_flip_probabilities_are_those_of_a_loop_over_frames(world):
 
 def test_frames_come_in_order_and_follow_the_file(world):
     files = tuple(sorted(f.relative_to(world / "p").as_posix() for f in (world / "p").rglob("*.mp4")))
-    videos = Source("p", files, Unlabelled(len(files)), Files(files, str(world / "p")))
-    frames = frames_of(videos)
+
+    def opened():
+        return frames_of(Source("p", files, Unlabelled(len(files)), Files(files, str(world / "p"))))
+
+    frames = opened()
     assert list(frames.ids) == sorted(frames.ids) and frames.ids[0] == "gaussian_noise/blue/0.mp4/0000"
     for i in (0, 3, len(frames) - 1):
         name, _, number = frames.ids[i].rpartition("/")
         np.testing.assert_array_equal(frames.images.read(i), frames_by_opencv(world / "p" / name)[int(number)])
     before = frames.fingerprint()
     write_video(world / "p" / files[0], moving(99, 6))
-    assert frames_of(videos).fingerprint() != before
+    assert opened().fingerprint() != before
     content = (world / "p" / files[1]).read_bytes()
     (world / "p" / files[1]).write_bytes(content[: len(content) // 2])
     with pytest.raises((DataError, OSError)):
-        frames_of(videos)
+        opened()
         decoded_frames(str(world / "p" / files[1]))
 
 
