@@ -214,14 +214,16 @@ def test_hashes_follow_contents_choice_and_place(scene, tmp_path):
     edit(spec, lambda m: m["images"][0]["assets"][1].update(warp_aux_to_img={"type": "affine", "offset": [1, 0]}))
     seen.add(open_data(spec)["all"].images_fingerprint())
     np.save(tmp_path / "1.npy", np.ones((8, 10), dtype=np.uint16))
-    seen.add(open_data(spec)["all"].images_fingerprint())
+    source = open_data(spec)["all"]
+    seen.add(source.images_fingerprint())
     assert len(seen) == 4
     copy = pickle.loads(pickle.dumps(source))  # noqa: S301 - our own bytes
     assert np.array_equal(copy.images.digests(), source.images.digests())
     last = source.select([1])
     assert last.images.path(0) == source.images.path(1) and np.array_equal(last.images.read(0), source.images.read(1))
+    opened = open_data(spec)["all"]
     (tmp_path / "0.npy").unlink()
-    digests = open_data(spec)["all"].images.digests()
+    digests = opened.images.digests()
     assert not digests[0].any() and digests[1].any()
 
 
