@@ -64,9 +64,11 @@ def on_disk():
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
                     files.append(stack.enter_context(Path(folder, name).open("rb")))
-        # An open file keeps its number, so no later file has the same; without a link it was removed meanwhile.
-        for status in (os.fstat(file.fileno()) for file in files):
-            if status.st_nlink:
+        # An open file keeps its number, so no later file has the same. Those that have a link after all were asked for
+        # their sizes lay there together.
+        seen = [os.fstat(file.fileno()) for file in files]
+        for file, status in zip(files, seen, strict=True):
+            if os.fstat(file.fileno()).st_nlink:
                 sizes[status.st_ino] = status.st_size
     return sum(sizes.values())
 
