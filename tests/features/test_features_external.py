@@ -60,6 +60,11 @@ def test_one_cell_with_several_labels_decides_for_both_tables(tmp_path):
     assert read.test.target.values.tolist() == [[1, 1]]
 
 
+def test_rows_without_a_label_are_refused_with_the_first_line(tmp_path):
+    with pytest.raises(DataError, match=r"train.csv: 2 rows have no label, first line 3"):
+        pair(tmp_path, [["a"], [""], ["b"], [""], ["a"], ["b"]])
+
+
 def test_labels_that_train_lacks_are_refused(tmp_path):
     with pytest.raises(DataError, match="lacks: bird"):
         pair(tmp_path, [["cat;dog"]], [["bird"]])

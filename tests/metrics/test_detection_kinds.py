@@ -27,6 +27,7 @@ from sslbench.metrics.detection import (
 )
 from sslbench.metrics.detection import curves as precision_recall
 from sslbench.metrics.detection.average_precision import detector_difference
+from sslbench.metrics.detection.files import TestObjects, read_objects, write_objects
 from sslbench.metrics.detection.keypoints import COCO_SIGMAS, Skeleton, labelled, similarity
 from sslbench.metrics.detection.lvis import MOST
 from sslbench.metrics.detection.matches import Federated
@@ -379,6 +380,18 @@ def scene(seed, *, objects=20, found=50, n_images=5):
         tuple(map(masks.encode, mine)),
     )
     return truth, detections, there, mine
+
+
+@pytest.mark.parametrize("drawn_truth", [lambda: scene(0)[0], lambda: sample(0)[0]], ids=["masks", "federated"])
+def test_objects_come_back_from_their_file(drawn_truth, tmp_path):
+    truth = drawn_truth()
+    n, c = truth.n_images, len(truth.classes)
+    ids = tuple(f"{i}.png" for i in range(n))
+    sizes = np.full((n, 2), (HEIGHT, WIDTH))
+    write_objects(tmp_path / "o.npz", TestObjects(truth, ids, tuple(range(5, 5 + n)), tuple(range(3, 3 + c)), sizes))
+    again = read_objects(tmp_path / "o.npz")
+    assert (again.ids, again.image_numbers[0], again.class_numbers[0]) == (ids, 5, 3)
+    np.testing.assert_equal(dataclasses.asdict(again.truth), dataclasses.asdict(truth))
 
 
 def boxes_around(bitmaps):
