@@ -103,6 +103,8 @@ def shortened(name):
             shorter[key] = value
     if isinstance(content.get("crop"), int) and content["crop"]:
         shorter["crop"] = shorter["size"]
+    if content.get("head", "linear") in ("dpt", "fpn", "upernet"):  # of 256 or 512 channels
+        shorter["width"] = 16
     if "window" not in shorter:
         shorter.pop("stride", None)
     return shorter
