@@ -114,25 +114,26 @@ def test_scores_are_those_of_the_formulas(name, n, width):
 @pytest.mark.parametrize("name", NAMES)
 def test_intervals_are_those_of_samples_that_are_left_out(name):
     x, y = samples(200, 4)
+    x *= 3  # of a spread whose powers differ
     value, low, high = NAMES[name](scores.LabelledFeatures.of(x, y))
     without = [ORACLES[name](np.delete(x, i, axis=0), np.delete(y, i)) for i in range(len(x))]
     error = np.sqrt(np.var(without) * (len(x) - 1))  # the delete-one jackknife
     half = (high - low) / 2 / (abs(value) if name.startswith(("h_score", "gbc")) else 1)
     expected = np.sinh(1.97 * error / abs(value)) if name.startswith(("h_score", "gbc")) else 1.97 * error
-    assert half == pytest.approx(expected, rel=0.12)
+    assert half == pytest.approx(expected, rel=0.06 if name == "gbc" else 0.12)
 
 
 def test_source_classes_are_scored_as_in_the_papers():
     x, y = samples(80, 5)
-    logits = 2 * x[:, :4]
+    logits = x[:, :4] / 2
     source = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    found = scores.of_source_classes(lambda rows: 2 * rows[:, :4], x, y)
+    found = scores.of_source_classes(lambda rows: rows[:, :4] / 2, x, y)
     assert found["leep"][0] == pytest.approx(leep(source, y)) and found["nce"][0] == pytest.approx(nce(source, y))
-    for name, oracle in (("leep", leep), ("nce", nce)):
+    for name, oracle, close in (("leep", leep, 0.05), ("nce", nce, 0.15)):
         without = [oracle(np.delete(source, i, axis=0), np.delete(y, i)) for i in range(80)]
         value, low, _ = found[name]
         error = np.sqrt(np.var(without) * 79)
-        assert np.log(low / value) == pytest.approx(1.99 * error / -value, rel=0.15)
+        assert np.log(low / value) == pytest.approx(1.99 * error / -value, rel=close)
 
 
 def test_shuffled_labels_score_worse_and_few_samples_are_noted(blobs):
