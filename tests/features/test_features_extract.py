@@ -154,7 +154,7 @@ def test_of_several_stored_features_the_newest_are_found(backbone, pictures, tmp
             np.testing.assert_array_equal(part, entries[newest].features["res5avg"].x)
 
 
-@pytest.mark.parametrize("what", ["image", "added", "removed", "weight", "crop", "precision", "dtype"])
+@pytest.mark.parametrize("what", ["image", "added", "removed", "others", "weight", "crop", "precision", "dtype"])
 def test_any_change_is_a_miss_that_names_what_changed(backbone, pictures, tmp_path, caplog, what):
     caplog.set_level("DEBUG", "sslbench")
     first = run(backbone, source_of(pictures), tmp_path / "store")
@@ -170,6 +170,10 @@ def test_any_change_is_a_miss_that_names_what_changed(backbone, pictures, tmp_pa
     elif what == "removed":
         (pictures / "00.png").unlink()
         expected = "1 of 11 images removed: 00.png"
+    elif what == "others":
+        for picture in sorted(pictures.iterdir()):
+            picture.rename(picture.with_name(f"1{picture.name}"))
+        expected = "no stored features fit: other images"
     elif what == "weight":
         changed = build("resnet_basic_1-1-1-1w0.25")
         changed.module.bn1.bias.data[0] += 1e-3
