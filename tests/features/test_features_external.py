@@ -60,6 +60,11 @@ def test_one_cell_with_several_labels_decides_for_both_tables(tmp_path):
     assert read.test.target.values.tolist() == [[1, 1]]
 
 
+def test_other_names_of_classes_are_other_data(tmp_path):
+    named = [pair(tmp_path, [["a"], [other]] * 3, [["a"], [other]]).fingerprints for other in "bc"]
+    assert not set(named[0]) & set(named[1])
+
+
 def test_rows_without_a_label_are_refused_with_the_first_line(tmp_path):
     with pytest.raises(DataError, match=r"train.csv: 2 rows have no label, first line 3"):
         pair(tmp_path, [["a"], [""], ["b"], [""], ["a"], ["b"]])

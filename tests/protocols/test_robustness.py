@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.coloured_pictures import write_tinted
 from PIL import Image
+from scipy.special import softmax
 from sklearn.covariance import EmpiricalCovariance
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
@@ -37,6 +38,7 @@ from sslbench.protocols.robustness.further_sets import (
 )
 from sslbench.protocols.robustness.scores import MahalanobisNovelty, energy_novelty, open_sets, softmax_novelty
 from sslbench.protocols.robustness.settings import Settings
+from sslbench.results.records import read_scores
 
 RUN = RunSettings(device="cpu", workers=0, overlaps=False, batch_size=32)
 SMALL = Preprocessing(resize=(32, 32), crop=None)
@@ -206,6 +208,10 @@ def test_a_set_has_a_record_of_its_own_whatever_else_is_scored(network, data, tm
     difference = alone.metrics["top1"].value - summary.metrics["top1"].value
     effective = summary.metrics["effective_robustness(some)"]
     assert effective.value is None or effective.value == pytest.approx(difference)
+    scores = read_scores(alone.file)
+    surest_first = np.argsort(-softmax(scores.scores, axis=1).max(axis=1))
+    right = (scores.scores.argmax(axis=1) == scores.labels)[surest_first]
+    assert alone.metrics["aurra"].value == pytest.approx(100 * np.mean(np.cumsum(right) / np.arange(1, 9)))
     write_tinted(tmp_path / "another", 4, 3, classes=CLASSES[:2])
     again, other = run(network, data, tmp_path / "a", {**settings, "sets": {"some": str(tmp_path / "another")}})
     assert again.id != summary.id and other.id != alone.id, "other images at the same settings"
