@@ -174,7 +174,8 @@ def _first(folder: paths.DataFolder, place: str) -> Path | None:
     for root in paths.search_path(folder):
         file = root / place
         # Some file systems do not tell upper case.
-        if file.is_file() and file.name in os.listdir(file.parent):  # noqa: PTH208
+        parts = (file, *file.parents)[: place.count("/") + 1]
+        if file.is_file() and all(part.name in os.listdir(part.parent) for part in parts):  # noqa: PTH208
             return file
     return None
 
