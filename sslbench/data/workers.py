@@ -56,14 +56,13 @@ def run(
 
     Args:
         dataset: item -> result or SslbenchError.
-        workers: number of worker processes; 0: load in this one, as a single item always is.
+        workers: number of worker processes; 0: load in this one.
         sampler: the items to load; None: all, in order.
         prefetch: items that each worker loads ahead.
         start: called in every new worker with the worker's number.
         start_method: of the workers; 'auto' forks where it is safe.
     """
-    n = len(dataset if sampler is None else sampler)  # type: ignore[arg-type]
-    workers = min(workers, n) if n > 1 else 0  # one item would only be waited for
+    workers = min(workers, len(dataset if sampler is None else sampler))  # type: ignore[arg-type]
     context = _context(start_method) if workers else None
     loader = DataLoader(
         dataset,

@@ -171,7 +171,7 @@ def test_a_killed_worker_is_explained():
     items = [encoded(0)] * 4
     data = Source("photos", tuple("abcd"), Unlabelled(4), Dying(items))
     with pytest.raises(DataError, match="was killed") as caught:
-        load(data, np.arange(4), 1, batch_size=2)
+        load(data, np.arange(4), 1)
     assert "--workers 0" in str(caught.value)
 
 
