@@ -38,7 +38,8 @@ def pytest_runtest_setup():
     random.seed(0)
     np.random.seed(0)
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+        # torch.manual_seed also notes for GPUs where it was called, which takes a second in a thousand tests.
+        sys.modules["torch"].default_generator.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

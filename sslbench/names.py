@@ -88,7 +88,7 @@ def list_names(kind: str) -> list[str]:
         UsageError: there is no such kind.
     """
     if kind in _FOLDERS:
-        return sorted(_yaml_files(kind))
+        return sorted(yaml_files(kind))
     if kind in _PACKAGES:
         return sorted(modules(kind))
     raise UsageError(f"there is no kind of thing called '{kind}'", did_you_mean(kind, KINDS))
@@ -133,7 +133,7 @@ def plugin_remedy(protocol: str) -> str:
     return f"It is in the plug-in {package}; from a clone of sslbench: pip install ./plugins/{package}"
 
 
-def _yaml_files(kind: str) -> dict[str, Path]:
+def yaml_files(kind: str) -> dict[str, Path]:
     """Return name (path below the folder, without suffix) -> file on the search path; the user's files come first."""
     folder, prefix = _FOLDERS[kind]
     others = _other_kinds(kind)
@@ -202,7 +202,7 @@ def find_file(kind: FileKind, name: str) -> Path:
         return Path(name)
     if (file := _yaml_file(kind, name)) is not None:
         return file
-    files = _yaml_files(kind)
+    files = yaml_files(kind)
     if name not in files:
         raise UsageError(
             f"there {'are' if kind.endswith('s') else 'is'} no {kind} called '{name}'", did_you_mean(name, files)

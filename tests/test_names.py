@@ -56,7 +56,7 @@ def test_every_kind_lists_what_is_there():
 
 def test_a_name_alone_finds_the_file_that_the_list_of_all_names_has():
     for kind in names._FOLDERS:
-        listed = names._yaml_files(kind)
+        listed = names.yaml_files(kind)
         assert listed == {name: names._yaml_file(kind, name) for name in listed}
     for other in ("suites/small", "presets/dino", "data/cifar10", "knn/_each", "knn/nosuch", "nosuch/cifar10"):
         assert names._yaml_file("benchmark", other) is None, other

@@ -213,10 +213,18 @@ def _tensors(output: object) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def copied(module: nn.Module) -> nn.Module:
-    """Return a deep copy."""
+def copied(module: nn.Module, *, share: bool = False) -> nn.Module:
+    """Return a deep copy; with `share` its parameters are others in the same memory, for a network that is not trained.
+
+    >>> linear = nn.Linear(2, 2)
+    >>> copied(linear, share=True).weight.data_ptr() == linear.weight.data_ptr()
+    True
+    """
+    # deepcopy takes what the memo holds. A quantised or distributed parameter is no plain one.
+    parameters = [parameter for parameter in module.parameters() if type(parameter) is nn.Parameter] if share else []
+    memo = {id(parameter): nn.Parameter(parameter.detach(), parameter.requires_grad) for parameter in parameters}
     try:
-        return copy.deepcopy(module)
+        return copy.deepcopy(module, memo)
     except (RuntimeError, TypeError) as error:
         raise BackboneError(
             f"the backbone ({type(module).__name__}) cannot be copied: {error}",

@@ -43,7 +43,7 @@ def folded(module: nn.Module, layers: Sequence[Layer], images: Tensor) -> nn.Mod
     module: in eval mode, on the CPU, float32; not changed.
     images: (B, 3, H, W), to find the pairs and to compare the outcome on.
     """
-    candidate = copied(module)
+    candidate = copied(module, share=True)
     with torch.no_grad():
         pairs, wanted = _pairs(candidate, layers, images)
         if not pairs:
@@ -58,7 +58,7 @@ def folded(module: nn.Module, layers: Sequence[Layer], images: Tensor) -> nn.Mod
             problem = f"the backbone does not run without it ({error.message})"
     if problem:
         log.info(f"BatchNorm is not folded: {problem}")
-        return copied(module)
+        return copied(module, share=True)
     log.debug(f"folded {len(pairs)} BatchNorms into convolutions")
     return candidate
 

@@ -12,6 +12,8 @@ such narrow matrices.
 """
 
 import dataclasses
+import functools
+from typing import Any
 
 import numpy as np
 
@@ -154,14 +156,12 @@ def fit(problem: Problem, variance: FloatArray, c: float, *, start: Fit | None, 
         max_iter: largest number of steps.
         tolerance: largest relative distance of the objective to its minimum.
     """
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-
     size, penalty = problem.x.size * problem.outputs, 1 / (c * len(problem.x))
     if start is None:
         start = Fit(np.zeros((len(variance), problem.outputs)), np.zeros(problem.outputs), False, 0, np.inf)
     first: Precision = np.float32 if size >= _SINGLE_FROM else np.float64
     # Below this size, synchronising threads in every product costs more than they save.
-    with threadpool_limits(1 if size < 2**28 else None, user_api="blas"):
+    with _blas().limit(limits=1 if size < 2**28 else None):
         found = problem.descend(
             first, variance, penalty, start, max_iter=max_iter, tolerance=max(tolerance, _NEWTON_FROM)
         )
@@ -175,6 +175,14 @@ def fit(problem: Problem, variance: FloatArray, c: float, *, start: Fit | None, 
         # A constant added to the biases of all classes does not change the probabilities.
         found = dataclasses.replace(found, bias=found.bias - found.bias.mean())
     return found
+
+
+@functools.cache  # looking for the libraries of a process takes longer than a small fit
+def _blas() -> Any:
+    """Return the controller of the threads of BLAS."""
+    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+
+    return ThreadpoolController().select(user_api="blas")
 
 
 def extrapolate(before: Fit, last: Fit, steps: float) -> Fit:

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from sslbench import names
 from sslbench.errors import UsageError, WeightsError
-from sslbench.weights.format_name import find_format
+from sslbench.weights.format_name import FormatName, find_format
 from sslbench.weights.formats import places
 from sslbench.weights.formats.places import Place, common_prefix
 from sslbench.weights.formats.schema import InputImages, Strides
 from sslbench.weights.formats.search import Match, Search, Shapes, same_tensors, tried
-from sslbench.weights.formats.tables import FormatTable, load_networks, take_variant
+from sslbench.weights.formats.tables import FormatTable, networks_of, take_variant
 from sslbench.weights.reading import distributed
 from sslbench.weights.reading.files import WeightsFile
 from sslbench.weights.reading.model_config import NO_CONFIG, ModelConfig
@@ -184,12 +184,13 @@ def recognise(file: WeightsFile, *, expected: Shapes | None = None, format: str 
 def _asked(file: WeightsFile, format: str | None) -> tuple[list[FormatTable], str]:
     """Return the tables to try, and the place in the file that the user names; '' if none."""
     if format is None:
-        return [table for name in names.list_names("format") for table in load_networks(name)], ""
+        files = sorted(names.yaml_files("format").items())
+        return [table for name, path in files for table in networks_of(FormatName(name, path, None))], ""
     asked = find_format(format)
-    tables = load_networks(str(asked.path))
+    tables = networks_of(FormatName(asked.name, asked.path, None))
     known = [*tables[0].file.networks, *tables[0].file.variants]
     if asked.network is None or asked.network in known:
-        return load_networks(format), asked.place
+        return networks_of(asked), asked.place
     if asked.network and not asked.place and places.selected(file.content, asked.network):
         return tables, asked.network
     known += [place.where for place in places.dicts(file.content) if place.where and place.tensors]

@@ -19,7 +19,7 @@ from sslbench import names
 from sslbench.config import read_yaml
 from sslbench.errors import UsageError, WeightsError
 from sslbench.weights import save
-from sslbench.weights.format_name import find_format
+from sslbench.weights.format_name import FormatName, find_format
 from sslbench.weights.formats import rules, schema
 from sslbench.weights.formats.rules import Pattern
 from sslbench.weights.formats.schema import Rule, TableFile
@@ -224,7 +224,11 @@ def load_table(name: str) -> FormatTable:
 
 def load_networks(name: str) -> list[FormatTable]:
     """Return the table once for each of its networks, preferred ones first, or only for the one after the colon."""
-    found = find_format(name)
+    return networks_of(find_format(name))
+
+
+def networks_of(found: FormatName) -> list[FormatTable]:
+    """Return the networks of a format that was found, as `load_networks` does."""
     # The time of the last change is part of the cache's key, so that an edited table is read again.
     table = _load(found.name, found.path, found.path.stat().st_mtime_ns)
     network = found.network
