@@ -7,6 +7,17 @@ import multiprocessing
 import numpy as np
 import pytest
 from PIL import Image
+from torch.utils.data import dataloader
+
+
+@pytest.fixture(scope="session", autouse=True)
+def deaths_are_seen_soon():
+    """torch asks every five seconds for workers that died, which every test of a death would wait for."""
+    ask = dataloader._MultiProcessingDataLoaderIter._try_get_data
+    assert ask.__defaults__ == (5.0,)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ask, "__defaults__", (0.5,))
+        yield
 
 
 @pytest.fixture
