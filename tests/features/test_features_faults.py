@@ -5,7 +5,6 @@ import errno
 import itertools
 import multiprocessing
 import os
-import resource
 import signal
 import sys
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.full_disk import files_up_to
 from helpers.waiting import SECONDS
 from PIL import Image
 from torch import nn
@@ -345,12 +345,12 @@ def test_rows_that_change_on_the_disk_before_they_are_published_are_noticed(back
 
 
 def _with_small_files(backbone, source, root, queue):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-    try:
-        run(backbone, source, root)
-        queue.put("it has room")
-    except StoreError as error:
-        queue.put(str(error))
+    with files_up_to(4096):
+        try:
+            run(backbone, source, root)
+            queue.put("it has room")
+        except StoreError as error:
+            queue.put(str(error))
 
 
 def test_room_is_reserved_before_the_first_image_is_decoded(backbone, pictures, tmp_path):

@@ -177,6 +177,7 @@ def _become(words: Sequence[str], folder: Path, seconds: int, memory: int, large
 
         if largest is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
+            sys.dont_write_bytecode = True  # the first bytes of a module would be kept, which nobody can import again
         try:
             main(list(words))
         except SystemExit as stop:

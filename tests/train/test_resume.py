@@ -2,12 +2,11 @@
 
 import logging
 import os
-import resource
-import signal
 
 import pytest
 import torch
 from helpers import two_processes
+from helpers.full_disk import files_up_to
 
 from sslbench.distributed.collectives import from_first, on_all
 from sslbench.errors import SslbenchError, UsageError, WeightsError
@@ -189,13 +188,7 @@ def test_a_full_disk_is_named_with_its_bytes(tmp_path):
     """Torch itself turns the error of the disk into a RuntimeError about its own writer."""
     content = {"tensors": [torch.zeros(1000) for _ in range(10)]}
     checkpoints.write(tmp_path, 1, content, keep=2)
-    before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
-    try:
-        with pytest.raises(SslbenchError, match="File too large; ") as raised:
-            checkpoints.write(tmp_path, 2, content, keep=2)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, ignored)
+    with files_up_to(20_000), pytest.raises(SslbenchError, match="File too large; ") as raised:
+        checkpoints.write(tmp_path, 2, content, keep=2)
     assert "step_000000001.ckpt" in str(raised.value.remedy)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000000001.ckpt"]

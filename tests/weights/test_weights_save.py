@@ -1,12 +1,11 @@
 """Weights files that are written: heads, places of networks in them, full disks."""
 
-import contextlib
 import random
 import re
-import resource
 
 import pytest
 import torch
+from helpers.full_disk import files_up_to
 from helpers.offenders import offenders
 from torch import nn
 
@@ -87,17 +86,6 @@ def weights(tmp_path_factory):
     return path
 
 
-@contextlib.contextmanager
-def short_of_space():
-    """Let no file of this process grow beyond a megabyte: a full disk for whoever writes one."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize(
     ("name", "to"),
     [
@@ -110,7 +98,7 @@ def short_of_space():
 def test_convert_on_a_full_disk_is_one_message(tmp_path, capsys, weights, name, to):
     out = tmp_path / name
     out.write_bytes(b"as it was")
-    with short_of_space(), pytest.raises(SystemExit) as ended:
+    with files_up_to(LIMIT), pytest.raises(SystemExit) as ended:
         main(["convert", str(weights), str(out), "--to", to, "--force"])
     said = capsys.readouterr().err
     assert ended.value.code == 1 and "Traceback" not in said, said
