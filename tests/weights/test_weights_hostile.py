@@ -39,8 +39,8 @@ HARMLESS = {
 
 @pytest.fixture(scope="module")
 def said():
-    """Lines of a process that reads all attacks and then 2000 random pickles."""
-    words = [sys.executable, str(SCRIPT), "0", "2000"]
+    """Lines of a process that reads all attacks and then 500 random pickles."""
+    words = [sys.executable, str(SCRIPT), "0", "500"]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=1800, check=False)
     assert ran.returncode == 0, (ran.stdout[-300:], ran.stderr[-2000:])
     return ran.stdout.splitlines()
@@ -56,7 +56,7 @@ def test_every_attack_is_refused_or_read_without_harm(said):
 
 def test_random_pickles_harm_nothing(said):
     n_read, _, n_refused, _ = said[-1].split()
-    assert int(n_read) > 100 and int(n_refused) > 1000, "else they are all of one kind and prove little"
+    assert int(n_read) > 25 and int(n_refused) > 250, "else they are all of one kind and prove little"
 
 
 def odd_tensors():
