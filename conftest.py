@@ -1,6 +1,7 @@
 """What all tests share: a cache of their own, and messages that do not depend on which test ran before."""
 
 import gc
+import itertools
 import logging
 import os
 import random
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 pytest_plugins = ["world"]
+_NUMBERS = itertools.count()
 
 # A slow or busy machine is no failure.
 hypothesis.settings.register_profile(
@@ -60,7 +62,8 @@ def no_cache_of_the_user(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, run_folder, monkeypatch):
     """No test sees the user's features or another test's; toy images, alike for all, are drawn once."""
-    cache = tmp_path_factory.mktemp("cache")
+    cache = tmp_path_factory.getbasetemp() / f"cache-of-test-{next(_NUMBERS)}"  # mktemp looks through the whole folder
+    cache.mkdir()
     toys = run_folder / "toy"
     toys.mkdir(exist_ok=True)
     (cache / "toy").symlink_to(toys)
