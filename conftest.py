@@ -14,6 +14,10 @@ import pytest
 
 pytest_plugins = ["world"]
 _NUMBERS = itertools.count()
+_LONGEST = {
+    *("test_contract_strategies.py", "test_contract_structure.py", "test_documented_runs.py", "test_site.py"),
+    *("test_cli_tables.py", "test_hostile_images.py", "test_hostile_weights.py"),
+}
 
 # A slow or busy machine is no failure.
 hypothesis.settings.register_profile(
@@ -32,6 +36,11 @@ def pytest_collection():
         gc.freeze()
         gc.set_threshold(2000, 10, 30)
         gc.enable()
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the longest tests: at the end, the other processes would have nothing to do beside them."""
+    items.sort(key=lambda item: item.path.name not in _LONGEST)
 
 
 @pytest.hookimpl(tryfirst=True)
