@@ -8,8 +8,9 @@ its anomaly score; the map of distances, enlarged and smoothed, scores pixels, a
 - PatchCore (Roth et al., CVPR 2022), preset `patchcore`: layers 2 and 3, each averaged over 3 x 3 patches, a greedy
   coreset, Euclidean distance, and the largest distance times 1 - softmax over the b neighbours of its nearest patch.
 
-Metrics are those of each category, and their means over categories: `metrics.dense.anomaly`. Floors: the same memory of
-the colours of patches, the untrained network, and equal scores of all images and pixels.
+Metrics are those of each category, and their means over categories: `metrics.dense.anomaly`. Of MVTec LOCO there are
+also those of each kind of anomaly beside all good images, and the mean over kinds, as its authors evaluate. Floors: the
+same memory of the colours of patches, the untrained network, and equal scores of all images and pixels.
 
 Memory: that of one category at a time, and twice that while it is built. Time: 2 * patches * memory * D operations of
 the search; a coreset of M of N patches takes M passes over its projection.
@@ -18,8 +19,8 @@ the search; a coreset of M of N patches takes M passes over its projection.
 import dataclasses
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,15 +33,17 @@ from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.dense.anomaly import (
+    OF_KINDS,
     PixelCurves,
+    image_measures,
     pixel_measure,
     pixel_metrics,
     region_shares,
     right_sides,
     saturated_shares,
 )
-from sslbench.metrics.intervals import Units
-from sslbench.metrics.summary import summarise, with_intervals, without_intervals
+from sslbench.metrics.intervals import Units, Values
+from sslbench.metrics.summary import with_intervals
 from sslbench.protocols._parts.search import FOUND, TRUE, with_heat, with_mask
 from sslbench.protocols._parts.untrained import MapRun, pixel_floors
 from sslbench.protocols.protocol import Cost, Part, Protocol, ProtocolSettings, Shapes
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
     from sslbench.protocols._parts.pictures import Drawing
 
 log = logging.getLogger("sslbench")
+T = TypeVar("T")
 _RESAMPLES = 1000  # half-samples of intervals
 
 
@@ -128,7 +132,7 @@ class _Ranking:
     Attributes:
         scores: (N,) of the test images.
         maps: distances of the patches of each, (h, w).
-        curves: of the pixels of each category.
+        curves: of the pixels of each category, and of each kind of its anomalies: `Anomaly._together`.
         patches: number of patches in the memories of all categories.
     """
 
@@ -136,6 +140,58 @@ class _Ranking:
     maps: dict[int, Map] = dataclasses.field(default_factory=dict)
     curves: list[PixelCurves] = dataclasses.field(default_factory=list)
     patches: list[int] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Views:
+    """Means of metrics: over categories, of each kind of anomaly as METRIC(KIND), and over the kinds as METRIC(kinds).
+
+    Attributes:
+        values: (N, 2) of the test images, as `Anomalies.values`.
+        units: of intervals.
+        together: number of the category, kind of anomaly or '', and rows of the images that are ranked together.
+    """
+
+    values: IntArray
+    units: Units
+    together: Sequence[tuple[int, str, IntArray]]
+
+    def _named(self, of: Callable[[list[int]], dict[str, T]], category: int | None = None) -> dict[str, T]:
+        """Return the metrics of all views; `of`: from positions in `together` to the means of metrics."""
+        kinds, metrics = sorted({kind for _, kind, _ in self.together} - {""}), dict[str, T]()
+        for suffix, wanted in {"": [""], **{f"({kind})": [kind] for kind in kinds}, "(kinds)": kinds}.items():
+            own = [i for i, (c, kind, _) in enumerate(self.together) if kind in wanted and category in (None, c)]
+            if own:
+                metrics |= {f"{key}{suffix}": v for key, v in of(own).items() if not suffix or key in OF_KINDS}
+        return metrics
+
+    def values_of(self, scores: Matrix, pixels: Sequence[FloatArray], category: int | None = None) -> dict[str, float]:
+        """Return the metrics of scores (N, 1) and of pixels, as `PixelCurves.values` of each of `together`."""
+
+        def means(own: list[int]) -> dict[str, float]:
+            (images,) = image_measures(self.values, scores, self.units, [self.together[i][2] for i in own])
+            metrics = images.statistic(np.ones((1, len(scores))))[0].tolist()
+            return dict(zip(images.names, metrics, strict=True)) | pixel_metrics([pixels[i] for i in own])
+
+        return self._named(means, category)
+
+    def measured(
+        self, scores: Matrix, curves: Sequence[PixelCurves], pixels: Sequence[FloatArray], seed: int
+    ) -> Values:
+        """Return the same metrics with their intervals."""
+
+        def intervals(own: list[int]) -> Values:
+            rows = [self.together[i][2] for i in own]
+            (measure,) = image_measures(self.values, scores, self.units, rows)
+            metrics = with_intervals(measure, self.units, seed, _RESAMPLES)
+            if exact := pixel_metrics([pixels[i] for i in own]):
+                measure = pixel_measure([curves[i] for i in own], rows, self.units)
+                ends = with_intervals(measure, self.units, seed, _RESAMPLES)
+                # Of the curves in fewer steps there are the ends alone.
+                metrics |= {key: (v, min(v, ends[key][1]), max(v, ends[key][2])) for key, v in exact.items()}
+            return metrics
+
+        return self._named(intervals)
 
 
 class Anomaly(MapRun[Settings]):
@@ -296,7 +352,18 @@ class Anomaly(MapRun[Settings]):
                 for row, (distances, score) in zip(own, scored, strict=True):
                     found[name].maps[row], found[name].scores[row] = distances, score
         for name in memories:
-            found[name].curves.append(self._curves(test, found[name].maps))
+            found[name].curves.extend(self._curves(own, found[name].maps) for own in self._together(test).values())
+
+    def _together(self, rows: IntArray) -> dict[str, IntArray]:
+        """Return the rows of a category that are ranked together: '' -> all, kind -> its anomalies and all good images.
+
+        Data without regions that saturate have no kinds.
+        """
+        regions, found = Anomalies.of(self.test.target).regions, {"": rows}
+        if regions is not None and len({*regions.kinds} - {""}) > 1:
+            kinds = np.array(regions.kinds)[rows]
+            found |= {kind: rows[(kinds == "") | (kinds == kind)] for kind in np.unique(kinds[kinds != ""]).tolist()}
+        return found
 
     def _truth(self, row: int) -> npt.NDArray[np.int8]:
         """Return the scored pixels of a test image: 1 in a defect, 0 elsewhere, -1 where it is not known."""
@@ -337,32 +404,25 @@ class Anomaly(MapRun[Settings]):
         from sslbench.protocols._parts.pictures import chosen_by_score, sheet
 
         target, groups = Anomalies.of(self.test.target), source_groups(self.test)
-        values, classes = target.values, target.classes
+        values, classes, units = target.values, target.classes, Units.of(len(target), groups)
         scores, number = found.scores[:, None].astype(np.float32), sorted({*found.patches})
-        metrics, headline, per_class = summarise(Anomalies, classes, values, scores, seed=self.seed, groups=groups)
-        exact = pixel_metrics([curves.values() for curves in found.curves])
-        if exact:
-            units = Units.of(len(values), groups)
-            measured = with_intervals(pixel_measure(found.curves, parts, units), units, self.seed, _RESAMPLES)
-            # Of the curves in fewer steps there are the ends alone.
-            metrics |= {key: (v, min(v, measured[key][1]), max(v, measured[key][2])) for key, v in exact.items()}
+        each = [(i, *one) for i, rows in enumerate(parts) for one in self._together(rows).items()]
+        views, exact = _Views(values, units, each), [own.values() for own in found.curves]
         shown = chosen_by_score(right_sides(values, found.scores))
         captions = {row: target.text(row).partition(": ")[2] for rows in shown.values() for row in rows}
         return Outcome(
-            metrics=metrics,
-            headline=headline,
+            metrics=views.measured(scores, found.curves, exact, self.seed),
+            headline=Anomalies.metric,
             scores=scores,
-            per_class=per_class,
+            per_class=dict(zip(classes, Anomalies.per_class(values, scores, len(classes)), strict=True)),
             notes=(f"Memories of {' to '.join(f'{n:,}' for n in (number[0], number[-1])[: len(number)])} patches.",),
             variants={
-                classes[values[rows[0], 0]]: _without_intervals(values[rows], scores[rows], [curves.values()])
-                for rows, curves in zip(parts, found.curves, strict=True)
+                classes[values[rows[0], 0]]: views.values_of(scores, exact, i)
+                for i, rows in enumerate(parts)
                 if len(parts) > 1
             },
-            chance=_without_intervals(values, 0 * scores, [curves.constant() for curves in found.curves]),
-            floors={
-                "pixels": _without_intervals(values, floor.scores[:, None], [own.values() for own in floor.curves])
-            },
+            chance=views.values_of(0 * scores, [own.constant() for own in found.curves]),
+            floors={"pixels": views.values_of(floor.scores[:, None], [own.values() for own in floor.curves])},
             picture=sheet(self.test, shown, captions, self._drawing(found, parts), self.preprocessing),
         )
 
@@ -386,10 +446,6 @@ class Anomaly(MapRun[Settings]):
             return both
 
         return draw
-
-
-def _without_intervals(values: IntArray, scores: Matrix, pixels: Sequence[FloatArray]) -> dict[str, float]:
-    return without_intervals(Anomalies, values, scores) | pixel_metrics(pixels)
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:

@@ -12,7 +12,13 @@ from sslbench.targets.target import Rows, Target
 
 
 class Regions(Protocol):
-    """Regions of the defects of images, with the pixels after which each is found."""
+    """Regions of the defects of images, with the pixels after which each is found.
+
+    Attributes:
+        kinds: kind of anomaly of each image, such as logical_anomalies; '' for good images.
+    """
+
+    kinds: tuple[str, ...]
 
     def read_regions(self, index: int) -> list[tuple[BoolArray, int]]:
         """Return mask (H, W) and number of pixels of each region of an image."""

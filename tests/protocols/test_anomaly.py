@@ -326,6 +326,47 @@ def test_regions_of_loco_saturate_by_pixels_or_shares(sslbench, tmp_path):
     assert {"aupro@30", "auspro@5"} <= set(record["metrics"])
 
 
+def test_kinds_of_anomalies_of_loco_are_scored_apart_and_their_mean_leads_no_other_number(sslbench, tmp_path):
+    """Each kind beside all good images, by the oracle of each; MVTec's evaluation takes the mean of the two."""
+    kinds, rng = ("logical_anomalies", "structural_anomalies"), np.random.default_rng(1)
+    for category in ("box", "bag"):
+        for part in ("train/good", "test/good", *(f"test/{kind}" for kind in kinds)):
+            for i in range(3 if part == "test/logical_anomalies" else 4):
+                picture, mask = rng.integers(0, 255, (32, 32, 3), np.uint8), np.zeros((32, 32), np.uint8)
+                mask[4 + i : 14, 6:20] = 255
+                (tmp_path / category / part).mkdir(parents=True, exist_ok=True)
+                Image.fromarray(picture).save(tmp_path / category / part / f"{i}.png")
+                if part.endswith("anomalies"):
+                    folder = tmp_path / category / part.replace("test", "ground_truth") / str(i)
+                    folder.mkdir(parents=True)
+                    Image.fromarray(mask).save(folder / "000.png")
+        (tmp_path / category / "defects_config.json").write_text(json.dumps([saturation(255, 20, False)]))
+    source = open_as(str(tmp_path), Anomalies)
+    found = run(source["train"], source["test"], tmp_path)
+    ids, values = np.array(source["test"].ids), source["test"].target.values
+    wanted = {kind: [] for kind in kinds}
+    for category in (0, 1):
+        for kind in kinds:
+            own = (values[:, 0] == category) & [f"/{kind}/" in each or "/good/" in each for each in ids]
+            wanted[kind].append(roc_auc_score(values[own, 1], found.scores[own, 0]))
+    for kind in kinds:
+        assert found.metrics[f"image_auroc({kind})"][0] == pytest.approx(np.mean(wanted[kind]))
+    for metric in ("image_auroc", "auspro@5"):
+        value, low, high = found.metrics[f"{metric}(kinds)"]
+        assert value == pytest.approx(np.mean([found.metrics[f"{metric}({kind})"][0] for kind in kinds]))
+        assert low < value < high
+    assert found.variants["box"]["image_auroc(kinds)"] == pytest.approx(np.mean([each[1] for each in wanted.values()]))
+    assert found.chance["image_auroc(kinds)"] == 0.5 and found.chance["auspro@5(kinds)"] < 0.1
+    assert {*found.floors["pixels"]} == {*found.chance} == {*found.metrics}
+    # Of one kind alone, the pixels are those of a folder without the other.
+    shutil.rmtree(tmp_path / "box/test" / kinds[0]), shutil.rmtree(tmp_path / "bag/test" / kinds[0])
+    shutil.rmtree(tmp_path / "box/ground_truth" / kinds[0]), shutil.rmtree(tmp_path / "bag/ground_truth" / kinds[0])
+    other = open_as(str(tmp_path), Anomalies)
+    alone = run(other["train"], other["test"], tmp_path).metrics
+    assert alone["auspro@5"][0] == found.metrics[f"auspro@5({kinds[1]})"][0]
+    assert not [name for name in alone if "(" in name]
+
+
 @pytest.mark.parametrize(
     ("saturations", "message"),
     [

@@ -54,14 +54,16 @@ class DefectMasks(OfRows):
         files: those of each image; (): no defect; None: not known where one is.
         saturations: of the category of each image, pixel value of a mask -> number of pixels after which its region is
             found, or share of the region if true stands behind it; {} without.
+        kinds: kind of anomaly of each image, the folder of its defects; '' for good images.
     """
 
-    of_rows = ("files", "images", "saturations")
+    of_rows = ("files", "images", "saturations", "kinds")
     name: str
     images: Images
     root: str
     files: tuple[tuple[str, ...] | None, ...]
     saturations: tuple[Mapping[int, tuple[float, bool]], ...]
+    kinds: tuple[str, ...]
 
     def read_map(self, index: int, *, size: tuple[int, int] | None = None) -> LabelMap:
         """Return the mask of an image, 1 for defects; see `PixelLabels`."""
@@ -98,7 +100,7 @@ class DefectMasks(OfRows):
         """Return a hash of the masks and saturations, 32 hex digits."""
         state = hashlib.sha256(b"defects" + repr([files and len(files) for files in self.files]).encode())
         if any(self.saturations):
-            state.update(repr([sorted(each.items()) for each in self.saturations]).encode())
+            state.update(repr(([sorted(each.items()) for each in self.saturations], self.kinds)).encode())
         state.update(Files(tuple(file for files in self.files for file in files or ()), self.root).digests().tobytes())
         return state.hexdigest()[:32]
 
@@ -120,6 +122,7 @@ class _Image:
     anomalous: bool
     masks: tuple[str, ...] | None
     saturations: Mapping[int, tuple[float, bool]] = dataclasses.field(default_factory=dict)
+    kind: str = ""
 
 
 def _saturations(path: Path) -> dict[int, tuple[float, bool]]:
@@ -184,7 +187,8 @@ def _source(name: str, root: Path, names: Sequence[str], images: Sequence[_Image
     values = [(names.index(image.category), int(image.anomalous)) for image in images]
     files = Files(tuple(image.file for image in images), str(root))
     saturations = tuple(image.saturations for image in images)
-    masks = DefectMasks(name, files, str(root), tuple(image.masks for image in images), saturations)
+    kinds = tuple(image.kind for image in images)
+    masks = DefectMasks(name, files, str(root), tuple(image.masks for image in images), saturations, kinds)
     regions = masks if any(saturations) else None
     target = Anomalies(tuple(names), np.array(values, np.int64), masks, regions)
     unknown = sum(image.masks is None for image in images)
@@ -206,7 +210,8 @@ def _of_folders(root: Path, categories: Mapping[str, str]) -> list[_Image]:
             masks = () if kind == _GOOD else truth.pop(key, None)
             lacking += [file] if masks is None else []
             paths = None if masks is None else tuple(f"{folder}{_TRUTH}/{mask}" for mask in masks)
-            images.append(_Image(category, "test", f"{folder}test/{file}", kind != _GOOD, paths, saturations))
+            anomaly = "" if kind == _GOOD else kind
+            images.append(_Image(category, "test", f"{folder}test/{file}", bool(anomaly), paths, saturations, anomaly))
         if lacking and (root / folder / _TRUTH).is_dir():
             raise DataError(
                 f"{root}/{folder}{_TRUTH} has no mask of {counted(len(lacking), 'anomalous image')}: {some(lacking)}",

@@ -56,6 +56,8 @@ SPRO = dataclasses.replace(
 )  # fmt: skip
 ANOMALOUS_PIXELS = (PIXEL_AUROC, PIXEL_AP, PRO, SPRO)
 """Metrics in the order of `curve_values`."""
+OF_KINDS = (IMAGE_AUROC.name, SPRO.name)
+"""Metrics that MVTec LOCO reports of each kind of anomaly."""
 SCORE_COLUMNS = ("anomaly score",)
 
 
@@ -73,13 +75,17 @@ def image_values(counts: RankingCounts) -> FloatArray:
     return np.where(usable[:, None], values, np.nan)
 
 
-def image_measures(values: IntArray, scores: npt.NDArray[np.floating], units: Units) -> list[Measure]:
+def image_measures(
+    values: IntArray, scores: npt.NDArray[np.floating], units: Units, parts: Sequence[IntArray] | None = None
+) -> list[Measure]:
     """Return the metrics of images, means over the categories that have good and anomalous ones.
 
-    `values`: (N, 2) category, and 1 for anomalous images; `scores`: (N, 1).
+    `values`: (N, 2) category, and 1 for anomalous images; `scores`: (N, 1); `parts`: rows of the images that are ranked
+    together, by default those of each category.
     """
-    rows = [np.flatnonzero(values[:, 0] == number) for number in np.unique(values[:, 0])]
-    rows = [own for own in rows if len(np.unique(values[own, 1])) == 2]
+    if parts is None:
+        parts = [np.flatnonzero(values[:, 0] == number) for number in np.unique(values[:, 0])]
+    rows = [own for own in parts if len(np.unique(values[own, 1])) == 2]
     ranked = [Ranked(values[own, 1], scores[own, 0]) for own in rows]
 
     def statistic(weights: FloatArray) -> FloatArray:
