@@ -18,7 +18,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.intervals import Units, Values
 from sslbench.metrics.spectrum import drawn_rows
-from sslbench.metrics.transferability import SCORES, LabelledFeatures, of_source_classes
+from sslbench.metrics.transferability import LEEP, NCE, SCORES, LabelledFeatures, of_source_classes
 from sslbench.protocols._parts.selection import check_finite, reaching_halves
 from sslbench.protocols.protocol import (
     Cost,
@@ -102,10 +102,12 @@ def run(
         )
     if not own.x.any():
         raise DataError(f"transferability: the features of all {len(own):,} {settings.part} samples are 0")
-    metrics = _scores(own, labels)
+    metrics = _scores(own, labels, classifier)
     # Scores of few samples are too high; those of two halves show by how much, and the intervals reach as far.
     if units.number >= _FEWEST:
-        metrics = reaching_halves(metrics, units, seed, lambda rows: _scores(own.select(rows), labels[rows]))
+        metrics = reaching_halves(
+            metrics, units, seed, lambda rows: _scores(own.select(rows), labels[rows], classifier)
+        )
     if len(own) < 2 * width:
         notes.append(
             f"There are fewer than two samples ({len(own):,}) per feature ({width:,}), so that LogME, H-score and "
@@ -114,10 +116,7 @@ def run(
     # By rank: the permutation does not depend on the order of the rows.
     shuffled = np.empty_like(labels)
     shuffled[own.order] = np.random.default_rng(seed).permutation(labels[own.order])
-    floor = _scores(own, shuffled)
-    if classifier is not None:
-        metrics |= of_source_classes(classifier.logits, own.x, labels, own.groups)
-        floor |= of_source_classes(classifier.logits, own.x, shuffled, own.groups)
+    floor = _scores(own, shuffled, classifier)
     return Outcome(
         metrics=metrics,
         headline="logme",
@@ -129,12 +128,15 @@ def run(
     )
 
 
-def _scores(features: Features, classes: IntArray) -> Values:
+def _scores(features: Features, classes: IntArray, classifier: FileClassifier | None) -> Values:
     """Return all scores of features and classes (N,); NaN for a half with one class."""
     if len(np.unique(classes)) < 2:
-        return {metric.name: (math.nan,) * 3 for metric, _ in SCORES}
+        return {metric.name: (math.nan,) * 3 for metric in (*(metric for metric, _ in SCORES), LEEP, NCE)}
     labelled = LabelledFeatures.of(features.x, classes, features.groups)
-    return {metric.name: score(labelled) for metric, score in SCORES}
+    found = {metric.name: score(labelled) for metric, score in SCORES}
+    if classifier is not None:
+        found |= of_source_classes(classifier.logits, features.x, classes, features.groups)
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +159,7 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
 
 
 PROTOCOL = Protocol(
-    version=1,
+    version=2,
     summary="LogME, H-score, TransRate, GBC, LEEP, NCE: predictions of fine-tuning in closed form.",
     settings=Settings,
     kind=_WithSourceClasses(

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from detection_coverage import drawn as detections_of_images
 
 from sslbench.features.array import Features
-from sslbench.metrics import clustering, robustness, spectrum
-from sslbench.metrics.dense import contours, correspondence, depth, normals, panoptic, segmentation
+from sslbench.metrics import clustering, robustness, selective, spectrum, survival
+from sslbench.metrics.dense import anomaly, contours, correspondence, depth, normals, panoptic, segmentation
 from sslbench.metrics.dense.video import TRACK_COLUMNS
 from sslbench.metrics.detection import coco_ap
 from sslbench.metrics.intervals import Units, Values, means
@@ -23,7 +23,8 @@ from sslbench.metrics.measure import Measure
 from sslbench.metrics.retrieval import COPIES, micro_values
 from sslbench.metrics.summary import summarise, summarise_places, with_intervals
 from sslbench.protocols import geometry as geometry_protocol
-from sslbench.protocols import retrieval
+from sslbench.protocols import retrieval, transferability
+from sslbench.protocols.protocol import FileClassifier
 from sslbench.targets import kinds
 from sslbench.targets.classes import Answers, Classes, Queries
 
@@ -276,6 +277,32 @@ def labelled(rng: Random, n: int, each: int = 5) -> Features:
     return Features(x.astype(np.float32), Classes(tuple(map(str, range(n))), y), tuple(map(str, range(len(y)))))
 
 
+def identities(rng: Random, n: int, resamples: int) -> Values:
+    """Identities under two cameras, three images each; the first image of each camera is a query."""
+    test = labelled(rng, n, 6)
+    ids = np.array(test.ids).reshape(n, 2, 3)
+    answers = {
+        str(own[camera, 0]): Answers(tuple(own[1 - camera, 1:].tolist()), tuple(own[camera, 1:].tolist()))
+        for own in ids
+        for camera in (0, 1)
+    }
+    queries = Queries({"": answers}, frozenset(answers), identities=True)
+    test = dataclasses.replace(test, target=test.target.changed(queries=queries))
+    return retrieval.run(test, test, retrieval.Settings(), seed=0).metrics
+
+
+def captions(rng: Random, n: int, resamples: int) -> Values:
+    """Images with five texts each, of which some are vague; the truth is that of as many images."""
+    x = rng.normal(size=(n, 6))
+    owner = np.repeat(np.arange(n), 5)
+    texts = x[owner] + np.exp(rng.normal(0, 0.5, n))[owner, None] * rng.normal(size=(5 * n, 6))
+    scores = spectrum.unit_length(x) @ spectrum.unit_length(texts).T
+    best = np.where(owner == np.arange(n)[:, None], scores, -2).max(axis=1)
+    of_image, of_text = (scores > best[:, None]).sum(axis=1), (scores > scores[owner, np.arange(5 * n)]).sum(axis=0)
+    found = [of_image, *((of_text < k).reshape(n, 5).sum(axis=1) for k in (1, 5, 10))]
+    return sum_up("texts", np.full(n, 5), np.column_stack(found), resamples=resamples)
+
+
 def rankings(rng: Random, n: int, resamples: int) -> Values:
     """Labels of five images that look for each other; the truth is that of as many labels."""
     test = labelled(rng, n)
@@ -291,6 +318,71 @@ def copies(rng: Random, n: int, resamples: int) -> Values:
     correct[:, 0] = has
     predicted = scores.ravel(), correct.ravel(), np.repeat(np.arange(n), 5), has.astype(float)
     measure = Measure(COPIES, lambda weights: micro_values(weights, *predicted))
+    return with_intervals(measure, Units.of(n, None), 0, resamples)
+
+
+def anomalies(rng: Random, n: int, resamples: int) -> Values:
+    """Images of two categories, half of them anomalous, with defects that differ in how well they are seen."""
+    values = np.column_stack([np.arange(n) % 2, np.arange(n) // 2 % 2])
+    seen, parts = rng.normal(1.2, 1, n), [np.flatnonzero(values[:, 0] == category) for category in (0, 1)]
+    units, scores = Units.of(n, None), (values[:, 1] * seen + rng.normal(size=n))[:, None]
+    curves = []
+    for rows in parts:
+        masks = np.zeros((len(rows), 12, 12), bool)
+        for mask, tall, wide in zip(masks, rng.integers(2, 6, n), rng.integers(2, 6, n), strict=False):
+            mask[:tall, :wide] = True
+        masks &= values[rows, 1, None, None] > 0
+        maps = rng.normal(size=masks.shape) + 0.5 * rng.normal(size=(len(rows), 1, 1)) + masks * seen[rows, None, None]
+        maps = maps.astype(np.float32)
+        shares = [anomaly.region_shares(mask) for mask in masks]
+        halves = [[(mask, max(1, int(mask.sum()) // 2))] if mask.any() else [] for mask in masks]
+        saturated = [anomaly.saturated_shares(*each)[mask] for *each, mask in zip(maps, halves, masks, strict=True)]
+        own = anomaly.PixelCurves([each[mask] for each, mask in zip(maps, masks, strict=True)], shares, saturated)
+        for i, (each, mask) in enumerate(zip(maps, masks, strict=True)):
+            own.add(i, each[~mask])
+        curves.append(own)
+    measures = [*anomaly.image_measures(values, scores, units), anomaly.pixel_measure(curves, parts, units)]
+    return {key: each for one in measures for key, each in with_intervals(one, units, 0, resamples).items()}
+
+
+def survivals(rng: Random, n: int, resamples: int) -> Values:
+    """Patients whose risk is told in part, a third of them censored; a train part of 300 tells of the censoring."""
+    risk = rng.normal(size=n)
+    train, times = (
+        np.column_stack([np.minimum(event, end), event <= end]).astype(np.float64)
+        for event, end in (
+            (rng.exponential(size=m) * np.exp(-r), rng.exponential(2, m)) for m, r in ((300, 0), (n, risk))
+        )
+    )
+    told = (risk + rng.normal(size=n))[:, None]
+    found = sum_up("time", times, told, resamples=resamples)
+    weighed = survival.Concordance(times, told, survival.censoring_weights(train, times, 2.0)).statistic
+    measure = Measure((survival.UNO_C_INDEX,), weighed)
+    return found | with_intervals(measure, Units.of(n, None), 0, resamples)
+
+
+def transfers(rng: Random, n: int, resamples: int) -> Values:
+    """Images of six classes with 16 features, and a classifier of eight source classes."""
+    y = rng.integers(0, 6, n)
+    x = np.eye(6, 16)[y] * 1.5 + rng.normal(size=(n, 16)) * np.arange(1, 17) ** -0.3
+    weights = np.random.default_rng(1).normal(size=(16, 8))
+    part = Features(x.astype(np.float32), Classes(CLASSES, y), tuple(map(str, range(n))))
+    classifier = FileClassifier("eight sources", "", tuple("abcdefgh"), "", lambda rows: rows @ weights, relabels=False)
+    settings = transferability.Settings(classifier="file")
+    return transferability.run(part, part, settings, seed=0, classifier=classifier).metrics
+
+
+def dimensions(rng: Random, n: int, resamples: int) -> Values:
+    """The same images as of geometry; the truth is the mean over test sets of as many, since dimensions grow with n."""
+    found = geometry(rng, n, resamples)
+    return {name: found[name] for name in ("two_nn", "mle_dimension")}
+
+
+def choosy(rng: Random, n: int, resamples: int) -> Values:
+    """Images, and how sure a classifier is of its answer, in tenths."""
+    sure = rng.normal(size=n).round(1)
+    right = rng.random(n) < logistic(1 + 1.5 * sure)
+    measure = Measure(selective.SELECTIVE, selective.selective_statistic(sure, right))
     return with_intervals(measure, Units.of(n, None), 0, resamples)
 
 
@@ -344,9 +436,16 @@ KINDS: dict[str, tuple[Callable[[Random, int, int], Values], tuple[int, ...], in
     "perturbed": (perturbed, (10, 30, 100), 300_000),
     "rankings": (rankings, (10, 20, 50), 0),
     "landmarks": (landmarks, (10, 20, 50), 0),
+    "identities": (identities, (10, 20, 50), 0),
+    "captions": (captions, (10, 30, 100), 0),
     "copies": (copies, (30, 100, 300), 20_000),
+    "anomalies": (anomalies, (20, 60, 200), 10_000),
+    "survivals": (survivals, (30, 100, 300), 5_000),
+    "transfers": (transfers, (100, 300, 1000), 50_000),
+    "selective": (choosy, (30, 100, 1000), 100_000),
     "clusters": (clusters, (30, 100, 300), 30_000),
     "geometry": (geometry, (50, 200, 1000), 10_000),
+    "dimensions": (dimensions, (50, 200, 1000), 0),
     "detections": (detections, (40, 100), 3_000),
 }
 

@@ -36,6 +36,7 @@ OTHERS = [
     ("clusters", 30, ("nmi", "silhouette")),
     ("points", 16, ("pck_per_class@0.05", "pck_per_class@0.1")),
     ("geometry", 200, ("rankme", "effective_rank", "alpha_req")),
+    ("transfers", 300, ("logme", "leep", "nce")),
 ]
 """Those that had covered 0 to 84 %."""
 

@@ -140,8 +140,10 @@ def reaching_halves(metrics: Values, units: Units, seed: int, of_rows: Callable[
     halves = [of_rows(np.flatnonzero(half)) for half in (rows, ~rows)]
     wider = {}
     for name, (value, low, high) in metrics.items():
+        metric = find(name)
         bias = float(np.nan_to_num(np.mean([half[name][0] for half in halves]) - value))
-        least, most = find(name).bounds
+        bias /= 2**metric.bias_decay - 1
+        least, most = metric.bounds
         wider[name] = value, max(least, min(low, low - bias)), min(most, max(high, high - bias))
     return wider
 
