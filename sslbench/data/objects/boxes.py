@@ -12,6 +12,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from sslbench.arrays import IntArray
+from sslbench.data.containers.members import by_split
 from sslbench.data.decode.files import orientation, upright_size
 from sslbench.data.images import Files
 from sslbench.data.labels import multi_labels, single_labels
@@ -25,7 +26,7 @@ from sslbench.metrics.detection.keypoints import Skeleton, labelled
 from sslbench.metrics.detection.masks import Segmentation, is_empty
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.objects import Boxes, Objects
-from sslbench.targets.target import Target
+from sslbench.targets.target import Images, Target
 
 _ENOUGH = 8  # files that must agree before those of all images are read
 # Pixels by which a box may leave its image and stay as it is: annotations round, and pycocotools scores them so.
@@ -57,31 +58,26 @@ class BoxIssues:
 
     def notes(self, spec: str) -> tuple[str, ...]:
         """Return one sentence for each kind of change."""
-        found = []
-        if self.empty:
-            found.append(f"{counted(len(self.empty), 'object')} without width or height left out: {some(self.empty)}")
-        if self.outside:
-            found.append(f"{counted(len(self.outside), 'object')} outside of the image left out: {some(self.outside)}")
-        if self.clipped:
-            hint = ""
-            if len(self.clipped) > self.total / 4:
-                hint = " (check that boxes are x, y, width, height and that sizes are those of the images)"
-            found.append(f"{counted(len(self.clipped), 'box')} clipped to the image: {some(self.clipped)}{hint}")
-        if self.unmasked:
-            many = counted(len(self.unmasked), "mask")
-            found.append(
-                f"{many} without area (fewer than three corners), which no prediction can match: {some(self.unmasked)}"
-            )
-        if self.points_outside:
-            many = counted(len(self.points_outside), "object")
-            found.append(f"{many} with labelled keypoints outside of the image: {some(self.points_outside)}")
-        if self.miscounted:
-            many = counted(len(self.miscounted), "object")
-            found.append(
-                f"{many} whose num_keypoints is not the number of labelled keypoints, which counts: "
-                f"{some(self.miscounted)}"
-            )
-        return tuple(f"{spec}: {sentence}" for sentence in found)
+        most = len(self.clipped) > self.total / 4
+        hint = " (check that boxes are x, y, width, height and that sizes are those of the images)" if most else ""
+        kinds = (
+            (self.empty, "object", "without width or height left out", ""),
+            (self.outside, "object", "outside of the image left out", ""),
+            (self.clipped, "box", "clipped to the image", hint),
+            (self.unmasked, "mask", "without area (fewer than three corners), which no prediction can match", ""),
+            (self.points_outside, "object", "with labelled keypoints outside of the image", ""),
+            (
+                self.miscounted,
+                "object",
+                "whose num_keypoints is not the number of labelled keypoints, which counts",
+                "",
+            ),
+        )
+        return tuple(
+            f"{spec}: {counted(len(names), thing)} {problem}: {some(names)}{hint}"
+            for names, thing, problem, hint in kinds
+            if names
+        )
 
 
 def reports_changed_boxes(note: str) -> bool:
@@ -132,22 +128,27 @@ class RawObjects:
         return len(self.boxes)
 
 
-def checked_objects(raw: RawObjects, sizes: IntArray, issues: BoxIssues) -> list[Objects]:
-    """Return the objects of each of N images: boxes are clipped, those without area left out.
+def checked_objects(
+    spec: str, raw: RawObjects, images: Images, sizes: IntArray
+) -> tuple[tuple[Objects, ...], IntArray, tuple[str, ...]]:
+    """Return the objects of each of N images, the sizes of the upright images, and notes on what was changed.
 
-    All images are checked together: a manifest has millions of objects.
+    Boxes are clipped, those without area left out. All images are checked together: a manifest has millions of objects.
 
     Args:
+        spec: the location, for messages.
         raw: the objects.
-        sizes: int64 (N, 2), height and width of the images; zeros if not known, then nothing is clipped.
-        issues: takes the names of the objects that were left out or clipped.
+        images: of the same length as `sizes`.
+        sizes: int64 (N, 2), height and width that the data give; zeros if not known, then nothing is clipped.
     """
+    issues, turned = BoxIssues(total=len(raw)), ()
+    if isinstance(images, Files):
+        sizes, turned = _turned_sizes(spec, raw, sizes, lambda i: Path(images.path(i)))
 
     def named(chosen: npt.NDArray[np.bool_]) -> list[str]:
         return [raw.name_of(i) for i in np.flatnonzero(chosen).tolist()]
 
     boxes, size = raw.boxes, sizes[raw.images]
-    issues.total += len(raw)
     given = boxes if raw.given is None else raw.given
     # Numbers from 0 to 1 of which one is not whole are shares of the sides; 0, 0, 1, 1 may be a pixel.
     issues.shares += named(((given >= 0) & (given <= 1.001)).all(axis=1) & (given != np.trunc(given)).any(axis=1))
@@ -168,12 +169,13 @@ def checked_objects(raw: RawObjects, sizes: IntArray, issues: BoxIssues) -> list
     issues.unmasked += [raw.name_of(i) for i in without_area]
     if raw.keypoints is not None:
         _check_points(raw, raw.keypoints, size, kept, issues)
-    return _by_image(raw, boxes, kept, len(sizes))
+    issues.refuse_shares(spec)
+    return _by_image(raw, boxes, kept, len(sizes)), sizes, (*turned, *issues.notes(spec))
 
 
 def _by_image(
     raw: RawObjects, boxes: npt.NDArray[np.float64], kept: npt.NDArray[np.bool_], n_images: int
-) -> list[Objects]:
+) -> tuple[Objects, ...]:
     """Return the kept objects of each image, with their boxes as they are after clipping."""
     rows = np.flatnonzero(kept)
     boxes = boxes[rows]
@@ -204,7 +206,7 @@ def _by_image(
                 points=None if points is None else points[own],
             )
         )
-    return found
+    return tuple(found)
 
 
 def _check_points(
@@ -221,22 +223,13 @@ def _check_points(
     issues.miscounted += [raw.name_of(i) for i in odd]
 
 
-def turned_sizes(
+def _turned_sizes(
     spec: str, raw: RawObjects, sizes: IntArray, path_of: Callable[[int], Path]
 ) -> tuple[IntArray, tuple[str, ...]]:
-    """Return the sizes of the upright images where a file gives those of stored pixels beside boxes on upright images.
+    """Return the sizes of upright images where a file gives those of stored pixels, and a note if some were swapped.
 
     Some tools write the boxes as they were drawn, on images that EXIF turns, with the width and height of the stored
     pixels. It is so if boxes fit the image only with the sides swapped, and the image files say the same.
-
-    Args:
-        spec: the location, for the note.
-        raw: the objects.
-        sizes: int64 (N, 2), height and width that the file gives; zeros if not known.
-        path_of: file of an image, by its position.
-
-    Returns:
-        The sizes, and a note if some were swapped.
     """
     given = sizes[raw.images]
     ends, starts = raw.boxes[:, 2:], raw.boxes[:, :2]
@@ -299,7 +292,6 @@ def object_sources(
     splits: Mapping[str, Sequence[AnnotatedImage]],
     notes: Sequence[str] = (),
     classes: Sequence[str] | None = None,
-    issues: BoxIssues | None = None,
     grouped_by: str = "",
     skeleton: Skeleton | None = None,
 ) -> dict[str, ObjectSource]:
@@ -310,40 +302,48 @@ def object_sources(
         splits: 'train', 'val', 'test' or 'all' -> images.
         notes: of the caller.
         classes: in the order of the data; by default sorted by name.
-        issues: problems with boxes that the caller found.
         grouped_by: name of the attribute that the groups of the images are; '' without groups.
         skeleton: the keypoints that every row has, as 'keypoints'; None: they have none.
     """
-    used = {row["class"] for part in splits.values() for image in part for row in image.rows}
-    ordered = sorted(used) if classes is None else [name for name in classes if name in used]
-    numbers = range(1, len(ordered) + 1) if classes is None else [classes.index(name) + 1 for name in ordered]
-    place = {name: i for i, name in enumerate(ordered)}
-    issues = issues or BoxIssues()
-    points = None if skeleton is None else len(skeleton)
-    objects = {}
-    for split, part in splits.items():
-        raw, given = _raw(part, place, points), np.array([image.size for image in part], np.int64).reshape(-1, 2)
-        paths = [image.path for image in part]
-        sizes, turned = turned_sizes(spec, raw, given, paths.__getitem__)
-        objects[split], notes = checked_objects(raw, sizes, issues), (*notes, *turned)
-        for image, (height, width) in zip(part, sizes.tolist(), strict=True):
-            image.size = (height, width)
-    issues.refuse_shares(spec)
-    unused = [] if classes is None else [name for name in classes if name not in used]
-    about = [*notes, *issues.notes(spec)]
-    about += [f"{spec}: {counted(len(unused), 'class')} without any object left out"] if unused else []
+    images = [image for part in splits.values() for image in part]
+    used = {row["class"] for image in images for row in image.rows}
+    known = sorted(used) if classes is None else classes
+    names = tuple(name for name in known if name in used)
+    files = Files(tuple(str(image.path) for image in images))
+    raw = _raw(images, {name: i for i, name in enumerate(names)}, None if skeleton is None else len(skeleton))
+    given = np.array([image.size for image in images], np.int64).reshape(-1, 2)
+    objects, sizes, about = checked_objects(spec, raw, files, given)
+    unused = len(known) - len(names)
+    about = (*notes, *about, *([f"{spec}: {counted(unused, 'class')} without any object left out"] if unused else []))
+    boxes = Boxes(
+        names,
+        objects,
+        sizes=sizes,
+        numbers=(0,) * len(images),
+        class_numbers=tuple(i for i, name in enumerate(known, 1) if name in used),
+        skeleton=skeleton,
+        sized=all(image.sized for image in images),
+    )
+    split_of = [split for split, part in splits.items() for _ in part]
+    attributes = {grouped_by: [image.group for image in images]} if grouped_by else {}
+    found = numbered_sources(spec, [image.id for image in images], boxes, files, split_of, about, attributes)
+    return {split: dataclasses.replace(source, grouped_by=grouped_by) for split, source in found.items()}
+
+
+def numbered_sources(
+    spec: str,
+    ids: Sequence[str],
+    boxes: Boxes,
+    images: Images,
+    splits: Sequence[str] | None,
+    notes: tuple[str, ...],
+    attributes: Mapping[str, Sequence[str]] | None = None,
+) -> dict[str, ObjectSource]:
+    """Return one source per split (see `by_split`), with the images numbered from 1: the data have no numbers."""
+    found = by_split(spec, ids, boxes, images, splits, notes, attributes, ObjectSource)
     return {
-        split: _source(
-            spec if split == "all" else f"{spec} ({split})",
-            part,
-            objects[split],
-            ordered,
-            numbers,
-            tuple(about),
-            grouped_by,
-            skeleton,
-        )
-        for split, part in splits.items()
+        split: dataclasses.replace(part, target=part.target.changed(numbers=tuple(range(1, len(part) + 1))))
+        for split, part in found.items()
     }
 
 
@@ -367,36 +367,6 @@ def _raw(images: Sequence[AnnotatedImage], place: Mapping[str, int], points: int
         name_of=lambda i: str(rows[i]["name"]),
         given=given,
         keypoints=keypoints,
-    )
-
-
-def _source(
-    name: str,
-    images: Sequence[AnnotatedImage],
-    objects: Sequence[Objects],
-    classes: Sequence[str],
-    numbers: Sequence[int],
-    notes: tuple[str, ...],
-    grouped_by: str,
-    skeleton: Skeleton | None,
-) -> ObjectSource:
-    order = sorted(range(len(images)), key=lambda i: images[i].id)
-    return ObjectSource(
-        name=name,
-        ids=tuple(images[i].id for i in order),
-        images=Files(tuple(str(images[i].path) for i in order)),
-        target=Boxes(
-            tuple(classes),
-            tuple(objects[i] for i in order),
-            sizes=np.array([images[i].size for i in order], dtype=np.int64).reshape(-1, 2),
-            numbers=tuple(range(1, len(images) + 1)),
-            class_numbers=tuple(numbers),
-            skeleton=skeleton,
-            sized=all(image.sized for image in images),
-        ),
-        notes=notes,
-        attributes={grouped_by: tuple(images[i].group for i in order)} if grouped_by else {},
-        grouped_by=grouped_by,
     )
 
 

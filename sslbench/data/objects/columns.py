@@ -3,16 +3,13 @@
 import dataclasses
 from array import array
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import IntArray
-from sslbench.data.images import Files
 from sslbench.data.objects import ObjectSource
-from sslbench.data.objects.boxes import BoxIssues, RawObjects, checked_objects, turned_sizes
-from sslbench.data.wording import part_name
+from sslbench.data.objects.boxes import RawObjects, checked_objects, numbered_sources
 from sslbench.errors import DataError
 from sslbench.metrics.detection.masks import Segmentation, first_problem
 from sslbench.targets.objects import Boxes
@@ -135,34 +132,11 @@ class ObjectColumns:
             notes: of the caller.
             sized: the annotations say the sizes; False: the image files do.
         """
-        raw = self._raw()
-        if isinstance(images, Files):
-            sizes, turned = turned_sizes(self.spec, raw, sizes, lambda i: Path(images.path(i)))
-            notes = (*notes, *turned)
-        issues = BoxIssues()
-        objects = checked_objects(raw, sizes, issues)
-        issues.refuse_shares(self.spec)
-        order = sorted(range(len(ids)), key=ids.__getitem__)
-        split_of = splits or ["all"] * len(ids)
+        objects, sizes, about = checked_objects(self.spec, self._raw(), images, sizes)
         names = tuple(sorted(self._names))
-        sources = {}
-        for split in dict.fromkeys(split_of):
-            chosen = np.array([i for i in order if split_of[i] == split], dtype=np.int64)
-            sources[split] = ObjectSource(
-                name=part_name(self.spec, split),
-                ids=tuple(ids[i] for i in chosen),
-                images=images.select(chosen),
-                target=Boxes(
-                    names,
-                    tuple(objects[i] for i in chosen),
-                    sizes=sizes[chosen],
-                    numbers=tuple(range(1, len(chosen) + 1)),
-                    class_numbers=tuple(range(1, len(names) + 1)),
-                    sized=sized,
-                ),
-                notes=(*notes, *issues.notes(self.spec)),
-            )
-        return sources
+        numbers = tuple(range(1, len(names) + 1))
+        boxes = Boxes(names, objects, sizes, (0,) * len(ids), class_numbers=numbers, sized=sized)
+        return numbered_sources(self.spec, ids, boxes, images, splits, (*notes, *about))
 
     def _raw(self) -> RawObjects:
         """Return the objects in order of their images."""

@@ -1,5 +1,6 @@
 """Objects of a COCO or kwcoco manifest."""
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import IntArray
+from sslbench.data.containers.members import by_split
 from sslbench.data.formats.coco.assets import side_of_image
 from sslbench.data.formats.coco.columns import Columns, Rows
 from sslbench.data.images import Files
 from sslbench.data.labels import marks
 from sslbench.data.objects import ObjectSource
-from sslbench.data.objects.boxes import BoxIssues, RawObjects, checked_objects, size_in_file, turned_sizes
+from sslbench.data.objects.boxes import RawObjects, checked_objects, size_in_file
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
 from sslbench.metrics.detection.keypoints import Skeleton
@@ -163,48 +165,32 @@ def object_sources(
     left_out = [str(row["name"]) for row in ordered if row["id"] not in used]
     class_of = {row["id"]: i for i, row in enumerate(categories)}
     skeleton = read_skeleton(spec, content["categories"], columns.keypoint_kinds)
-    issues = BoxIssues()
-    raw = _raw_objects(spec, columns, content, class_of, skeleton)
     given = np.array([_size(spec, row, files, i) for i, row in enumerate(images)], dtype=np.int64).reshape(-1, 2)
-    sizes, about = turned_sizes(spec, raw, given, lambda i: Path(files.path(i)))
-    objects = checked_objects(raw, sizes, issues)
-    issues.refuse_shares(spec)
-    notes = (*notes, *about, *issues.notes(spec))
+    objects, sizes, about = checked_objects(
+        spec, _raw_objects(spec, columns, content, class_of, skeleton), files, given
+    )
+    notes = (*notes, *about)
     if columns.skipped:
         notes = (*notes, f"{spec}: {counted(columns.skipped, 'annotation')} without category or image left out")
     if left_out:
         notes = (*notes, f"{spec}: {counted(len(left_out), 'category')} without any object left out: {some(left_out)}")
     if skeleton is None and any(row.get("keypoints") for row in annotations):
         notes = (*notes, f"{spec}: keypoints left out, since no category lists the names of its 'keypoints'")
-    federated = _federated(spec, images, categories)
-    sized = [(row.get("height"), row.get("width")) != (None, None) for row in images]
     image_texts, class_texts = (columns.texts.get(table, {}) for table in ("images", "categories"))
-    order = sorted(range(len(ids)), key=ids.__getitem__)
-    split_of = splits or ["all"] * len(ids)
-    sources = {}
-    for split in dict.fromkeys(split_of):
-        chosen = np.array([i for i in order if split_of[i] == split], dtype=np.int64)
-        sources[split] = ObjectSource(
-            name=spec if splits is None else f"{spec} ({split})",
-            ids=tuple(ids[i] for i in chosen),
-            images=files.select(chosen),
-            target=Boxes(
-                tuple(str(row["name"]) for row in categories),
-                tuple(objects[i] for i in chosen),
-                sizes=sizes[chosen],
-                numbers=tuple(images[i]["id"] for i in chosen),
-                class_numbers=tuple(row["id"] for row in categories),
-                federated=None if federated is None else federated.select(chosen, len(ids)),
-                skeleton=skeleton,
-                sized=all(sized[i] for i in chosen),
-                image_texts={ids[i]: image_texts[images[i]["id"]] for i in chosen} if image_texts else {},
-                class_texts={str(row["name"]): class_texts[row["id"]] for row in categories} if class_texts else {},
-            ),
-            notes=notes,
-            attributes={key: tuple(column[i] for i in chosen) for key, column in columns.attributes.items()},
-            grouped_by=columns.grouped_by,
-        )
-    return sources
+    boxes = Boxes(
+        tuple(str(row["name"]) for row in categories),
+        objects,
+        sizes=sizes,
+        numbers=tuple(row["id"] for row in images),
+        class_numbers=tuple(row["id"] for row in categories),
+        federated=_federated(spec, images, categories),
+        skeleton=skeleton,
+        sized=all((row.get("height"), row.get("width")) != (None, None) for row in images),
+        image_texts={name: image_texts[row["id"]] for name, row in zip(ids, images, strict=True) if image_texts},
+        class_texts={str(row["name"]): class_texts[row["id"]] for row in categories if class_texts},
+    )
+    found = by_split(spec, ids, boxes, files, splits, notes, columns.attributes, ObjectSource)
+    return {split: dataclasses.replace(source, grouped_by=columns.grouped_by) for split, source in found.items()}
 
 
 def _federated(spec: str, images: list[Row], categories: list[Row]) -> Federated | None:
