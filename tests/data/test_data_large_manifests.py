@@ -59,17 +59,16 @@ MAPPINGS = st.dictionaries(st.sampled_from(["a", "}, {", "]"]), JSON, max_size=3
 @given(
     st.dictionaries(st.text(), JSON, max_size=5),
     st.lists(JSON, max_size=6) | st.lists(MAPPINGS | st.lists(MAPPINGS), max_size=12),
-    st.sampled_from([(1, 5), (4, 20), (9, 1 << 15), (1 << 20, 8), (1 << 20, 40), (1 << 20, 1 << 15)]),
+    st.sampled_from([1, 4, 9, 1 << 20]),
     st.sampled_from([None, 2]),
     st.booleans(),
 )
-def test_rows_are_those_that_the_whole_decoder_finds_wherever_the_text_is_cut(rest, rows, sizes, indent, ascii_only):
+def test_rows_are_those_that_the_whole_decoder_finds_wherever_the_text_is_cut(rest, rows, size, indent, ascii_only):
     import io
 
     content = {**rest, "images": rows, "after it": rows[::-1]}
     text = json.dumps(content, indent=indent, ensure_ascii=ascii_only)
-    before = rows_module._CHUNK, rows_module._PIECE
-    rows_module._CHUNK, rows_module._PIECE = sizes
+    before, rows_module._CHUNK = rows_module._CHUNK, size
     try:
         found, listed = {}, []
         for key, value, is_row in json_rows(io.StringIO(text), ("images",)):
@@ -80,7 +79,7 @@ def test_rows_are_those_that_the_whole_decoder_finds_wherever_the_text_is_cut(re
             if cut > 12:
                 break
     finally:
-        rows_module._CHUNK, rows_module._PIECE = before
+        rows_module._CHUNK = before
     assert found | {"images": listed} == content and list(found)[-1] == "after it"
 
 
@@ -130,7 +129,7 @@ def test_the_view_is_used_and_renewed_when_the_manifest_changes(tmp_path, manife
     open_data(str(path))
     (view,) = views()
     (tmp_path / "elsewhere").mkdir()
-    monkeypatch.setattr("sslbench.data.formats.coco.read_columns", lambda *_: pytest.fail("it was read again"))
+    monkeypatch.setattr("sslbench.data.formats.coco.read_columns", lambda *_, **__: pytest.fail("it was read again"))
     assert open_data(str(path))["all"].ids == ("a.png", "b.png")
     monkeypatch.undo()
     monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
@@ -247,7 +246,7 @@ def test_a_view_of_objects_gives_what_the_manifest_gives(tmp_path, manifest, mon
     monkeypatch.setattr(view_module, "LARGE", 0)
     monkeypatch.setattr(view_module, "SETTLED_NS", 0)
     first = open_objects(spec)
-    monkeypatch.setattr("sslbench.data.formats.coco.read_rows", lambda *_: pytest.fail("it was read again"))
+    monkeypatch.setattr("sslbench.data.formats.coco.read_columns", lambda *_, **__: pytest.fail("it was read again"))
     for other in (first, open_objects(spec), pickle.loads(pickle.dumps(first))):  # noqa: S301 - our own bytes
         assert list(other) == list(plain)
         for split, source in plain.items():

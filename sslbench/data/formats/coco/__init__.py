@@ -17,10 +17,8 @@ from sslbench.data.formats.coco.assets import AssetImages, images_of
 from sslbench.data.formats.coco.columns import (
     CHANNELS_KEY,
     Columns,
-    Rows,
     provenance,
     read_columns,
-    read_rows,
     refuse_unknown_keys,
     text_of,
 )
@@ -95,7 +93,7 @@ def _open(spec: str, attribute_columns: Sequence[str], options: CocoOptions) -> 
     columns = read_columns(spec, attribute_columns)
     refuse_unknown_keys(spec, columns, attribute_columns)
     if options.group:
-        columns = dataclasses.replace(columns, grouped_by=options.group)
+        columns.grouped_by = options.group
     if options.classes == "supercategory":
         columns = by_supercategory(columns)
     images, ids, splits, notes = _images(spec, columns, options.channels, images_folder(spec, options.images))
@@ -163,17 +161,18 @@ def _as_exported(spec: str, columns: Columns, images: Images, splits: list[str] 
 def _crops_of(spec: str, attribute_columns: Sequence[str], options: CocoOptions) -> dict[str, Source]:
     if not (attribute_columns or options.channels or options.classes == "supercategory"):
         return crops_of(spec, open_objects(spec, images_folder(spec, options.images)), options)  # keeps a view
-    columns, rows = read_rows(spec, attribute_columns)
+    columns = read_columns(spec, attribute_columns, rows=True)
+    annotations = columns.rows["annotations"]
     of_objects = [key for key in attribute_columns if key not in columns.attributes]
     if of_objects:
-        plain = {k for row in rows["annotations"] for k, v in row.items() if isinstance(v, str | int | float)}
+        plain = {k for row in annotations for k, v in row.items() if isinstance(v, str | int | float)}
         for key in of_objects:
             if key not in plain:
                 known = plain | columns.keys
                 raise UsageError(f"no image and no annotation of {spec} has a key '{key}'", did_you_mean(key, known))
     group = dict(zip(columns.names, columns.supers, strict=True)) if options.classes == "supercategory" else None
-    texts = {key: {row["id"]: text_of(row.get(key)) for row in rows["annotations"]} for key in of_objects}
-    sources = _objects(spec, columns, rows, options.channels, images_folder(spec, options.images))
+    texts = {key: {row["id"]: text_of(row.get(key)) for row in annotations} for key in of_objects}
+    sources = _objects(spec, columns, options.channels, images_folder(spec, options.images))
     return crops_of(spec, sources, options, group, columns=texts, grouped_by=options.group)
 
 
@@ -195,25 +194,22 @@ def open_objects(spec: str, below: Path | None = None, group: str = "") -> dict[
 
 
 def _grouped_objects(spec: str, below: Path | None, group: str) -> dict[str, ObjectSource]:
-    keys = (group,) if group else ()
-    columns, rows = read_rows(spec, keys)
+    columns = read_columns(spec, (group,) if group else (), rows=True)
     if group:
-        refuse_unknown_keys(spec, columns, keys)
-        columns = dataclasses.replace(columns, grouped_by=group)
-    return _objects(spec, columns, rows, below=below)
+        refuse_unknown_keys(spec, columns, (group,))
+        columns.grouped_by = group
+    return _objects(spec, columns, below=below)
 
 
-def _objects(
-    spec: str, columns: Columns, rows: Rows, channels: str = "", below: Path | None = None
-) -> dict[str, ObjectSource]:
+def _objects(spec: str, columns: Columns, channels: str = "", below: Path | None = None) -> dict[str, ObjectSource]:
     images, ids, splits, notes = _images(spec, columns, channels, below)
-    return object_sources(spec, columns, rows, ids, images, splits, notes)
+    return object_sources(spec, columns, ids, images, splits, notes)
 
 
 def open_videos(spec: str) -> dict[str, Source]:
     """Return the videos of a manifest with the masks of their objects, followed by their `track_id`."""
-    columns, rows = read_rows(spec)
-    return video_sources(_objects(spec, columns, rows), rows)
+    columns = read_columns(spec, rows=True)
+    return video_sources(_objects(spec, columns), columns.rows)
 
 
 def _own_ids(ids: list[str], splits: list[str] | None) -> list[str] | None:

@@ -4,8 +4,8 @@ import dataclasses
 import functools
 import hashlib
 import json
+import sys
 from array import array
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -173,98 +173,71 @@ def side_of_image(value: object) -> int | None:
     return int(value) if value == int(value) else None
 
 
-def _place_in_coco(url: object) -> str:
-    """Return 'train2017/000000391895.jpg' for LVIS's address of an image in COCO; '' for anything else."""
-    parts = url.split("/") if isinstance(url, str) else []
-    return "/".join(parts[-2:]) if len(parts) > 2 and ".." not in parts[-2:] else ""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Assets:
-    """Files of N images.
+    """Files of N images, taken row by row.
 
     Attributes:
+        spec: the manifest, for messages.
         numbers: the N ids of the images.
         names: position -> name, of images that have no file of their own.
         own: N files of their own, '' where there is none.
         channels: position -> channel specification of an image's own file, where it says one.
-        sizes: int64 (N, 2), height and width, 0 where nothing says.
-        images: int64 (M,), positions of the assets' images, ascending.
+        sizes: 2 N numbers, height and width, 0 where nothing says.
+        images: M positions of the assets' images, ascending.
         files: M files.
-        kinds: int64 (M,), positions in `about`.
-        about: pairs of a channel specification and the map to the image, as JSON.
+        kinds: M positions in `about`.
+        about: pairs of a channel specification and the map to the image as JSON -> their positions.
     """
 
-    numbers: Sequence[int]
-    names: dict[int, str]
-    own: list[str]
-    channels: dict[int, str]
-    sizes: IntArray
-    images: IntArray
-    files: list[str]
-    kinds: IntArray
-    about: list[tuple[str, str]]
+    spec: str
+    # Arrays take 8 bytes a number, lists several times as much.
+    numbers: "array[int]" = dataclasses.field(default_factory=lambda: array("q"))
+    names: dict[int, str] = dataclasses.field(default_factory=dict)  # most of a million images may have none
+    own: list[str] = dataclasses.field(default_factory=list)
+    channels: dict[int, str] = dataclasses.field(default_factory=dict)
+    sizes: "array[int]" = dataclasses.field(default_factory=lambda: array("q"))
+    images: "array[int]" = dataclasses.field(default_factory=lambda: array("q"))
+    files: list[str] = dataclasses.field(default_factory=list)
+    kinds: "array[int]" = dataclasses.field(default_factory=lambda: array("q"))
+    about: dict[tuple[str, str], int] = dataclasses.field(default_factory=dict)
 
     @property
     def without_file(self) -> list[int]:
         """Positions of the images that have no file of their own."""
         return [i for i, file in enumerate(self.own) if not file]
 
-
-class AssetCollector:
-    """Collector of the images of a manifest, row by row."""
-
-    def __init__(self, spec: str) -> None:
-        self.spec = spec
-        # Arrays take 8 bytes a number, lists several times as much.
-        self._numbers, self._own = array("q"), list[str]()
-        self._names, self._channels = dict[int, str](), dict[int, str]()  # most of a million images may have none
-        self._sizes, self._images, self._kinds = array("q"), array("q"), array("q")
-        self._files: list[str] = []
-        self._about: dict[tuple[str, str], int] = {}
-        self._texts: dict[str, str] = {}
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Take an image."""
-        place = len(self._own)
-        file = str(row.get("file_name") or "") or _place_in_coco(row.get("coco_url"))
-        self._numbers.append(row["id"])
-        self._own.append(file)
+    def add(self, number: int, row: dict[str, Any]) -> None:
+        """Take an image and its id."""
+        place = len(self.own)
+        # LVIS gives the address of an image in COCO, train2017/000000391895.jpg at its end, in place of a file.
+        url = str(row.get("coco_url") or "").split("/")
+        in_coco = "/".join(url[-2:]) if len(url) > 2 and ".." not in url[-2:] else ""
+        file = str(row.get("file_name") or "") or in_coco
+        self.numbers.append(number)
+        self.own.append(file)
         if not file and row.get("name"):
-            self._names[place] = str(row["name"])
+            self.names[place] = str(row["name"])
         if text := str(row.get("channels") or ""):
-            # Equal texts of a million images share one object.
-            self._channels[place] = self._texts.setdefault(text, text)
+            self.channels[place] = sys.intern(text)  # a million images share one object
         sides = [side_of_image(row.get(key)) for key in ("height", "width")]
-        self._sizes.extend(side or 0 if all(sides) else 0 for side in sides)
+        self.sizes.extend(side or 0 if all(sides) else 0 for side in sides)
         assets = row.get("auxiliary") or row.get("assets") or []
         if not isinstance(assets, list) or not all(isinstance(a, dict) and a.get("file_name") for a in assets):
-            raise DataError(f"{self.spec}, image {row['id']}: its assets are not a list of mappings with a file_name")
+            raise DataError(f"{self.spec}, image {number}: its assets are not a list of mappings with a file_name")
         for asset in assets:
             key = str(asset.get("channels") or ""), json.dumps(asset.get("warp_aux_to_img"), sort_keys=True)
-            self._images.append(place)
-            self._files.append(str(asset["file_name"]))
-            self._kinds.append(self._about.setdefault(key, len(self._about)))
+            self.images.append(place)
+            self.files.append(str(asset["file_name"]))
+            self.kinds.append(self.about.setdefault(key, len(self.about)))
 
-    def collected(self) -> Assets:
-        """Return the files of all images."""
-        found = Assets(
-            numbers=self._numbers,
-            names=self._names,
-            own=self._own,
-            channels=self._channels,
-            sizes=np.array(self._sizes, dtype=np.int64).reshape(-1, 2),
-            images=np.array(self._images, dtype=np.int64),
-            files=self._files,
-            kinds=np.array(self._kinds, dtype=np.int64),
-            about=list(self._about),
-        )
-        with_assets = set(self._images)
-        empty = [str(found.numbers[i]) for i in found.without_file if i not in with_assets]
+    def check(self) -> None:
+        """Refuse images without any file."""
+        with_assets = set(self.images)
+        empty = [str(self.numbers[i]) for i in self.without_file if i not in with_assets]
         if empty:
             many = counted(len(empty), "image")
             raise DataError(f"{self.spec}: {many} without a file_name and without assets: id {some(empty)}")
-        return found
 
 
 def images_of(spec: str, assets: Assets, channels: str) -> tuple[list[str] | AssetImages, list[str], tuple[str, ...]]:
@@ -274,7 +247,7 @@ def images_of(spec: str, assets: Assets, channels: str) -> tuple[list[str] | Ass
     of them have one, else all channels of the assets, as long as they are the same for all images.
     """
     if not channels and not assets.without_file:
-        many = len(np.unique(assets.images))
+        many = len(set(assets.images))
         hint = "the images' own files are used; select with ?channels=A|B"
         notes = (f"{spec}: {counted(many, 'image')} with further channels in assets; {hint}",) if many else ()
         return assets.own, assets.own, notes
@@ -283,8 +256,9 @@ def images_of(spec: str, assets: Assets, channels: str) -> tuple[list[str] | Ass
         [(file, assets.channels[i], "null")] if file and i in assets.channels else []
         for i, file in enumerate(assets.own)
     ]
-    for place, file, kind in zip(assets.images.tolist(), assets.files, assets.kinds.tolist(), strict=True):
-        parts[place].append((file, *assets.about[kind]))
+    about = list(assets.about)
+    for place, file, kind in zip(assets.images, assets.files, assets.kinds, strict=True):
+        parts[place].append((file, *about[kind]))
     # The name is that of the file, else the key 'name', else that of the first asset's file.
     whole = enumerate(zip(assets.own, parts, strict=True))
     names = [own or assets.names.get(i) or of_image[0][0] for i, (own, of_image) in whole]
@@ -305,7 +279,8 @@ def images_of(spec: str, assets: Assets, channels: str) -> tuple[list[str] | Ass
             raise DataError(f"{spec}, image {assets.numbers[i]} has no channel {some(sorted(missing))}; it has {has}")
         starts.append(len(files))
     at, of_kind = (np.array(column, dtype=np.int64) for column in (starts, codes))
-    return AssetImages(Files(files), at, of_kind, tuple(kinds), assets.sizes, wanted), names, ()
+    sizes = np.array(assets.sizes, dtype=np.int64).reshape(-1, 2)
+    return AssetImages(Files(files), at, of_kind, tuple(kinds), sizes, wanted), names, ()
 
 
 # File, channel specification, affine map to the image.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sslbench.arrays import IntArray
 from sslbench.data.containers.members import by_split
 from sslbench.data.formats.coco.assets import side_of_image
-from sslbench.data.formats.coco.columns import Columns, Rows
+from sslbench.data.formats.coco.columns import Columns
 from sslbench.data.images import Files
 from sslbench.data.labels import marks
 from sslbench.data.objects import ObjectSource
@@ -151,24 +151,21 @@ def _of_kwcoco(where: str, one: Row, skeleton: Skeleton, kinds: dict[Any, str]) 
 def object_sources(
     spec: str,
     columns: Columns,
-    content: Rows,
     ids: list[str],
     files: Images,
     splits: list[str] | None,
     notes: tuple[str, ...],
 ) -> dict[str, ObjectSource]:
     """Return one source per split, or {"all": source}."""
-    images, annotations = content["images"], content["annotations"]
+    images, annotations = columns.rows["images"], columns.rows["annotations"]
     used = {row.get("category_id") for row in annotations}
-    ordered = sorted(content["categories"], key=lambda row: int(row["id"]))
+    ordered = sorted(columns.rows["categories"], key=lambda row: int(row["id"]))
     categories = [row for row in ordered if row["id"] in used]
     left_out = [str(row["name"]) for row in ordered if row["id"] not in used]
     class_of = {row["id"]: i for i, row in enumerate(categories)}
-    skeleton = read_skeleton(spec, content["categories"], columns.keypoint_kinds)
+    skeleton = read_skeleton(spec, columns.rows["categories"], columns.keypoint_kinds)
     given = np.array([_size(spec, row, files, i) for i, row in enumerate(images)], dtype=np.int64).reshape(-1, 2)
-    objects, sizes, about = checked_objects(
-        spec, _raw_objects(spec, columns, content, class_of, skeleton), files, given
-    )
+    objects, sizes, about = checked_objects(spec, _raw_objects(spec, columns, class_of, skeleton), files, given)
     notes = (*notes, *about)
     if columns.skipped:
         notes = (*notes, f"{spec}: {counted(columns.skipped, 'annotation')} without category or image left out")
@@ -218,14 +215,14 @@ def _federated(spec: str, images: list[Row], categories: list[Row]) -> Federated
     return Federated(pairs(NEGATIVE), pairs(PARTLY), tuple(row.get("frequency", "") for row in categories))
 
 
-def _raw_objects(
-    spec: str, columns: Columns, content: Rows, class_of: dict[Any, int], skeleton: Skeleton | None
-) -> RawObjects:
+def _raw_objects(spec: str, columns: Columns, class_of: dict[Any, int], skeleton: Skeleton | None) -> RawObjects:
     """Return the annotations that have an image and a category, as columns in order of their images.
 
     Columns are checked as a whole: a manifest has millions of rows.
     """
-    whole = [a for a in content["annotations"] if a.get("category_id") is not None and a.get("image_id") is not None]
+    whole = [
+        a for a in columns.rows["annotations"] if a.get("category_id") is not None and a.get("image_id") is not None
+    ]
     order = np.argsort(columns.images, kind="stable")
     rows = [whole[i] for i in order.tolist()]
     boxes = _boxes(spec, rows)
@@ -245,7 +242,7 @@ def _raw_objects(
         masks=masks,
         name_of=lambda i: _name(rows[i]),
         numbers=np.array([row["id"] for row in rows], dtype=np.int64),
-        keypoints=None if skeleton is None else _keypoints(spec, content, skeleton, columns.keypoint_kinds, rows),
+        keypoints=None if skeleton is None else _keypoints(spec, columns, skeleton, rows),
         labelled=[row.get("num_keypoints") for row in rows],
         texts=_texts(spec, rows),
         points=_points(spec, rows),
@@ -345,10 +342,10 @@ def _areas(spec: str, rows: list[Row]) -> npt.NDArray[np.float64]:
     return areas
 
 
-def _keypoints(spec: str, content: Rows, skeleton: Skeleton, table: object, rows: list[Row]) -> npt.NDArray[np.float64]:
+def _keypoints(spec: str, columns: Columns, skeleton: Skeleton, rows: list[Row]) -> npt.NDArray[np.float64]:
     """Return the keypoints of the annotations, (n, K, 3)."""
-    own = {row["id"]: tuple(row.get("keypoints") or ()) for row in content["categories"]}
-    kinds = keypoint_kinds(spec, table)
+    own = {row["id"]: tuple(row.get("keypoints") or ()) for row in columns.rows["categories"]}
+    kinds = keypoint_kinds(spec, columns.keypoint_kinds)
     found = [read_points(spec, row, own[row["category_id"]], skeleton, kinds) for row in rows]
     return np.array(found, dtype=np.float64).reshape(-1, len(skeleton), 3)
 
