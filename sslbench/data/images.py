@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import OfRows
 from sslbench.data.hashes import HashMemo, Stamp, settled, stamp_of
 from sslbench.data.regular import open_image, read_all
 from sslbench.text import printable
@@ -36,6 +37,11 @@ EMPTY_DIGEST = digest(b"")
 
 UNREADABLE_DIGEST = bytes(DIGEST_BYTES)
 """Digest of an unreadable file; hashing does not stop at one, since decoding reports it by name."""
+
+
+def digests_of(contents: Iterable[bytes]) -> npt.NDArray[np.uint8]:
+    """Return the digests of N contents, (N, 16) bytes."""
+    return np.frombuffer(b"".join(map(digest, contents)), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
 
 
 def digests_with(contents: npt.NDArray[np.uint8], others: Iterable[bytes]) -> npt.NDArray[np.uint8]:
@@ -148,6 +154,21 @@ class Files:
             hashed = _Hashed(self._hashed.digests[indices], self._hashed.stamps[indices])
             object.__setattr__(chosen, "_hashed", hashed)
         return chosen
+
+
+class OfFiles(OfRows):
+    """Dataclass of things that lie in one file each, `files`; see `OfRows`."""
+
+    of_rows = ("files",)
+    files: Files
+
+    def path(self, index: int) -> str:
+        """Return the file of a thing."""
+        return self.files.path(index)
+
+    def digests(self) -> npt.NDArray[np.uint8]:
+        """Return (N, 16) bytes: a hash of each file."""
+        return self.files.digests()
 
 
 def _digests(

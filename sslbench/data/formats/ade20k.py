@@ -11,13 +11,11 @@ import re
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from sslbench.arrays import OfRows
 from sslbench.data.containers.members import split_name
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.format import SourceFormat
-from sslbench.data.images import Files
+from sslbench.data.images import Files, OfFiles
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside, make_coding, with_ignored
 from sslbench.data.maps.files import MapPixels, ValueMaps, load
 from sslbench.data.maps.foreground import layout_readers
@@ -100,29 +98,20 @@ def _object_numbers(objects: MapPixels) -> Grid:
 
 
 @dataclasses.dataclass(frozen=True)
-class FullMaps(OfRows):
+class FullMaps(OfFiles):
     """Maps of the full data set.
 
     Attributes:
         files: `_seg.png` files, one per image.
     """
 
-    of_rows = ("files",)
     files: Files
-
-    def path(self, index: int) -> str:
-        """Return the map's file."""
-        return self.files.path(index)
 
     def read(self, index: int, max_pixels: int) -> RawMap:
         """Read one map; see `Maps`."""
         colours = load(self.files, index, max_pixels).colours()
         red, green, blue = colours & 255, colours >> 8 & 255, colours >> 16
         return RawMap((red // 10 * 256 + green).astype(np.int32), blue.astype(np.int32))
-
-    def digests(self) -> npt.NDArray[np.uint8]:
-        """Return (N, 16) bytes of the files' hashes."""
-        return self.files.digests()
 
 
 def _full(spec: str, root: Path, options: LabelMapOptions) -> dict[str, Source]:

@@ -21,13 +21,12 @@ from sslbench.config import setting
 from sslbench.data.containers.members import split_name
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.format import Reader, SourceFormat
-from sslbench.data.images import Files
+from sslbench.data.images import Files, OfFiles
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.foreground import binary_masks
 from sslbench.data.maps.layout import by_key, in_order, pair, walk
-from sslbench.data.maps.types import SAME_SIZE, size_difference
+from sslbench.data.maps.types import SAME_SIZE, notes_of_left_out, size_difference
 from sslbench.data.source import Source
-from sslbench.data.wording import counted
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.dense.contours import thinned
 from sslbench.targets.label_maps import Foreground, PixelLabels
@@ -41,7 +40,7 @@ _MOST = 0.4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MatFiles(OfRows):
+class MatFiles(OfFiles):
     """Boundaries by several annotators, one .mat file per image.
 
     Attributes:
@@ -49,13 +48,8 @@ class MatFiles(OfRows):
         files: one per image.
     """
 
-    of_rows = ("files",)
     name: str
     files: Files
-
-    def path(self, index: int) -> str:
-        """Return the file of an image's boundaries."""
-        return self.files.path(index)
 
     def read_values(self, index: int, *, size: tuple[int, int] | None = None) -> npt.NDArray[np.float32]:
         """Return 0 and 1 of K annotators, (H, W, K); see `PixelValues`."""
@@ -180,16 +174,13 @@ def _bsds(spec: str, root: Path) -> dict[str, Source]:
         files = sorted(entry.name for entry in os.scandir(maps) if entry.name.lower().endswith(".mat"))
         pairs = pair(by_key(images, walk(images)), by_key(maps, files), images, maps)
         title = f"{spec} ({split})"
-        notes = [
-            f"{title}: {counted(len(left), what)} left out"
-            for left, what in (
-                (pairs.without_map, "image without boundaries"),
-                (pairs.without_image, "boundary file without an image"),
-            )
-            if left
-        ]
+        left = (
+            ("images without boundaries", pairs.without_map),
+            ("boundary files without an image", pairs.without_image),
+        )
+        notes = notes_of_left_out(f"{title}: ", *left)
         values = MatFiles(title, pairs.maps)
-        found[split] = Source(title, pairs.ids, Boundaries(values), pairs.images, tuple(notes))
+        found[split] = Source(title, pairs.ids, Boundaries(values), pairs.images, notes)
     if not found:
         raise DataError(f"{spec} has no folders train/ and test/ in both images/ and {_ANNOTATED}/")
     return in_order(found)

@@ -11,16 +11,12 @@ from pathlib import Path
 from sslbench.data.containers.exports import export_of
 from sslbench.data.containers.members import split_rank
 from sslbench.data.containers.sniff import head_text, is_clutter, is_json_table
-from sslbench.data.format import SampleReader, SourceFormat, plain_reader
 from sslbench.data.formats import coco
 from sslbench.data.formats._parts.layout import split_of
 from sslbench.data.objects import ObjectSource
-from sslbench.data.objects.boxes import as_samples
-from sslbench.data.objects.crops import CropOptions
-from sslbench.data.source import Source
+from sslbench.data.objects.boxes import box_format
 from sslbench.data.wording import some
 from sslbench.errors import DataError
-from sslbench.targets.objects import Boxes
 
 # Names of the manifest of a folder, or of each of its splits.
 _NAMES = ("_annotations.coco.json", "annotations.json", "labels.json", "result.json", "coco.json")
@@ -125,13 +121,4 @@ def _of_one_kind(folder: Path, files: list[Path]) -> dict[str, Path]:
     return {split: chosen[split] for split in sorted(chosen, key=split_rank)}
 
 
-def open(spec: str, options: CropOptions) -> dict[str, Source]:
-    """Return the images labelled with the classes of their objects, or crops of these; see `open_objects`."""
-    return as_samples(spec, open_objects(spec), options)
-
-
-FORMAT = SourceFormat(
-    __doc__,
-    SampleReader(recognises, lambda request: open(request.spec, request.options), CropOptions),
-    {Boxes: plain_reader(recognises, open_objects)},
-)
+FORMAT = box_format(__doc__, recognises, open_objects)

@@ -19,6 +19,7 @@ from sslbench.data.containers.sniff import read_text
 from sslbench.data.format import Reader, SourceFormat
 from sslbench.data.images import Files
 from sslbench.data.maps.layout import FOLDER, by_key, in_order, pair, walk
+from sslbench.data.maps.types import notes_of_left_out
 from sslbench.data.maps.values import SUFFIXES, DepthOptions, NormalOptions, Quantity, ValueFiles
 from sslbench.data.regular import matching
 from sslbench.data.source import Source
@@ -139,11 +140,11 @@ def _paired(images: Path, values: Path, quantity: Quantity) -> ValuePairs:
             f"Images: {some(list(keys.values())) or 'none'}; {quantity} files: {some(files) or 'none'}.",
         )
     found = pair(keys, best, images, values)
-    left = (
+    notes = notes_of_left_out(
+        "",
         (f"images without a {quantity} file", found.without_map),
         (f"{quantity} files without an image", found.without_image),
     )
-    notes = tuple(f"{len(names):,} {what} are left out: {some(names, 3)}" for what, names in left if names)
     return ValuePairs(found.ids, found.images, found.maps, notes)
 
 

@@ -11,7 +11,6 @@ and 255; see `_parts.bands.scaled`. (Statistics in band_stats.json are of all pa
 
 import collections
 import dataclasses
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ import numpy.typing as npt
 from sslbench.config import setting
 from sslbench.data.containers.hdf5 import open_hdf5
 from sslbench.data.containers.members import by_split, split_name
+from sslbench.data.containers.sniff import json_of
 from sslbench.data.format import SampleReader, SampleRequest, SourceFormat
 from sslbench.data.formats._parts.bands import BandImages, LabelBands, chosen_bands, scaled
 from sslbench.data.images import Files
@@ -88,10 +88,7 @@ def _partition(spec: str, options: GeoBenchOptions) -> dict[str, list[str]]:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"cannot read {file}: {' '.join(str(error).split())[:200]}") from error
+    content = json_of(file)
     if not isinstance(content, dict):
         raise DataError(f"{file} should be an object of names")
     return content

@@ -10,7 +10,7 @@ import functools
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from sslbench.config import setting
 from sslbench.data.containers.hdf5 import open_hdf5
 from sslbench.data.decode.picture import check_size
 from sslbench.data.format import Reader, SourceFormat
-from sslbench.data.images import DIGEST_BYTES, digest
+from sslbench.data.images import digests_of
 from sslbench.data.maps.classes import make_coding, with_ignored
 from sslbench.data.maps.foreground import map_readers
 from sslbench.data.maps.types import CodedMaps, Coding, RawMap, source_of_maps
@@ -64,8 +64,8 @@ def opened(path: str) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class MatImages(OfRows):
-    """Images of the file.
+class _MatRows(OfRows):
+    """Things in an array of the file.
 
     Attributes:
         file: path.
@@ -73,42 +73,37 @@ class MatImages(OfRows):
     """
 
     of_rows = ("rows",)
+    array: ClassVar[str]
     file: str
     rows: tuple[int, ...]
+
+    def path(self, index: int) -> str:
+        """Return the file, the array and the number of a thing in it."""
+        return f"{self.file}[{self.array} {self.rows[index]}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class MatImages(_MatRows):
+    """Images of the file."""
+
+    array = "images"
 
     def read(self, index: int) -> npt.NDArray[np.uint8]:
         """Return an image, uint8 (480, 640, 3)."""
         stored = np.asarray(opened(self.file)["images"][self.rows[index]])  # (3, W, H), as MATLAB stores columns first
         return np.ascontiguousarray(stored.transpose(2, 1, 0))
 
-    def path(self, index: int) -> str:
-        """Return the file and the number of the image in it."""
-        return f"{self.file}[{self.rows[index]}]"
-
     def digests(self) -> npt.NDArray[np.uint8]:
         """Return (N, 16) bytes: a hash of each image's pixels."""
-        found = b"".join(digest(self.read(i).tobytes()) for i in range(len(self)))
-        return np.frombuffer(found, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+        return digests_of(self.read(i).tobytes() for i in range(len(self)))
 
 
 @dataclasses.dataclass(frozen=True)
-class MatDepths(OfRows):
-    """Depths of the file in metres, holes filled in as NYU publishes them.
+class MatDepths(_MatRows):
+    """Depths of the file in metres, holes filled in as NYU publishes them; `options` have their range."""
 
-    Attributes:
-        file: path.
-        rows: positions in the file.
-        options: range of depths.
-    """
-
-    of_rows = ("rows",)
-    file: str
-    rows: tuple[int, ...]
+    array = "depths"
     options: DepthOptions
-
-    def path(self, index: int) -> str:
-        """Return the file and the number of the depth in it."""
-        return f"{self.file}[depths {self.rows[index]}]"
 
     def read_values(self, index: int, *, size: tuple[int, int] | None = None) -> npt.NDArray[np.float32]:
         """Return the depth of an image; see `PixelValues`."""
@@ -124,23 +119,11 @@ class MatDepths(OfRows):
 
 
 @dataclasses.dataclass(frozen=True)
-class MatMaps(OfRows):
-    """Label maps of the file, grouped.
+class MatMaps(_MatRows):
+    """Label maps of the file, grouped; `groups` has the value of each class of the file, from 0, nothing labelled."""
 
-    Attributes:
-        file: path.
-        rows: positions in the file.
-        groups: value of each class of the file, from 0, nothing labelled.
-    """
-
-    of_rows = ("rows",)
-    file: str
-    rows: tuple[int, ...]
+    array = "labels"
     groups: tuple[int, ...]
-
-    def path(self, index: int) -> str:
-        """Return the file and the number of the map in it."""
-        return f"{self.file}[labels {self.rows[index]}]"
 
     def read(self, index: int, max_pixels: int) -> RawMap:
         """Read one map; see `Maps`."""
@@ -157,8 +140,7 @@ class MatMaps(OfRows):
         """Return (N, 16) bytes: a hash of each map before grouping, and of the groups."""
         groups = repr(self.groups).encode()
         labels = opened(self.file)["labels"]
-        found = b"".join(digest(np.asarray(labels[row]).tobytes() + groups) for row in self.rows)
-        return np.frombuffer(found, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+        return digests_of(np.asarray(labels[row]).tobytes() + groups for row in self.rows)
 
 
 def _open_depth(spec: str, options: NyuDepthOptions) -> dict[str, Source]:

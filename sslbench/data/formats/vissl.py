@@ -69,8 +69,7 @@ def open(spec: str) -> dict[str, Source]:
                 [image_id(path, root) for path in absolute],
                 (f"{name}: ids are relative to {printable(str(root))}",),
             )
-        (source,) = by_split(name, ids, found, listed.files, None, (*notes, *listed.notes, *about)).values()
-        sources[split] = source
+        sources[split] = by_split(name, ids, found, listed.files, None, (*notes, *listed.notes, *about))["all"]
     return sources
 
 

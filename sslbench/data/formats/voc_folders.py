@@ -9,7 +9,6 @@ boxes too, but as samples they are the classes.
 
 from pathlib import Path, PurePath
 
-from sslbench.data.format import SampleReader, SourceFormat, plain_reader
 from sslbench.data.formats._parts.layout import (
     Place,
     find_class_places,
@@ -21,13 +20,10 @@ from sslbench.data.formats.voc.objects import read_xml
 from sslbench.data.formats.voc.tree import MAIN_LISTS, find_years
 from sslbench.data.maps.layout import by_key, walk
 from sslbench.data.objects import ObjectSource
-from sslbench.data.objects.boxes import AnnotatedImage, as_samples, object_sources
-from sslbench.data.objects.crops import CropOptions
+from sslbench.data.objects.boxes import AnnotatedImage, box_format, object_sources
 from sslbench.data.regular import reading
-from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
-from sslbench.targets.objects import Boxes
 from sslbench.text import printable
 
 
@@ -99,13 +95,4 @@ def _images(place: Place) -> tuple[list[AnnotatedImage], list[str]]:
         ], notes
 
 
-def open(spec: str, options: CropOptions) -> dict[str, Source]:
-    """Return the images labelled with the classes of their objects, or crops of these; see `open_objects`."""
-    return as_samples(spec, open_objects(spec), options)
-
-
-FORMAT = SourceFormat(
-    __doc__,
-    SampleReader(recognises, lambda request: open(request.spec, request.options), CropOptions),
-    {Boxes: plain_reader(_recognises_objects, open_objects)},
-)
+FORMAT = box_format(__doc__, recognises, open_objects, _recognises_objects)

@@ -19,18 +19,14 @@ from sslbench.config import read_yaml
 from sslbench.data.containers.listed import find_listed, tails
 from sslbench.data.containers.members import split_name
 from sslbench.data.containers.sniff import read_text
-from sslbench.data.format import SampleReader, SourceFormat, plain_reader
 from sslbench.data.formats._parts.layout import Place, file_names, find_places
 from sslbench.data.maps.layout import by_key, walk
 from sslbench.data.objects import ObjectSource
-from sslbench.data.objects.boxes import AnnotatedImage, as_samples, object_sources, size_in_file
-from sslbench.data.objects.crops import CropOptions
+from sslbench.data.objects.boxes import AnnotatedImage, box_format, object_sources, size_in_file
 from sslbench.data.regular import open_regular, reading
-from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.detection.keypoints import COCO_SIGMAS, Skeleton
-from sslbench.targets.objects import Boxes
 from sslbench.text import printable
 
 _MOST = 10_000
@@ -503,13 +499,4 @@ def _row(where: str, words: list[str], size: tuple[int, int], described: _Descri
     }
 
 
-def open(spec: str, options: CropOptions) -> dict[str, Source]:
-    """Return the images labelled with the classes of their objects, or crops of these; see `open_objects`."""
-    return as_samples(spec, open_objects(spec), options)
-
-
-FORMAT = SourceFormat(
-    __doc__,
-    SampleReader(recognises, lambda request: open(request.spec, request.options), CropOptions),
-    {Boxes: plain_reader(recognises, open_objects)},
-)
+FORMAT = box_format(__doc__, recognises, open_objects)

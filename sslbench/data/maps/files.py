@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, PngImagePlugin, PpmImagePlugin, TiffImagePlugin, UnidentifiedImageError
 
-from sslbench.arrays import OfRows
 from sslbench.data.decode.arrays import array_of
 from sslbench.data.decode.files import orientation, strict_and_silent
 from sslbench.data.decode.picture import UPRIGHT, UnreadableImage, check_size, declared_too_large
-from sslbench.data.images import DIGEST_BYTES, Files, digest
+from sslbench.data.images import Files, OfFiles, digests_of
 from sslbench.data.maps.types import RawMap
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.targets.label_maps import Grid
@@ -209,7 +208,7 @@ def _palette(image: Image.Image) -> npt.NDArray[np.uint8] | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class ValueMaps(OfRows):
+class ValueMaps(OfFiles):
     """Label maps with the class as the pixel's value, one file each.
 
     Attributes:
@@ -225,10 +224,6 @@ class ValueMaps(OfRows):
     objects: Files | None = None
     numbers: Callable[[MapPixels], Grid] = MapPixels.indices
 
-    def path(self, index: int) -> str:
-        """Return the map's file."""
-        return self.files.path(index)
-
     def read(self, index: int, max_pixels: int) -> RawMap:
         """Read one map; see `Maps`."""
         pixels = load(self.files, index, max_pixels)
@@ -242,16 +237,6 @@ class ValueMaps(OfRows):
         return RawMap(values, numbers.astype(np.int32))
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """Return (N, 16) bytes of the files' hashes."""
-        return joined_digests(self.files, self.objects)
-
-
-def joined_digests(files: Files, others: Files | None) -> npt.NDArray[np.uint8]:
-    """Return (N, 16) hashes of files, or of pairs of them."""
-    first = files.digests()
-    if others is None:
-        return first
-
-    pairs = np.concatenate([first, others.digests()], axis=1)
-    joined = b"".join(digest(row.tobytes()) for row in pairs)
-    return np.frombuffer(joined, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+        """Return (N, 16) bytes: hashes of the files, or of pairs of them."""
+        first = self.files.digests()
+        return first if self.objects is None else digests_of(map(bytes, np.hstack([first, self.objects.digests()])))

@@ -271,14 +271,17 @@ class CodedMaps(OfRows):
 
     def left_out(self) -> tuple[str, ...]:
         """Return a sentence on the images and on the maps that were left out."""
-        return tuple(
-            f"{self.name}: {len(names):,} {what} left out: {some(names, 3)}"
-            for what, names in (
-                ("images without a map are", self.without_map),
-                ("maps without an image are", self.without_image),
-            )
-            if names
-        )
+        left = ("images without a map", self.without_map), ("maps without an image", self.without_image)
+        return notes_of_left_out(f"{self.name}: ", *left)
+
+
+def notes_of_left_out(where: str, *groups: tuple[str, Sequence[str]]) -> tuple[str, ...]:
+    """Return a sentence for each group of things that were left out: what they are, their names.
+
+    >>> notes_of_left_out("photos/: ", ("images without a mask", ["a.png", "b.png"]), ("masks without an image", []))
+    ('photos/: 2 images without a mask are left out: a.png, b.png',)
+    """
+    return tuple(f"{where}{len(names):,} {what} are left out: {some(names, 3)}" for what, names in groups if names)
 
 
 def source_of_maps(

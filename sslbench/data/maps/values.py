@@ -11,12 +11,11 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from sslbench.arrays import OfRows
 from sslbench.config import setting
 from sslbench.data.decode.arrays import array_of, colours_of_16_bits
 from sslbench.data.decode.files import strict_and_silent
 from sslbench.data.decode.picture import UnreadableImage, check_size
-from sslbench.data.images import Files
+from sslbench.data.images import Files, OfFiles
 from sslbench.data.maps.files import refuse_turned, stored, white_of
 from sslbench.data.maps.types import SAME_SIZE, size_difference
 from sslbench.errors import DataError
@@ -118,7 +117,7 @@ class NormalOptions:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ValueFiles(OfRows):
+class ValueFiles(OfFiles):
     """Depth or normals of N images, one file each.
 
     Attributes:
@@ -128,15 +127,10 @@ class ValueFiles(OfRows):
         options: scale and range of depths.
     """
 
-    of_rows = ("files",)
     name: str
     files: Files
     quantity: Quantity
     options: DepthOptions = DepthOptions()
-
-    def path(self, index: int) -> str:
-        """Return the file of an image's values."""
-        return self.files.path(index)
 
     def read_values(self, index: int, *, size: tuple[int, int] | None = None) -> npt.NDArray[np.float32]:
         """Return the values of an image; see `PixelValues`."""

@@ -14,6 +14,7 @@ from PIL import Image
 from sslbench.arrays import IntArray
 from sslbench.data.containers.members import by_split
 from sslbench.data.decode.files import orientation, upright_size
+from sslbench.data.format import SampleReader, SampleRequest, SourceFormat, plain_reader
 from sslbench.data.images import Files
 from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.objects import ObjectSource
@@ -141,7 +142,8 @@ def checked_objects(
         images: of the same length as `sizes`.
         sizes: int64 (N, 2), height and width that the data give; zeros if not known, then nothing is clipped.
     """
-    issues, turned = BoxIssues(total=len(raw)), ()
+    issues = BoxIssues(total=len(raw))
+    turned: tuple[str, ...] = ()
     if isinstance(images, Files):
         sizes, turned = _turned_sizes(spec, raw, sizes, lambda i: Path(images.path(i)))
 
@@ -368,6 +370,24 @@ def _raw(images: Sequence[AnnotatedImage], place: Mapping[str, int], points: int
         given=given,
         keypoints=keypoints,
     )
+
+
+def box_format(
+    doc: str,
+    recognises: Callable[[str], bool],
+    read: Callable[[str], Mapping[str, ObjectSource]],
+    recognises_boxes: Callable[[str], bool] | None = None,
+) -> SourceFormat:
+    """Return a format of boxes without options, which is also read as images with the classes of their objects.
+
+    `recognises_boxes`: test of a location that is read as boxes, if it is another one.
+    """
+
+    def open_samples(request: SampleRequest[CropOptions]) -> dict[str, Source]:
+        return as_samples(request.spec, read(request.spec), request.options)
+
+    samples = SampleReader(recognises, open_samples, CropOptions)
+    return SourceFormat(doc, samples, {Boxes: plain_reader(recognises_boxes or recognises, read)})
 
 
 def as_samples(spec: str, found: Mapping[str, ObjectSource], options: CropOptions) -> dict[str, Source]:

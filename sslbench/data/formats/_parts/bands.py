@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import FloatArray, OfRows
+from sslbench.arrays import FloatArray
 from sslbench.data.decode.picture import UnreadableImage, check_size
 from sslbench.data.hashes import stamp_of
-from sslbench.data.images import Files, digests_with
+from sslbench.data.images import Files, OfFiles, digests_with
 from sslbench.data.maps.types import RawMap
 from sslbench.data.wording import some
 from sslbench.errors import DataError, UsageError
@@ -27,7 +27,7 @@ _SPREAD = 2.0  # standard deviations on each side of the mean that are kept
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BandImages(OfRows):
+class BandImages(OfFiles):
     """Images made of some bands of files that hold more.
 
     Attributes:
@@ -38,15 +38,11 @@ class BandImages(OfRows):
         high: (C,) value that becomes 255.
     """
 
-    of_rows = ("files",)
     files: Files
     read_bands: ReadBands
     bands: tuple[str, ...]
     low: FloatArray
     high: FloatArray
-
-    def __len__(self) -> int:
-        return len(self.files)
 
     def read(self, index: int) -> npt.NDArray[np.uint8]:
         """Return an image (H, W, C), uint8, or uint16 without a scale; smaller bands are enlarged to the largest."""
@@ -68,10 +64,6 @@ class BandImages(OfRows):
             raise OSError(f"{path}: values from {image.min():g} to {image.max():g} are no 16 bits: ?scale=train")
         return image if image.dtype == np.uint8 else image.round().astype(np.uint16)
 
-    def path(self, index: int) -> str:
-        """Return the path of a file."""
-        return self.files.path(index)
-
     def digests(self) -> npt.NDArray[np.uint8]:
         """Return (N, 16) bytes: a hash of each file, the names of the bands and their scale."""
         about = "\n".join(self.bands).encode() + self.low.tobytes() + self.high.tobytes()
@@ -79,16 +71,12 @@ class BandImages(OfRows):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LabelBands(OfRows):
+class LabelBands(OfFiles):
     """Label maps that are a band of files, one per image."""
 
-    of_rows = ("files",)
     files: Files
     read_bands: ReadBands
     band: str
-
-    def __len__(self) -> int:
-        return len(self.files)
 
     def read(self, index: int, max_pixels: int) -> RawMap:
         """Read one map; see `Maps`."""
@@ -98,14 +86,6 @@ class LabelBands(OfRows):
             raise UnreadableImage(self.path(index), str(error)) from error
         check_size(values.shape[1], values.shape[0], self.path(index), max_pixels)
         return RawMap(values.astype(np.int32))
-
-    def path(self, index: int) -> str:
-        """Return the path of a file."""
-        return self.files.path(index)
-
-    def digests(self) -> npt.NDArray[np.uint8]:
-        """Return (N, 16) bytes: a hash of each file."""
-        return self.files.digests()
 
 
 def chosen_bands(spec: str, wanted: str, names: Sequence[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from sslbench.arrays import OfRows
 from sslbench.data.decode.picture import UnreadableImage, check_size
-from sslbench.data.images import DIGEST_BYTES, digest
+from sslbench.data.images import digests_of
 from sslbench.data.maps.classes import LabelMapOptions, with_ignored
 from sslbench.data.maps.types import CodedMaps, Coding, RawMap, source_of_maps
 from sslbench.data.objects import ObjectSource
@@ -85,8 +85,11 @@ class ObjectMaps(OfRows):
 
     def digests(self) -> npt.NDArray[np.uint8]:
         """Return (N, 16) bytes of hashes of the masks, their classes and flags."""
-        rows = []
-        for objects, size in zip(self.source.target.objects, self.source.target.sizes, strict=True):
-            columns = [objects.classes.tolist(), objects.crowd.tolist(), objects.difficult.tolist(), size.tolist()]
-            rows.append(digest(json.dumps([columns, objects.masks], default=repr).encode()))
-        return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+        target = self.source.target
+        return digests_of(
+            json.dumps(
+                [[own.classes.tolist(), own.crowd.tolist(), own.difficult.tolist(), size.tolist()], own.masks],
+                default=repr,
+            ).encode()
+            for own, size in zip(target.objects, target.sizes, strict=True)
+        )

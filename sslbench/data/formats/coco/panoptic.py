@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import OfRows
 from sslbench.data.containers.listed import find_listed, folders_beside, plain_path
 from sslbench.data.containers.members import safe_name, split_name
 from sslbench.data.decode.picture import UnreadableImage
-from sslbench.data.images import DIGEST_BYTES, Files, digest
+from sslbench.data.images import Files, OfFiles, digests_of
 from sslbench.data.labels import boolean
 from sslbench.data.maps.classes import LabelMapOptions, make_coding, refuse_twice, with_ignored
 from sslbench.data.maps.files import load
@@ -189,7 +188,7 @@ def _segment(file: Path, annotation: int, entry: object) -> Segment:
 
 
 @dataclasses.dataclass(frozen=True)
-class PanopticMaps(OfRows):
+class PanopticMaps(OfFiles):
     """Label maps made of segments.
 
     Attributes:
@@ -202,10 +201,6 @@ class PanopticMaps(OfRows):
     files: Files
     segments: tuple[tuple[Segment, ...], ...]
     things: frozenset[int]
-
-    def path(self, index: int) -> str:
-        """Return the PNG of a map."""
-        return self.files.path(index)
 
     def read(self, index: int, max_pixels: int) -> RawMap:
         """Read one map; the value of a pixel is its category, -1 without a segment. See `Maps`."""
@@ -231,10 +226,9 @@ class PanopticMaps(OfRows):
     def digests(self) -> npt.NDArray[np.uint8]:
         """Return (N, 16) bytes of hashes of the files and their segments."""
         images, things = self.files.digests(), repr(sorted(self.things))
-        rows = [
-            digest(row.tobytes() + repr((s, things)).encode()) for row, s in zip(images, self.segments, strict=True)
-        ]
-        return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+        return digests_of(
+            row.tobytes() + repr((own, things)).encode() for row, own in zip(images, self.segments, strict=True)
+        )
 
 
 def _broken(segments: tuple[Segment, ...], there: dict[int, int]) -> tuple[str, ...]:
