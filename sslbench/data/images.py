@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -159,7 +160,7 @@ class Files:
 class OfFiles(OfRows):
     """Dataclass of things that lie in one file each, `files`; see `OfRows`."""
 
-    of_rows = ("files",)
+    of_rows: ClassVar[tuple[str, ...]] = ("files",)
     files: Files
 
     def path(self, index: int) -> str:

@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench import paths
+from sslbench.arrays import OfRows
 from sslbench.data import remote
 from sslbench.data.hashes import HashMemo, Stamp, stamp_of
 from sslbench.data.images import DIGEST_BYTES, UNREADABLE_DIGEST, digest
@@ -26,6 +28,8 @@ SETTLED_NS = 3_000_000_000
 _MAGIC = b"sslbench index 1\n"
 _DIGEST_BYTES = 32
 _LARGE = 1 << 30
+_CHUNK = 1024
+T = TypeVar("T")
 _log = logging.getLogger("sslbench")
 
 
@@ -147,46 +151,92 @@ def _digest(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()
 
 
-_CHUNK = 1024
+class OpenFiles:
+    """Files that this process has open; every process opens its own, and pickling carries none to another one."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[int, str], Any] = {}
+
+    def __reduce__(self) -> tuple[type["OpenFiles"], tuple[()]]:
+        return OpenFiles, ()
+
+    def get(self, path: str, most: int, open_file: Callable[[str], T]) -> T:
+        """Return the open file of a path; of `most` others the one that was opened first is dropped."""
+        # After a fork both processes would move the position of one open file.
+        key = (os.getpid(), path)
+        found: T | None = self._open.get(key)
+        if found is None:
+            while len(self._open) >= most:
+                # Threads read at once, so another one may have removed it; one that still reads keeps the file open.
+                self._open.pop(next(iter(self._open)), None)
+            found = self._open[key] = open_file(path)
+        return found
 
 
-def cached_digests(
-    order: npt.NDArray[np.int64],
-    key: Callable[[int], str],
-    stamp: Callable[[int], Stamp],
-    read: Callable[[int], bytes],
-    *,
-    threads: int = 1,
-    keep: Callable[[int], bool] = lambda _: True,
-) -> npt.NDArray[np.uint8]:
-    """Return the digests of N images: (N, 16) bytes, zeros for an unreadable one.
+class InContainers(OfRows):
+    """Dataclass of N encoded images in a few large files; see `OfRows`.
 
-    Args:
-        order: int64 (N,), all positions, in the order in which to read them.
-        key: position -> place of the image, the key of the cache.
-        stamp: position -> stamp of the image's container.
-        read: position -> content of the image; raises OSError for an unreadable one.
-        threads: number of images read at once.
-        keep: position -> whether the stamp changes whenever the image does, so that its digest may be cached.
+    Attributes:
+        containers: the files.
+        stamps: their state when they were indexed; reading from one that has changed since is an error.
+        places: int64 (N, K), the container of each image, and its place there.
     """
 
-    def hashed(index: int) -> bytes | None:
-        try:
-            return digest(read(index))
-        except OSError:
-            return None
+    of_rows: ClassVar[tuple[str, ...]] = ("places",)
+    threads: ClassVar[int] = 1
+    """Number of images that are read at once for their digests."""
+    containers: tuple[str, ...]
+    stamps: tuple[Stamp, ...]
+    places: npt.NDArray[np.int64]
 
-    digests = np.zeros((len(order), DIGEST_BYTES), dtype=np.uint8)
-    with HashMemo() as memo, ThreadPoolExecutor(threads) as pool:
-        for start in range(0, len(order), _CHUNK):
-            chunk = order[start : start + _CHUNK].tolist()
-            # Before the images are read: digests are kept only where the stamp was settled by then.
-            now = time.time_ns()
-            keys, stamps = [key(i) for i in chunk], [stamp(i) for i in chunk]
-            known = memo.lookup(keys, stamps)
-            todo = [i for i, found in enumerate(known) if found is None]
-            fresh = dict(zip(todo, pool.map(hashed, [chunk[i] for i in todo]), strict=True))
-            memo.remember([(keys[i], stamps[i], found) for i, found in fresh.items() if found and keep(chunk[i])], now)
-            content = b"".join(found or fresh.get(i) or UNREADABLE_DIGEST for i, found in enumerate(known))
-            digests[chunk] = np.frombuffer(content, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
-    return digests
+    def read(self, index: int) -> bytes:
+        """Return an encoded image; raises OSError for an unreadable one."""
+        raise NotImplementedError
+
+    def place_key(self, index: int) -> str:
+        """Return a text that tells an image from others in its container, for the cache of digests."""
+        raise NotImplementedError
+
+    def changes_with_stamp(self, index: int) -> bool:
+        """Return whether the stamp of the container changes whenever the image does, so that its digest is cached."""
+        return True
+
+    def shards(self) -> npt.NDArray[np.int64]:
+        """Return the number of each image's container: int64 (N,)."""
+        return self.places[:, 0]
+
+    def fetched(self) -> npt.NDArray[np.int64]:
+        """Return the bytes to fetch before each container can be read: int64 (containers,), 0 for a local file."""
+        return np.zeros(len(self.containers), dtype=np.int64)
+
+    def digests(self) -> npt.NDArray[np.uint8]:
+        """Return the BLAKE2b digest of each unpacked image, (N, 16) bytes, zeros for an unreadable one.
+
+        Equal to the digest of the image as a single file. Cached while the container is unchanged.
+        """
+
+        def hashed(index: int) -> bytes | None:
+            try:
+                return digest(self.read(index))
+            except OSError:
+                return None
+
+        order = np.lexsort((self.places[:, 1], self.places[:, 0]))  # one pass through each container
+        digests = np.zeros((len(order), DIGEST_BYTES), dtype=np.uint8)
+        with HashMemo() as memo, ThreadPoolExecutor(self.threads) as pool:
+            for start in range(0, len(order), _CHUNK):
+                chunk = order[start : start + _CHUNK].tolist()
+                # Before the images are read: digests are kept only where the stamp was settled by then.
+                now = time.time_ns()
+                files = self.places[chunk, 0].tolist()
+                paths = [os.path.abspath(self.containers[file]) for file in files]  # noqa: PTH100
+                keys = [f"{path}\0{self.place_key(i)}" for path, i in zip(paths, chunk, strict=True)]
+                stamps = [self.stamps[file] for file in files]
+                known = memo.lookup(keys, stamps)
+                todo = [i for i, found in enumerate(known) if found is None]
+                fresh = dict(zip(todo, pool.map(hashed, [chunk[i] for i in todo]), strict=True))
+                kept = [i for i, found in fresh.items() if found and self.changes_with_stamp(chunk[i])]
+                memo.remember([(keys[i], stamps[i], fresh[i] or b"") for i in kept], now)
+                content = b"".join(found or fresh.get(i) or UNREADABLE_DIGEST for i, found in enumerate(known))
+                digests[chunk] = np.frombuffer(content, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+        return digests

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
 
 import numpy as np
 
@@ -21,7 +20,6 @@ from sslbench.targets.none import Unlabelled
 from sslbench.targets.target import Images, Target
 from sslbench.text import printable
 
-S = TypeVar("S", bound=Source)
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation"), "val"),
@@ -67,15 +65,14 @@ def by_split(
     splits: Sequence[str] | None,
     notes: tuple[str, ...],
     attributes: Mapping[str, Sequence[str]] | None = None,
-    kind: type[S] = Source,  # type: ignore[assignment]
-) -> dict[str, S]:
+) -> dict[str, Source]:
     """Return one source per split, each in order of ids; {"all": source} if `splits` (one per image) is None."""
     sources = {}
     for split, rows in rows_of_splits(["all"] * len(ids) if splits is None else splits).items():
         chosen = np.array(sorted(rows.tolist(), key=ids.__getitem__), dtype=np.int64)
         own = tuple(ids[i] for i in chosen)
         kept = {key: tuple(column[i] for i in chosen) for key, column in (attributes or {}).items()}
-        sources[split] = kind(part_name(spec, split), own, labels.select(chosen), images.select(chosen), notes, kept)
+        sources[split] = Source(part_name(spec, split), own, labels.select(chosen), images.select(chosen), notes, kept)
     return sources
 
 

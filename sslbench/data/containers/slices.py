@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data import remote
-from sslbench.data.containers.index import cached_digests
+from sslbench.data.containers.index import InContainers, OpenFiles
 from sslbench.data.hashes import Stamp, check_unchanged
 from sslbench.text import printable
 
@@ -21,7 +21,6 @@ RAW, DEFLATED, BASE64 = range(3)
 UNKNOWN = -1
 """Check sum missing from the container."""
 
-_THREADS = 4
 _MAX_OPEN = 64
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
@@ -29,9 +28,8 @@ _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 class _Handle:
     """Open file, closed with its last reference."""
 
-    def __init__(self, path: str, stamp: Stamp) -> None:
+    def __init__(self, path: str) -> None:
         self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
-        check_unchanged(path, os.fstat(self.fd), stamp)
 
     def __del__(self) -> None:
         # Python calls this also where os.open has failed in `__init__`.
@@ -39,29 +37,8 @@ class _Handle:
             os.close(self.fd)
 
 
-class _Handles:
-    """Containers that this process has open; pickling carries none of them to another process."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, _Handle] = {}
-
-    def __reduce__(self) -> tuple[type["_Handles"], tuple[()]]:
-        return _Handles, ()
-
-    def get(self, path: str, stamp: Stamp) -> _Handle:
-        handle = self._open.get(path)
-        if handle is None:
-            while len(self._open) >= _MAX_OPEN:
-                # Threads read at once, so another one may have removed it; one that still reads keeps the file open.
-                self._open.pop(next(iter(self._open)), None)
-            handle = self._open[path] = _Handle(path, stamp)
-        else:
-            check_unchanged(path, os.fstat(handle.fd), stamp)  # the file may be written to while it is open
-        return handle
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class Slices:
+class Slices(InContainers):
     """Encoded images stored as byte ranges of containers.
 
     Attributes:
@@ -77,10 +54,9 @@ class Slices:
     names: tuple[str, ...]
     places: npt.NDArray[np.int64]
     origins: tuple[remote.Origin | None, ...] = ()
-    _handles: _Handles = dataclasses.field(default_factory=_Handles, repr=False)
-
-    def __len__(self) -> int:
-        return len(self.names)
+    of_rows = ("names", "places")
+    threads = 4
+    _files: OpenFiles = dataclasses.field(default_factory=OpenFiles, repr=False)
 
     def read(self, index: int) -> bytes:
         """Return the unpacked bytes of one image."""
@@ -114,40 +90,23 @@ class Slices:
     def _opened(self, container: int) -> Iterator[int]:
         origin = self.origins[container] if self.origins else None
         if origin is None:
-            handle = self._handles.get(self.containers[container], self.stamps[container])
+            path = self.containers[container]
+            handle = self._files.get(path, _MAX_OPEN, _Handle)
+            check_unchanged(path, os.fstat(handle.fd), self.stamps[container])  # it may be written to while it is open
             yield handle.fd
         else:
             with remote.opened(origin) as fd:
                 yield fd
-
-    def shards(self) -> npt.NDArray[np.int64]:
-        """Return the number of each image's container: int64 (N,)."""
-        return self.places[:, 0]
 
     def fetched(self) -> npt.NDArray[np.int64]:
         """Return the bytes to fetch before each container can be read: int64 (containers,), 0 for a local file."""
         sizes = [0 if origin is None else origin.size or 0 for origin in self.origins]
         return np.array(sizes or [0] * len(self.containers), dtype=np.int64)
 
-    def digests(self) -> npt.NDArray[np.uint8]:
-        """Return the BLAKE2b digest of each unpacked image, (N, 16) bytes, zeros for an unreadable one.
-
-        Equal to the digest of the image as a single file. Cached while the container is unchanged.
-        """
-        in_place = np.lexsort((self.places[:, 1], self.places[:, 0]))  # one pass through each container
-        return cached_digests(
-            in_place, self._key, lambda i: self.stamps[self.places[i, 0]], self.read, threads=_THREADS
-        )
-
-    def _key(self, index: int) -> str:
-        container, offset, stored, *_, packing = self.places[index].tolist()
-        return f"{os.path.abspath(self.containers[container])}\0{offset}+{stored}:{packing}"  # noqa: PTH100
-
-    def select(self, indices: npt.NDArray[np.int64]) -> "Slices":
-        """Return the images at `indices`, in that order."""
-        chosen = np.asarray(indices, dtype=np.int64)
-        names = tuple(self.names[i] for i in chosen)
-        return dataclasses.replace(self, names=names, places=self.places[chosen])
+    def place_key(self, index: int) -> str:
+        """Return offset, size and packing of an image."""
+        _, offset, stored, *_, packing = self.places[index].tolist()
+        return f"{offset}+{stored}:{packing}"
 
 
 def _unpack(data: bytes, size: int, packing: int) -> bytes:

@@ -45,6 +45,11 @@ class ObjectSource(Source):
             raise TypeError(f"{source.name} has {source.target.title}, not boxes")
         return source
 
+    @classmethod
+    def with_boxes(cls, source: Source, boxes: Boxes, grouped_by: str = "") -> "ObjectSource":
+        """Return the samples of a source with boxes of the same length, grouped by an attribute."""
+        return cls(source.name, source.ids, boxes, source.images, source.notes, source.attributes, grouped_by)
+
     def with_classes(self, classes: tuple[str, ...], class_numbers: tuple[int, ...]) -> "ObjectSource":
         """Change the order of the classes, add classes, or drop those without objects."""
         return dataclasses.replace(self, target=self.target.with_classes(classes, class_numbers))

@@ -327,9 +327,9 @@ def object_sources(
         sized=all(image.sized for image in images),
     )
     split_of = [split for split, part in splits.items() for _ in part]
-    attributes = {grouped_by: [image.group for image in images]} if grouped_by else {}
-    found = numbered_sources(spec, [image.id for image in images], boxes, files, split_of, about, attributes)
-    return {split: dataclasses.replace(source, grouped_by=grouped_by) for split, source in found.items()}
+    groups = {grouped_by: [image.group for image in images]} if grouped_by else {}
+    ids = [image.id for image in images]
+    return numbered_sources(spec, ids, boxes, files, split_of, about, groups)
 
 
 def numbered_sources(
@@ -339,14 +339,17 @@ def numbered_sources(
     images: Images,
     splits: Sequence[str] | None,
     notes: tuple[str, ...],
-    attributes: Mapping[str, Sequence[str]] | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, ObjectSource]:
-    """Return one source per split (see `by_split`), with the images numbered from 1: the data have no numbers."""
-    found = by_split(spec, ids, boxes, images, splits, notes, attributes, ObjectSource)
-    return {
-        split: dataclasses.replace(part, target=part.target.changed(numbers=tuple(range(1, len(part) + 1))))
-        for split, part in found.items()
-    }
+    """Return one source per split (see `by_split`), with the images numbered from 1: the data have no numbers.
+
+    `groups`: name of the attribute that groups the images -> that of each image; empty without groups.
+    """
+    found = {}
+    for split, part in by_split(spec, ids, boxes, images, splits, notes, groups).items():
+        numbered = Boxes.of(part.target).changed(numbers=tuple(range(1, len(part) + 1)))
+        found[split] = ObjectSource.with_boxes(part, numbered, next(iter(groups or ()), ""))
+    return found
 
 
 def _raw(images: Sequence[AnnotatedImage], place: Mapping[str, int], points: int | None) -> RawObjects:

@@ -1,6 +1,5 @@
 """Objects of a COCO or kwcoco manifest."""
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -186,8 +185,10 @@ def object_sources(
         image_texts={name: image_texts[row["id"]] for name, row in zip(ids, images, strict=True) if image_texts},
         class_texts={str(row["name"]): class_texts[row["id"]] for row in categories if class_texts},
     )
-    found = by_split(spec, ids, boxes, files, splits, notes, columns.attributes, ObjectSource)
-    return {split: dataclasses.replace(source, grouped_by=columns.grouped_by) for split, source in found.items()}
+    found = by_split(spec, ids, boxes, files, splits, notes, columns.attributes)
+    return {
+        split: ObjectSource.with_boxes(part, Boxes.of(part.target), columns.grouped_by) for split, part in found.items()
+    }
 
 
 def _federated(spec: str, images: list[Row], categories: list[Row]) -> Federated | None:

@@ -1,19 +1,18 @@
 """Hugging Face data set: Parquet or Arrow files with images, folders of them, `hf:owner/name` of the hub's cache."""
 
-import contextlib
 import dataclasses
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.config import setting
 from sslbench.data import remote
-from sslbench.data.containers.index import Index, cached_digests, container_stamp, indexed
+from sslbench.data.containers.index import InContainers, Index, OpenFiles, container_stamp, indexed
 from sslbench.data.containers.members import by_split, safe_name, split_name
 from sslbench.data.format import SampleReader, SourceFormat
 from sslbench.data.formats._parts.layout import file_names, has_images, some_folders
@@ -137,28 +136,8 @@ def damaged(path: Path, error: object) -> DataError:
     return DataError(f"cannot read {path}: {' '.join(str(error).split())[:200]}", "It may be incomplete: get it again.")
 
 
-class _RowFiles:
-    """Files that this process has open; every process opens its own."""
-
-    def __init__(self) -> None:
-        self._open: dict[tuple[int, str], RowFile] = {}
-
-    def __reduce__(self) -> tuple[type["_RowFiles"], tuple[()]]:
-        return _RowFiles, ()
-
-    def get(self, path: str, most: int = _MAX_OPEN, origin: remote.Origin | None = None) -> RowFile:
-        # After a fork both processes would move the position of one open file.
-        key = (os.getpid(), path)
-        if key not in self._open:
-            while len(self._open) >= most:
-                self._open.pop(next(iter(self._open)))
-            with contextlib.nullcontext() if origin is None else remote.opened(origin):
-                self._open[key] = RowFile(path)
-        return self._open[key]
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class ColumnImages:
+class ColumnImages(InContainers):
     """Encoded images in a column of Parquet or Arrow files.
 
     Attributes:
@@ -172,11 +151,8 @@ class ColumnImages:
     stamps: tuple[Stamp, ...]
     column: str
     places: npt.NDArray[np.int64]
-    _files: _RowFiles = dataclasses.field(default_factory=_RowFiles, repr=False)
+    _files: OpenFiles = dataclasses.field(default_factory=OpenFiles, repr=False)
     _digests: npt.NDArray[np.uint8] | None = dataclasses.field(default=None, init=False, repr=False)
-
-    def __len__(self) -> int:
-        return len(self.places)
 
     def read(self, index: int) -> bytes:
         """Return the encoded image of a row; of a row with only a path, that file."""
@@ -210,7 +186,7 @@ class ColumnImages:
     def _file(self, container: int) -> RowFile:
         path = self.containers[container]
         check_unchanged(path, os.stat(path), self.stamps[container])  # noqa: PTH116
-        return self._files.get(path)
+        return self._files.get(path, _MAX_OPEN, RowFile)
 
     def path(self, index: int) -> str:
         """Return file and row: 'train-00000-of-00001.parquet[17]'."""
@@ -219,22 +195,22 @@ class ColumnImages:
 
     def digests(self) -> npt.NDArray[np.uint8]:
         """Return (N, 16) bytes: BLAKE2b of each image, zeros for one that cannot be read."""
-        order = np.lexsort((self.places[:, 1], self.places[:, 0]))
         object.__setattr__(self, "_digests", None)
-        # The stamp of the container does not cover files named in rows: those are read again every time.
-        digests = cached_digests(
-            order, self._key, lambda i: self.stamps[self.places[i, 0]], self.read, keep=lambda i: not self._cell(i)[1]
-        )
+        digests = super().digests()
         object.__setattr__(self, "_digests", digests.copy())
         return digests
 
-    def _key(self, index: int) -> str:
-        container, row = self.places[index].tolist()
-        return f"{os.path.abspath(self.containers[container])}\0bytes of {self.column}[{row}]"  # noqa: PTH100
+    def place_key(self, index: int) -> str:
+        """Return column and row of an image."""
+        return f"bytes of {self.column}[{self.places[index, 1]}]"
 
-    def select(self, indices: npt.NDArray[np.int64]) -> "ColumnImages":
+    def changes_with_stamp(self, index: int) -> bool:
+        """Return whether the image lies in the row; files named in rows are read again every time."""
+        return not self._cell(index)[1]
+
+    def select(self, indices: npt.NDArray[np.int64]) -> Self:
         """Return the images at `indices`, in that order."""
-        chosen = dataclasses.replace(self, places=self.places[np.asarray(indices, dtype=np.int64)])
+        chosen = super().select(indices)
         if self._digests is not None:
             object.__setattr__(chosen, "_digests", self._digests[indices])
         return chosen
@@ -252,16 +228,16 @@ class StreamedImages(ColumnImages):
 
     def _file(self, container: int) -> RowFile:
         # A copy that is open stays readable, and takes its room, though it is evicted from the cache.
-        return self._files.get(self.containers[container], _MAX_STREAMED, self.origins[container])
+        def fetch(path: str) -> RowFile:
+            with remote.opened(self.origins[container]):
+                return RowFile(path)
+
+        return self._files.get(self.containers[container], _MAX_STREAMED, fetch)
 
     def path(self, index: int) -> str:
         """Return address and row."""
         container, row = self.places[index].tolist()
         return printable(f"{self.origins[container].url}[{row}]")
-
-    def shards(self) -> npt.NDArray[np.int64]:
-        """Return the file of each image, int64 (N,)."""
-        return self.places[:, 0]
 
     def fetched(self) -> npt.NDArray[np.int64]:
         """Return the bytes to fetch before each file can be read, int64 (files,)."""
