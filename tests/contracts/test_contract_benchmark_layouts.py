@@ -35,6 +35,7 @@ from sslbench.targets.anomalies import Anomalies
 from sslbench.targets.label_maps import Foreground, LabelMaps
 from sslbench.targets.pairs import Homographies, Points
 from sslbench.targets.pixel_values import Depth, Normals
+from sslbench.targets.texts import Texts
 from sslbench.targets.videos import Parts, Poses, Tracks
 
 OPENERS = {
@@ -44,6 +45,7 @@ OPENERS = {
     "tracking": lambda place: open_as(place, Tracks, Parts, Poses),
     "saliency": lambda place: open_as(place, Foreground),
     "anomaly": lambda place: open_as(place, Anomalies),
+    "image-text": lambda place: open_as(place, Texts),
     "depth": lambda place: open_as(place, Depth),
     "normals": lambda place: open_as(place, Normals),
     "geolocation": functools.partial(open_data, value_columns=("lat", "lon")),
@@ -95,6 +97,18 @@ def coco(root, year, kinds=("instances",)):
             file = root / "annotations" / f"{kind}_{split}{year}.json"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
+
+
+def captions(file, splits):
+    """Karpathy's lists; COCO's name the folder of each image."""
+    entries = []
+    for folder, split in splits.items():
+        name = f"{split}.jpg"
+        if split == "test":  # of which alone nothing more is needed
+            picture(file.parent / folder / name)
+        entries.append({"filename": name, "split": split, "sentences": [{"raw": "one"}, {"raw": "two"}]})
+        entries[-1] |= {"filepath": folder} if folder else {}
+    file.write_text(json.dumps({"images": entries}))
 
 
 def lvis(root):
@@ -242,6 +256,8 @@ def root(tmp_path_factory):
     coco(root / "coco", 2017, kinds=("instances", "person_keypoints"))
     coco(root / "coco", 2014)
     lvis(root / "coco")
+    captions(root / "coco/dataset_coco.json", {"train2014": "restval", "val2014": "test"})
+    captions(root / "flickr30k/dataset_flickr30k.json", {"": "test"})
     (root / "coco20k").mkdir()
     manifest = json.loads((root / "coco/annotations/instances_train2014.json").read_text())
     (root / "coco20k" / "instances.json").write_text(json.dumps(manifest))

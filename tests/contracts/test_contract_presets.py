@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib
 import logging
+import shutil
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from sslbench.names import list_names
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import find, settings_layers, state_shortened
 from sslbench.protocols._parts.presets import full_settings
+from sslbench.protocols._parts.texts import OnImagesAndTexts
 from sslbench.targets import kinds
 from sslbench.targets.pairs import Points
 
@@ -67,6 +69,8 @@ SHORTER = {
     **{"components": 0, "longest_side": 64, "short": 64, "side": 64, "lr": [0.01, 0.1], "weight_decay": [0.001]},
 }
 """Settings for 8 images in place of thousands."""
+OWN = {"transferability/leep": {"classifier": "none"}}
+"""Of an untrained network, whose file has no classifier."""
 FEW = {"fractions": [0.5], "images": [4]}
 """Parts of train that 8 images allow."""
 SMALLER_IMAGES = {"1024": 128, "[320, 320]": [64, 64], "[512, 512]": [64, 64]}
@@ -107,7 +111,7 @@ def shortened(name):
         shorter["width"] = 16
     if "window" not in shorter:
         shorter.pop("stride", None)
-    return shorter
+    return shorter | OWN.get(name, {})
 
 
 def kind_of_labels(name):
@@ -218,8 +222,29 @@ def test_a_preset_fixes_all_of_the_geometry():
     assert offenders(PLAIN, fixes_all_of_the_geometry) == []
 
 
+@pytest.fixture(scope="module")
+def texts(photos, tmp_path_factory):
+    """The photos as two classes of ImageNet, and embeddings of all texts of them that a preset makes."""
+    folder = tmp_path_factory.mktemp("texts")
+    words = {"dark": ("n01440764", "tench"), "bright": ("n01443537", "goldfish")}
+    for split in ("train", "val"):
+        for name, (synset, _) in words.items():
+            shutil.copytree(photos / split / name, folder / "photos" / split / synset)
+    templates = {
+        "{}",
+        "a photo of {}",
+        *(each for name in NAMES for each in full_settings(name)[1].get("templates", ())),
+    }
+    texts = sorted({template.replace("{}", each) for template in templates for both in words.values() for each in both})
+    features = np.random.default_rng(0).normal(size=(len(texts), 48))
+    np.savez(folder / "texts.npz", features=features, names=np.array(texts))
+    return folder
+
+
 @pytest.mark.parametrize("name", PLAIN)
-def test_a_preset_runs_on_the_architecture_that_it_was_published_for(name, photos, maps, values, store, tmp_path):
+def test_a_preset_runs_on_the_architecture_that_it_was_published_for(
+    name, photos, maps, values, texts, store, tmp_path
+):
     preset = PRESETS[name]
     preprocessing = dict(preset.preprocessing)
     # Large images on small patches or three scales take minutes.
@@ -227,7 +252,11 @@ def test_a_preset_runs_on_the_architecture_that_it_was_published_for(name, photo
         preprocessing["resize"] = SMALLER_IMAGES.get(str(preprocessing["resize"]), preprocessing["resize"])
     kind = kind_of_labels(name)
     own = {"value": photos / "places.csv", "map": maps, "depth": values, "normals": values}
-    task = make_task(preset.protocol, shortened(name), preset=preset)
+    of_texts = isinstance(PROTOCOLS[name].kind, OnImagesAndTexts)
+    if of_texts:
+        own |= {"single": texts / "photos", "texts": f"texts:{texts / 'photos'}"}
+    named = {"text_features": str(texts / "texts.npz")} if of_texts else {}
+    task = make_task(preset.protocol, shortened(name) | named, preset=preset)
     request = Request(
         weights="random",
         data=task.kind.default[0] or str(own.get(kind, photos)),

@@ -8,6 +8,7 @@ from sslbench.evaluation import Request, RunSettings, make_task, prepare
 from sslbench.evaluation.preparation import on_data, with_preprocessing
 from sslbench.evaluation.record import compare_references
 from sslbench.library.benchmarks import Benchmark, Reference, load_benchmark
+from sslbench.metrics.retrieval import IMAGE_RECALL, TEXT_RECALL
 from sslbench.names import list_names
 from sslbench.results import MetricValue, WeightsUsed, records
 
@@ -34,6 +35,7 @@ def test_references_of_these_weights_are_compared_and_no_others():
 
 def test_shipped_references_name_metrics_that_are_reported_and_files():
     metrics = {"detection": ("AP", "AP50", "AP75"), "zero_shot": ("top1", "balanced_accuracy")}
+    metrics["image_text"] = tuple(metric.name for metric in (*TEXT_RECALL, *IMAGE_RECALL))
     shipped = [(name, each) for name in list_names("benchmark") for each in load_benchmark(name).reference]
     wrong = [
         (name, each)

@@ -31,6 +31,7 @@ FILES = {
     "discovery": 3,
     "finetune": 29,
     "geolocation": 2,
+    "image_text": 2,
     "knn": 69,
     "linear": 67,
     "linear_online": 26,
@@ -58,11 +59,11 @@ PUBLISHED = {
     "discovery.csv": 33,
     "lightly.csv": 28,
     "mmpretrain.csv": 14,
-    "open_clip.csv": 50,
+    "open_clip.csv": 98,
     "solo_learn.csv": 3,
     "vissl.csv": 76,
 }
-NO_CLASSES = ("anomaly", "geolocation", "depth", "normals")
+NO_CLASSES = ("anomaly", "geolocation", "depth", "image-text", "normals")
 OF_OBJECTS = ("detection", "discovery", "saliency")
 TRAIN_NOTHING = ("correspondence", "tracking")
 
@@ -102,7 +103,9 @@ def test_every_shipped_benchmark_is_complete():
 
 def is_plausible(name):
     benchmark = shipped()[name]
-    has_queries = benchmark.protocol in ("retrieval", *TRAIN_NOTHING) and set(benchmark.samples) == {"test"}
+    has_queries = benchmark.protocol in ("retrieval", "image-text", *TRAIN_NOTHING) and set(benchmark.samples) == {
+        "test"
+    }
     assert has_queries or benchmark.classes >= 2 or benchmark.protocol in NO_CLASSES
     assert benchmark.data == "sklearn:digits" or has_queries or set(benchmark.samples) == {"train", "test"}
     assert all(n >= 2 * benchmark.classes or benchmark.test_classes != "same" for n in benchmark.samples.values())
@@ -248,7 +251,9 @@ def test_published_rows_belong_to_benchmarks_and_have_sources():
     every = [row for found in rows.values() for row in found]
     for row in every:
         assert row.benchmark in shipped() and 0 < row.value < 100
-        assert kinds()[kind_of(row.benchmark)].metric == row.metric or row.metric.startswith("saliency_")
+        assert kinds()[kind_of(row.benchmark)].metric == row.metric or row.metric.startswith(
+            ("saliency_", "image_recall@", "text_recall@")
+        )
         assert row.weights and row.backbone and row.protocol and " at " in row.source and row.where
     keys = [(r.benchmark, r.weights, r.backbone, r.metric, r.source) for r in every]
     assert len(set(keys)) == len(keys)

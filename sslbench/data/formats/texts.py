@@ -9,6 +9,7 @@ each image of any labelled data.
 
 import dataclasses
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ import numpy as np
 
 from sslbench.config import setting
 from sslbench.data.containers.exports import NOT_READ
-from sslbench.data.containers.listed import find_listed, folders_beside, images_folder
+from sslbench.data.containers.listed import find_listed, finds_all, folders_beside, images_folder
 from sslbench.data.containers.members import split_name
 from sslbench.data.containers.sniff import is_json_table, read_text
 from sslbench.data.format import Reader, SourceFormat
@@ -32,6 +33,8 @@ from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.targets.target import OfClasses
 from sslbench.targets.texts import Texts, as_texts, captions_in
+
+log = logging.getLogger("sslbench")
 
 PREFIX = "texts:"
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".txt")
@@ -80,6 +83,9 @@ def open(spec: str, options: TextOptions) -> dict[str, Source]:
         raise UsageError(f"{spec}: '?caption=' has no effect here: only tables have columns", "Leave it out.")
     splits = _of_table(path, options.caption) if table else _of_json(path)
     folders = [folder] if (folder := images_folder(spec, options.images)) else folders_beside(path)
+    if "train" in splits and len(splits) > 1 and not any(finds_all([name], folders) for name in [*splits["train"]][:3]):
+        del splits["train"]  # Karpathy's list of COCO: nothing is trained, and test is of val2014 alone
+        log.info(f"{spec}: the images of train are not here, and left out")
     sources = {split: _listed(spec, split, texts, folders) for split, texts in splits.items() if texts}
     if not sources:
         raise DataError(f"{spec} has no image with a text")
