@@ -345,7 +345,7 @@ def export(
     Args:
         weights: a weights file, or 'random'.
         out: file to write, net.onnx or net.pt2.
-        probe: file of a probe that a protocol trained on features of the weights, whose scores are the output.
+        probe: file of a probe that a protocol trained on features of the weights; the output is its scores, or maps.
         layer: layer whose features are the output; None: the scores of the file's classifier, if it has one, else the
             backbone's default layer.
         overwrite: replace an existing file.
@@ -368,12 +368,13 @@ def export(
 
 
 @public
-def predict(
+def predict(  # noqa: PLR0913  every choice of a prediction
     weights: str | Path,
     data: str | Path,
     csv: str | Path,
     *,
     probe: str | Path | None = None,
+    maps: str | Path | None = None,
     classes: Sequence[str] | None = None,
     top_k: int = 1,
     threshold: float | None = None,
@@ -386,7 +387,9 @@ def predict(
         weights: file with a classifier: of finetuning, or the last layer of a supervised network.
         data: images, as for `evaluate`; labels are not read.
         csv: file to write, one row per image.
-        probe: file of a probe that a protocol trained on features of the weights: the classifier.
+        probe: file of a probe that a protocol trained on features of the weights: the classifier, or a head for maps.
+        maps: folder to write a map per image to, where the probe is of segmentation, depth and the like: a PNG of
+            classes, or numbers as .npy.
         classes: names of the classes, for files that do not name them; None: numbers.
         top_k: number of most probable classes per image.
         threshold: smallest probability of the predicted classes, for several labels per image; None: 0.5.
@@ -407,13 +410,14 @@ def predict(
         (2, ['class', '1', '1'])
     """
     run_settings, request_options = options_of(
-        options, run, evaluation.Request, beside=("probe", "classes", "top_k", "threshold")
+        options, run, evaluation.Request, beside=("probe", "maps", "classes", "top_k", "threshold")
     )
     place = location(data, "data", FILES)
     prediction_request = evaluation.Request(weights=str(weights), data=place, tasks=(), **request_options)
     head = None if probe is None else Path(probe)
     chosen: dict[str, Any] = {
         "probe": head,
+        "maps": None if maps is None else Path(maps),
         "classes": classes,
         "top_k": top_k,
         "threshold": threshold,

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from sslbench.backbones.attention import Attention
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.layers import Layer, forward_layers, resolve_layers
-from sslbench.config import build
 from sslbench.errors import UsageError, WeightsError
 from sslbench.weights import save
 from sslbench.weights.fill import fill
@@ -148,19 +147,11 @@ def _is_classifier(backbone: Backbone) -> bool:
 
 def read_classifier(file: WeightsFile, backbone: Backbone) -> Classifier | None:
     """Return the classifier in a file, or None if it has none."""
-    metadata = file.content.get("metadata")
-    entry = metadata.get("classifier") if isinstance(metadata, Mapping) else None
-    formats = (save.FORMAT, save.CHECKPOINT_FORMAT, save.PROBE_FORMAT)
-    if file.content.get("format") not in formats or entry is None:
+    info, where = save.entry(file, "classifier", ClassifierInfo), f"{file.path}: metadata.classifier"
+    if info is None:
         return None
-    where = f"{file.path}: metadata.classifier"
-    try:
-        info = build(ClassifierInfo, json.loads(entry), where)
+    with save.of_file():
         (layer,) = resolve_layers(backbone, (info.layer,), tokens=info.attention is not None)
-    except UsageError as error:
-        raise WeightsError(error.message, error.remedy) from error
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise WeightsError(f"{where} should be JSON: {' '.join(str(error).split())[:200]}") from error
     heads = file.content.get("heads")
     tensors = (
         {str(name).replace("head.0.", "head.", 1): tensor for name, tensor in heads.items()}

@@ -146,8 +146,8 @@ class DenseEncoder:
         images = images.to(device=self.device, dtype=self._dtype, memory_format=torch.channels_last)
         pieces = torch.split(images, CPU_CHUNK) if self.device.type == "cpu" else (images,)
         with torch.inference_mode(), arithmetic(self.device):
-            module = self._for_size(size)
-            maps = [self._maps(module, piece) for piece in pieces]
+            module = self.for_size(size)
+            maps = [self.maps(module, piece) for piece in pieces]
             joined = {name: torch.cat([piece[name] for piece in maps]) for name in maps[0]}
         return {name: value.clone() for name, value in joined.items()}  # autograd takes no inference tensors
 
@@ -157,7 +157,8 @@ class DenseEncoder:
         state |= {k: b for k, b in self._module.named_buffers() if k.rpartition(".")[2].startswith("running_")}
         return tensors_sha256({name: tensor.detach().cpu() for name, tensor in state.items()})
 
-    def _maps(self, module: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    def maps(self, module: nn.Module, images: Tensor) -> dict[str, Tensor]:
+        """Return the maps of a network that `for_size` gave for images of this size, (B, channels, H, W)."""
         taken: dict[str, tuple[Tensor, Tensor | None]] = {}
         norms = {layer.text for each in self.inputs if each.normalised for layer in each.layers}
         with hooked(module, self._layers, lambda layer, x: taken.update({layer.text: _map(module, layer, x, images)})):
@@ -168,7 +169,7 @@ class DenseEncoder:
         return {each.name: _joined(each, [taken[layer.text] for layer in each.layers], norm) for each in self.inputs}
 
     def _free_size(self, vit: "VisionTransformer") -> None:
-        """Set up a vision transformer to take any size with positions that `_for_size` writes."""
+        """Set up a vision transformer to take any size with positions that `for_size` writes."""
         from timm.layers.format import Format
 
         embed = vit.patch_embed
@@ -182,7 +183,7 @@ class DenseEncoder:
                 )
             self._positions, self._side = vit.pos_embed.detach().clone(), int(grid[0])
 
-    def _for_size(self, size: tuple[int, int]) -> nn.Module:
+    def for_size(self, size: tuple[int, int]) -> nn.Module:
         """Return the network for images of a size."""
         module = self._module
         if self._positions is not None and is_timm_vit(module):
@@ -215,7 +216,8 @@ def _map(root: nn.Module, layer: Layer, value: Any, images: Tensor) -> tuple[Ten
     rows, columns = grid_of_tokens(value.shape[1] - tokens.prefix, size, layer.text)
     cls = value[:, 0].clone() if tokens.has_class else None
     patches = value[:, tokens.prefix :].transpose(1, 2)
-    return patches.reshape(len(value), -1, rows, columns).contiguous(), cls
+    # Not len(), which would fix the number of images in an export.
+    return patches.reshape(value.shape[0], -1, rows, columns).contiguous(), cls
 
 
 def _joined(each: DenseInput, taken: Sequence[tuple[Tensor, Tensor | None]], norm: nn.Module | None) -> Tensor:

@@ -119,9 +119,9 @@ class ExportReport:
 
     Attributes:
         path: the file.
-        output: name of the output, 'features' or 'scores'.
+        output: name of the output, 'features', 'scores' or 'maps'.
         shape: (C, H, W) of an image.
-        width: dimension of the output.
+        output_shape: shape of the output of an image: (D,), or (K, H, W) of maps.
         difference: largest difference from the network's outputs, relative to the largest output.
         preprocessing: preprocessing of the images, which is not part of the file's network.
     """
@@ -129,43 +129,57 @@ class ExportReport:
     path: Path
     output: str
     shape: tuple[int, int, int]
-    width: int
+    output_shape: tuple[int, ...]
     difference: float
     preprocessing: Preprocessing
+
+    @property
+    def width(self) -> int:
+        """Dimension of the output, or channels of maps."""
+        return self.output_shape[0]
 
 
 def export(
     backbone: Backbone, layer: Layer, out: Path, *, classifier: Classifier | None = None, overwrite: bool = False
 ) -> ExportReport:
     """Write a network as .onnx or .pt2, for any number of normalised images; the file appears verified or not."""
-    check_export(out, overwrite=overwrite)
     if backbone.preprocessing.scales != (1.0,):
         scales = ",".join(f"{scale:g}" for scale in backbone.preprocessing.scales)
         raise UsageError(
             f"an exported network takes images of one size, and these features are means over the scales {scales}",
             "Leave --scales out; a probe of these features needs sslbench predict.",
         )
+    facts = {"layer": layer.text}
+    if classifier is not None:
+        facts |= {"labels": classifier.info.labels, "classes": json.dumps(classifier.info.classes)}
+    network, output = ExportedNetwork(backbone, layer, classifier), "features" if classifier is None else "scores"
+    return export_module(backbone, network, out, image_shape(backbone.preprocessing), output, facts, overwrite)
+
+
+def export_module(
+    backbone: Backbone,
+    network: nn.Module,
+    out: Path,
+    shape: tuple[int, int, int],
+    output: str,
+    facts: Mapping[str, str],
+    overwrite: bool,
+) -> ExportReport:
+    """Write a module with a backbone in it that takes images (B, *shape); see `export`.
+
+    `facts`: further metadata of the file.
+    """
+    check_export(out, overwrite=overwrite)
     write = _write_onnx if out.suffix == ".onnx" else _write_pt2
     if out.suffix == ".onnx":
         need_onnx("ONNX files", "write a .pt2 file of torch.export.")
         refuse_large(backbone, "Write a .pt2 file.")
-    shape = image_shape(backbone.preprocessing)
-    network = ExportedNetwork(backbone, layer, classifier).eval().requires_grad_(False)
+    network.eval().requires_grad_(False)
     examples = [torch.randn(n, *shape, generator=torch.Generator().manual_seed(n)) for n in _BATCHES]
     with torch.inference_mode():
         wanted = [network(images) for images in examples]
-    output = "features" if classifier is None else "scores"
-    facts = {
-        "output": output,
-        "layer": layer.text,
-        "backbone": backbone.name,
-        "preprocessing": json.dumps(backbone.preprocessing.record()),
-        **(
-            {}
-            if classifier is None
-            else {"labels": classifier.info.labels, "classes": json.dumps(classifier.info.classes)}
-        ),
-    }
+    preprocessing = json.dumps(backbone.preprocessing.record())
+    facts = {"output": output, "backbone": backbone.name, "preprocessing": preprocessing, **facts}
     with new_file(out) as temporary, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -179,7 +193,7 @@ def export(
                 f"{backbone.name}: the outputs of the exported network differ by {difference:.1e} of the largest; "
                 "nothing was written"
             )
-    return ExportReport(out, output, shape, int(wanted[0].shape[1]), difference, backbone.preprocessing)
+    return ExportReport(out, output, shape, tuple(wanted[0].shape[1:]), difference, backbone.preprocessing)
 
 
 def image_shape(preprocessing: Preprocessing) -> tuple[int, int, int]:

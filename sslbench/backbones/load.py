@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -19,7 +18,6 @@ from sslbench.backbones.stems import StemRule, fit_stem, parse_rule, with_channe
 from sslbench.backbones.timm_models import list_pretrained, parse_options
 from sslbench.backbones.videomae import OPTIONS, VideoTransformer, told_positions
 from sslbench.backbones.vjepa2 import fit_frames
-from sslbench.config import build as build_dataclass
 from sslbench.errors import BackboneError, UsageError, WeightsError
 from sslbench.names import from_file
 from sslbench.preprocessing import (
@@ -333,20 +331,8 @@ def _with_trained_strides(
 
 def recorded_preprocessing(file: files.WeightsFile) -> Preprocessing | None:
     """Return the transform that `sslbench pretrain` stored with the weights, or None."""
-    metadata = file.content.get("metadata")
-    formats = (save.FORMAT, save.CHECKPOINT_FORMAT, save.PROBE_FORMAT)
-    own = file.content.get("format") in formats and isinstance(metadata, Mapping)
-    text = metadata.get("preprocessing") if own and metadata else None
-    if text is None:
-        return None
-    where = f"{file.path}: metadata.preprocessing"
-    try:
-        found = build_dataclass(Preprocessing, json.loads(text), where)
-    except UsageError as error:
-        raise WeightsError(error.message, error.remedy) from error
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise WeightsError(f"{where} should be a transform as JSON: {' '.join(str(error).split())[:200]}") from error
-    return check_recorded_preprocessing(found, where)
+    found = save.entry(file, "preprocessing", Preprocessing)
+    return None if found is None else check_recorded_preprocessing(found, f"{file.path}: metadata.preprocessing")
 
 
 def check_recorded_preprocessing(found: Preprocessing, where: str) -> Preprocessing:

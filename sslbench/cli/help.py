@@ -33,7 +33,7 @@ GROUPS = {
             "skip_existing",
             "on_the_fly",
         ),
-        *("classes_path", "probe", "top_k", "threshold", "k", "iterations", "measure", "debiased"),
+        *("classes_path", "probe", "maps", "top_k", "threshold", "k", "iterations", "measure", "debiased"),
     ),
     "Checks": ("boxes", "label_maps", "pixel_values", "decode", "copies", "near_copies", "near_threshold"),
     "Training": (

@@ -12,6 +12,7 @@ import os
 import re
 import tempfile
 import zipfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.data.containers.members import is_image, safe_name
+from sslbench.data.containers.members import DistinctNames, is_image
 from sslbench.data.formats.coco.assets import AssetImages
 from sslbench.data.formats.coco.columns import CHANNELS_KEY, FRAME, GROUPED_KEY, ID_KEY, INFO_TYPE, VALUES_KEY, VIDEO
 from sslbench.data.formats.coco.objects import NEGATIVE, PARTLY
@@ -29,6 +30,7 @@ from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.detection.keypoints import Skeleton, labelled
 from sslbench.paths import FULL, not_written
+from sslbench.runtime.folders import refuse_filled_folder
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.numbers import Numbers
@@ -65,7 +67,7 @@ class Extractor:
     def __init__(self, folder: Path | None, *, start: Path | None) -> None:
         """Set the folder of extracted images, and the base of relative paths; absolute paths without one."""
         self._folder, self._start = folder, start
-        self._taken: set[str] = set()
+        self._names: defaultdict[str, DistinctNames] = defaultdict(DistinctNames)
         self.written = 0
 
     def check(self, name: str, split: str, images: Images) -> None:
@@ -77,9 +79,7 @@ class Extractor:
                 f"the images of {name} are not single files, and a manifest lists files",
                 "Extract them to a folder with --extract FOLDER.",
             )
-        target = self._folder / split
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise UsageError(f"{target} exists already and is not empty", "Give another folder.")
+        refuse_filled_folder(self._folder / split)
 
     def file(self, source: Source, split: str, index: int) -> str:
         """Return the path of an image's file in the manifest, extracting it if necessary.
@@ -106,16 +106,10 @@ class Extractor:
 
     def _name(self, split: str, sample: str, suffix: str) -> str:
         """Return the id as a unique path below the folder, with a suffix that fits the content."""
-        name = safe_name(sample) or sample.replace("/", "_").replace("..", "_")
-        if not (is_image(name) or name.lower().endswith((".npy", ".npz"))):
-            name += suffix
-        stem, kept = PurePosixPath(name).with_suffix(""), PurePosixPath(name).suffix
-        k = 1
-        while f"{split}/{name}".casefold() in self._taken:  # some file systems ignore case
-            k += 1
-            name = f"{stem}-{k}{kept}"
-        self._taken.add(f"{split}/{name}".casefold())
-        return name
+        if is_image(sample) or sample.lower().endswith((".npy", ".npz")):
+            suffix = PurePosixPath(sample).suffix
+            sample = sample.removesuffix(suffix)
+        return self._names[split].name(sample, suffix)
 
     def shown(self, file: Path) -> str:
         """Return the path of a file in the manifest."""

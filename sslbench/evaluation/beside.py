@@ -55,9 +55,10 @@ def write_network(result: Result, scores: records.Scores, backbone: Backbone, ou
         return result
     path = records.path_of(result, out).with_suffix(records.WEIGHTS if network.tensors else records.PROBE)
     path.parent.mkdir(parents=True, exist_ok=True)
+    classifier = {"classifier": json.dumps({"layer": result.layer, **network.classifier}, ensure_ascii=False)}
     metadata = {
         **network.metadata,
-        "classifier": json.dumps({"layer": result.layer, **network.classifier}, ensure_ascii=False),
+        **(classifier if network.classifier else {}),
         "preprocessing": json.dumps(backbone.preprocessing.record()),
         "init": result.weights.path or result.weights.name,
         "settings": result.protocol.settings,

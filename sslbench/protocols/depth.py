@@ -213,6 +213,7 @@ class Depth(DenseProtocol[Settings]):
     name = "depth"
     takes = pixel_values.Depth
     needs = "needs a depth for every pixel"
+    stored = ("limits",)
     advice = "Give images/ with depth/, a list or a table of pairs, nyu_depth_v2_labeled.mat, or skimage:motorcycle."
     no_value = "a depth of 0 or NaN is unknown"
 

@@ -12,6 +12,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from sslbench.arrays import ByteArray, FloatArray
 from sslbench.config import other_default, setting
@@ -94,10 +95,15 @@ class Normals(DenseProtocol[Settings]):
 
     def row(self, output: "Tensor", target: "PixelTarget") -> FloatArray:
         """Return the sums and the histogram of an image's angles; vectors are enlarged to the target."""
-        predicted = enlarged(output[:3], target).numpy()
-        # A mean of opposite vectors may vanish; any direction then counts, here that to the camera.
-        predicted[2][(np.abs(predicted) < _ZERO).all(axis=0)] = -1.0
+        predicted = np.moveaxis(self.predicted(output, target), 2, 0)
         return normals_row(angular_errors(predicted, target, np.asarray(~np.isnan(target).any(axis=0))))
+
+    def predicted(self, output: "Tensor", target: "PixelTarget") -> npt.NDArray[np.float32]:
+        """Return vectors (H, W, 3) of any length."""
+        vectors = super().predicted(output[:3], target)
+        # A mean of opposite vectors may vanish; any direction then counts, here that to the camera.
+        vectors[..., 2][(np.abs(vectors) < _ZERO).all(axis=2)] = -1.0
+        return vectors
 
     def drawn(self, output: "Tensor", target: "PixelTarget") -> tuple[ByteArray, ByteArray]:
         """Return the true and the predicted normals, x, y and z from -1 to 1 as red, green and blue; unknown: black."""

@@ -22,6 +22,7 @@ if typing.TYPE_CHECKING:
     from sslbench.data.source import Source
     from sslbench.features.array import ExtractSettings, Features
     from sslbench.preprocessing import Preprocessing
+    from sslbench.protocols._parts.dense.task import DenseTask
     from sslbench.results import Outcome
     from sslbench.targets.target import Target
 
@@ -298,6 +299,8 @@ class Kind(abc.ABC, Generic[S]):
         file_classifier: choice of the classifier in the weights file; None: these settings train one.
         videos: it takes videos, too, whose frames are encoded one by one.
         averages_views: of videos it can average the probabilities of the classes over clips and crops.
+        restored: task of a head in a file, which predicts maps, from the settings, the facts in the file and a
+            preprocessing; None: it trains no heads of maps.
         cost: work of one run for the shapes at hand, without further sets, or the reason why it cannot be told; the
             shapes of a protocol on images have no width.
         on_features: a run gets features of train and test alone, which may be made elsewhere, ahead or in int8.
@@ -328,6 +331,7 @@ class Kind(abc.ABC, Generic[S]):
     file_classifier: Callable[[S], FileClassifierChoice | None] = lambda settings: None
     videos: bool = False
     averages_views: bool = False
+    restored: "Callable[[S, Mapping[str, Any], Preprocessing], DenseTask[Any]] | None" = None
     cost: Callable[[S, Shapes], Cost | str] = lambda settings, shapes: "the protocol does not state its work"
 
     on_features: ClassVar[bool] = False

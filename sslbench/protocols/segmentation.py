@@ -83,6 +83,7 @@ class Segmentation(DenseProtocol[Settings]):
     name = "segmentation"
     takes = LabelMaps
     needs = "needs a class for every pixel"
+    stored = ("classes",)
     advice = "Give data with label maps: images/ and masks/, ADE20K, Cityscapes, Pascal VOC, a manifest with masks."
 
     classes: tuple[str, ...]
@@ -145,7 +146,7 @@ class Segmentation(DenseProtocol[Settings]):
     def row(self, output: "Tensor", target: "PixelTarget") -> FloatArray:
         """Return areas (3, C), and boundary and segment counts (4, C), of an image as one row."""
         label, n_classes = as_label(target), self.outputs
-        predicted = upsampled_classes(output, label.shape).cpu().numpy()
+        predicted = self.predicted(output, target).astype(np.int64)
         found: list[npt.NDArray[np.number]] = [
             segmentation.class_areas(predicted, label, n_classes, ignore=(IGNORED,)).ravel()
         ]
@@ -159,11 +160,15 @@ class Segmentation(DenseProtocol[Settings]):
             found.append(panoptic.panoptic_counts(own, true, n_classes).ravel())
         return np.concatenate(found).astype(np.float64)
 
+    def predicted(self, output: "Tensor", target: "PixelTarget") -> npt.NDArray[np.unsignedinteger]:
+        """Return the class of highest score of each pixel, (H, W)."""
+        size = (target.shape[1], target.shape[2])
+        return upsampled_classes(output, size).cpu().numpy().astype(np.min_scalar_type(self.outputs - 1))
+
     def drawn(self, output: "Tensor", target: "PixelTarget") -> tuple[ByteArray, ByteArray]:
         """Return the classes of the pixels and the predicted ones in colours; pixels that do not count are grey."""
         colours = class_colours(self.outputs)
-        predicted = upsampled_classes(output, (target.shape[1], target.shape[2])).cpu().numpy()
-        return labelled(as_label(target), colours), labelled(predicted, colours)
+        return labelled(as_label(target), colours), labelled(self.predicted(output, target), colours)
 
     def caption(self, value: float) -> str:
         """Return the mean IoU of an image."""

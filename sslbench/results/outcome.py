@@ -36,8 +36,9 @@ class NetworkWeights:
     """Network that a protocol has trained, for a file beside the record: all of it, or a probe of a frozen backbone.
 
     Attributes:
-        heads: name -> tensor of its classifier.
-        classifier: facts about the classifier, see `ClassifierInfo`; without a layer, it is that of the record.
+        heads: name -> tensor of its classifier, or head for maps.
+        classifier: facts about the classifier, see `ClassifierInfo`; without a layer, it is that of the record. Empty
+            for a head for maps, whose facts are in `metadata`.
         backbone: name of the backbone, where it was trained too.
         tensors: canonical name -> tensor of the backbone, where it was trained too.
         metadata: further entries of the file's metadata.

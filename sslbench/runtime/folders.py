@@ -34,6 +34,13 @@ def refuse_unwritable(folder: Path) -> None:
         raise UsageError(f"cannot write into {folder}: {existing} does not allow writing")
 
 
+def refuse_filled_folder(folder: Path) -> None:
+    """Refuse an output folder that holds anything, or that cannot be made, without making it."""
+    refuse_unwritable(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists already and is not empty", "Give another folder.")
+
+
 def refuse_output_file(file: Path) -> None:
     """Refuse an output file that is a folder, or whose folder cannot be made, without making it."""
     if file.is_dir():

@@ -1,18 +1,25 @@
 """sslbench's own weights file: one backbone under canonical names, with its architecture and provenance."""
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from sslbench.config import build
 from sslbench.errors import SslbenchError, UsageError, WeightsError
 from sslbench.paths import FULL, not_written, temporary_beside
 from sslbench.text import without_secrets
 from sslbench.weights.format_name import check_target
+
+if TYPE_CHECKING:
+    from sslbench.weights.reading.files import WeightsFile
+
+T = TypeVar("T")
 
 FORMAT = "sslbench"
 # Value of 'format' in training checkpoints; those of pretraining contain the network as sslbench's own files do.
@@ -106,6 +113,34 @@ def own_content(
 def _with_own_storage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return copies on the CPU: torch.save writes the whole storage behind a view."""
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+
+
+@contextlib.contextmanager
+def of_file(where: str = "") -> Iterator[None]:
+    """Raise messages about what a file says as errors of the file; `where`: its place, before the message."""
+    try:
+        yield
+    except SslbenchError as error:
+        raise WeightsError(f"{where}: {error.message}" if where else error.message, error.remedy) from error
+
+
+def entry(file: "WeightsFile", key: str, kind: type[T]) -> T | None:
+    """Return an entry of the metadata of sslbench's own file that is a dataclass as JSON; None if it is not there.
+
+    Raises:
+        WeightsError: it is something else.
+    """
+    metadata = file.content.get("metadata")
+    own = file.content.get("format") in (FORMAT, CHECKPOINT_FORMAT, PROBE_FORMAT) and isinstance(metadata, Mapping)
+    text = metadata.get(key) if own and metadata else None
+    if text is None:
+        return None
+    where = f"{file.path}: metadata.{key}"
+    try:
+        with of_file():
+            return build(kind, json.loads(text), where)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise WeightsError(f"{where} should be JSON: {' '.join(str(error).split())[:200]}") from error
 
 
 @contextlib.contextmanager

@@ -268,7 +268,7 @@ def test_attention_is_softmax_of_queries_and_keys(size):
     ).eval()
     # Resampled positions of the encoder: the second implementation gets the same.
     encoder = DenseEncoder(unfused(backbone), [attention_input("blocks.1")])
-    encoder._for_size(size)
+    encoder.for_size(size)
     net.load_state_dict({**backbone.module.state_dict(), "pos_embed": encoder._module.pos_embed})
     seen = []
     net.blocks[1].attn.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))

@@ -5,7 +5,8 @@ Its eigenvalues are the squared changes along and across the direction in which 
 """
 
 import dataclasses
-from typing import Literal, Self, TypeVar
+from collections.abc import Mapping
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -140,6 +141,11 @@ class SignalTask(DenseProtocol[S]):
     @classmethod
     def of(cls, settings: S, train: Source, preprocessing: Preprocessing, seed: int) -> Self:
         """Return the task for a backbone with that preprocessing."""
+        return cls(settings, preprocessing)
+
+    @classmethod
+    def restored(cls, settings: S, facts: Mapping[str, Any], preprocessing: Preprocessing) -> Self:
+        """Return the task of a head in a file."""
         return cls(settings, preprocessing)
 
     def image(self, source: Source, index: int) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:

@@ -24,15 +24,16 @@ def command(
     preprocessing: options.PreprocessingFlags,
     out: Path = flag("File to write: net.onnx, or net.pt2 of torch.export.", required=True),
     probe: Path | None = flag(
-        "NAME-ID.probe.torch beside a record: the classifier that a protocol trained on features of --weights."
+        "NAME-ID.probe.torch beside a record: the classifier, or head for maps, that a protocol trained on features "
+        "of --weights."
     ),
     force: bool = flag("Replace --out if it exists.", default=False),
 ) -> None:
     """Write a network for other programs: ONNX or torch.export, for any number of images at a time.
 
     The output is the scores of the file's classifier, or of --probe; without one, or with --layers, the features of
-    one layer. The input is normalised images of the evaluation's size. The outputs of the file are compared with the
-    network's.
+    one layer; the maps of a dense protocol's --probe. The input is normalised images of the evaluation's size (maps:
+    of its window or crop). The outputs of the file are compared with the network's.
 
     \b
     sslbench export --weights finetuned.torch --out net.onnx
@@ -58,5 +59,5 @@ def command(
     echo(
         f"input images: float32 (batch, {channels}, {height}, {width}), 0 to 1, minus mean ({mean}), divided by ({std})"
     )
-    echo(f"output {report.output}: float32 (batch, {report.width})")
+    echo(f"output {report.output}: float32 (batch, {', '.join(map(str, report.output_shape))})")
     echo(f"largest difference from the network: {report.difference:.1e} of the largest output, batches of 1, 2 and 5")

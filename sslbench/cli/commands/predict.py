@@ -9,7 +9,7 @@ from sslbench.cli.echo import echo, note
 from sslbench.cli.flags import argument_options, flag, take_flags
 from sslbench.cli.help import GroupedCommand, hide
 from sslbench.data.regular import refuse_missing_file
-from sslbench.runtime.folders import refuse_missing_folder
+from sslbench.runtime.folders import refuse_filled_folder, refuse_missing_folder
 
 _UNUSED = {
     "layers": "The classifier takes the layer that it was trained on.",
@@ -35,7 +35,11 @@ def command(
         "Text file with one class name per line, for weights that do not name them. Default: numbers.", "--classes"
     ),
     probe: Path | None = flag(
-        "NAME-ID.probe.torch beside a record: the classifier that a protocol trained on features of --weights."
+        "NAME-ID.probe.torch beside a record: the classifier, or head for maps, that a protocol trained on features "
+        "of --weights."
+    ),
+    maps: Path | None = flag(
+        "Folder to write, for a probe of segmentation, depth and the like: a map per image, PNG of classes or .npy."
     ),
     top_k: int = flag("Most probable classes per image.", default=1, within="[1, inf)", show_default=True),
     threshold: float | None = flag(
@@ -46,11 +50,12 @@ def command(
 
     The weights file has a classifier: of 'sslbench eval finetune', or the last layer of a supervised network of
     torchvision, timm or VISSL; or the probe of linear or linear-online is given with --probe. Unreadable images get a
-    row with the reason.
+    row with the reason. The probe of a dense protocol predicts a map per image, for which --maps names a folder.
 
     \b
     sslbench predict --weights finetuned.torch --data photos/ --csv out.csv
     sslbench predict -w moco.pth --probe results/linear/moco-ID.probe.torch -d photos/ --csv out.csv
+    sslbench predict -w w.pth --probe results/depth/w-ID.probe.torch -d rooms/ --csv a.csv --maps a/
     sslbench predict -w resnet50.pth --classes imagenet.txt --top-k 5 -d photos/ --csv out.csv
     """  # noqa: D301
     terminal.show_messages()
@@ -62,6 +67,8 @@ def command(
     settings = early.checked_run(flags)
     if probe is not None:
         refuse_missing_file(probe)
+    if maps is not None:
+        refuse_filled_folder(maps)
 
     from sslbench.evaluation.file_classifier import read_class_names
     from sslbench.evaluation.prediction import predict
@@ -74,6 +81,7 @@ def command(
             settings,
             csv_path,
             probe=probe,
+            maps=maps,
             classes=classes,
             top_k=top_k,
             threshold=threshold,
@@ -81,7 +89,8 @@ def command(
         )
     unread = f"; {counts.unreadable} cannot be read, see the column error" if counts.unreadable else ""
     note(f"{counts.predicted} images{unread}")
-    echo(str(csv_path.resolve()))
+    for written in (csv_path, *([] if maps is None else [maps])):
+        echo(str(written.resolve()))
 
 
 hide(command, _UNUSED)

@@ -100,6 +100,28 @@ def safe_name(name: str) -> str | None:
     return None if name.startswith("/") or ".." in parts or not parts else "/".join(parts)
 
 
+class DistinctNames:
+    """Names of files below a folder, of which no two are equal but for case, which some file systems ignore.
+
+    >>> names = DistinctNames()
+    >>> [names.name(sample) for sample in ("a/1", "A/1", "../b")], names.name("c.png")
+    (['a/1', 'A/1-2', '__b'], 'c.png')
+    """
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def name(self, sample: str, suffix: str = "") -> str:
+        """Return the next name: an id as a path below the folder, with a number before the suffix where it is taken."""
+        stem = safe_name(sample) or sample.replace("/", "_").replace("..", "_")
+        k, name = 1, f"{stem}{suffix}"
+        while name.casefold() in self._taken:
+            k += 1
+            name = f"{stem}-{k}{suffix}"
+        self._taken.add(name.casefold())
+        return name
+
+
 def is_image(name: str) -> bool:
     """Return whether the suffix is that of an image."""
     return PurePosixPath(name).suffix.lower() in SUFFIXES

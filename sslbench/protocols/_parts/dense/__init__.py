@@ -61,4 +61,5 @@ class DenseProtocol(DenseTask[S]):
             view=OWN_SIZES,
             reads_trained_side=lambda settings: settings.enlarge == "trained",
             joins=True,
+            restored=cls.restored,
         )

@@ -25,6 +25,7 @@ from sslbench.protocols._parts.dense.heads import (
     head_inputs,
     make_heads,
 )
+from sslbench.protocols._parts.dense.saved import as_weights
 from sslbench.protocols._parts.dense.scoring import Inference, Scoring
 from sslbench.protocols._parts.dense.survey import Survey, refuse_problems, survey
 from sslbench.protocols._parts.dense.task import DenseRow, DenseTask, HeadSettings
@@ -154,7 +155,8 @@ def _outcomes(
             ),
             scoring.picture(head, on_test[head.number], test),
         )
-        outcomes[row] = task.outcome(result, test, own.seed)
+        outcome = task.outcome(result, test, own.seed)
+        outcomes[row] = dataclasses.replace(outcome, weights=as_weights(head, scoring, own.layers))
     return outcomes
 
 

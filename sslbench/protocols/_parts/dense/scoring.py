@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional
 from sslbench.arrays import FloatArray
 from sslbench.backbones.backbone import Backbone
 from sslbench.data.decode.transforms import normalise
-from sslbench.data.loading.joint import PixelTarget, WholeImage, whole_images
+from sslbench.data.loading.joint import PixelTarget, ReadTarget, WholeImage, whole_images
 from sslbench.data.source import Source
 from sslbench.features.array import ExtractSettings
 from sslbench.preprocessing import Preprocessing
@@ -169,26 +169,38 @@ class Scoring:
 
     def outputs(self, heads: Sequence[DenseHead], source: Source) -> Iterator[tuple[PixelTarget, Iterator[Tensor]]]:
         """Yield the target of every image and the output (K, h, w) of each head; those of one image are in memory."""
+        for whole, of_heads in self.every(heads, source, self.task.read):
+            if whole.unreadable:
+                raise unreadable_images(source, self.backbone.preprocessing, self.engine)
+            yield whole.target, of_heads
+
+    def every(
+        self, heads: Sequence[DenseHead], source: Source, read: ReadTarget
+    ) -> Iterator[tuple[WholeImage, Iterator[Tensor]]]:
+        """Yield every image with its target and the output (K, h, w) of each head; none of one that cannot be read."""
         for head in heads:
             head.eval()
         transform = self.inference.preprocessing(self.backbone.preprocessing)
         stream: Iterator[WholeImage] = whole_images(
-            source, self.task.read, transform, workers=self.engine.workers, start_method=self.engine.start_method
+            source, read, transform, workers=self.engine.workers, start_method=self.engine.start_method
         )
-        for group in self._of_one_shape(stream, source):
+        for group in self._of_one_shape(stream):
+            if group[0].unreadable:
+                yield group[0], iter(())
+                continue
             images = torch.cat([whole.image for whole in group]).to(self.encode.device, non_blocking=True)
             sizes = [(int(whole.target.shape[1]), int(whole.target.shape[2])) for whole in group]
             normalised = normalise(images, self.backbone.preprocessing)
             of_images = outputs_of(normalised, sizes, heads, self.encode, self.task, self.inference)
-            for whole, of_heads in zip(group, of_images, strict=True):
-                yield whole.target, of_heads
+            yield from zip(group, of_images, strict=True)
 
-    def _of_one_shape(self, stream: Iterator[WholeImage], source: Source) -> Iterator[list[WholeImage]]:
+    def _of_one_shape(self, stream: Iterator[WholeImage]) -> Iterator[list[WholeImage]]:
         """Yield images of one shape that follow each other, as many as have windows for one forward pass."""
         group: list[WholeImage] = []
         for whole in stream:
-            if whole.unreadable:
-                raise unreadable_images(source, self.backbone.preprocessing, self.engine)
+            if group and group[0].unreadable:
+                yield group
+                group = []
             if group:
                 first = group[0].image
                 # An image of more windows than a batch goes alone: the quotient is 0.

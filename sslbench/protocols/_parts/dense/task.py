@@ -4,14 +4,14 @@ Shapes: B images; k values of a target and H x W pixels; K values of an output; 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import BoolArray, ByteArray, FloatArray
-from sslbench.config import other_default, setting
+from sslbench.config import build_partial, other_default, setting
 from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
 from sslbench.data.views import MapColours
@@ -214,6 +214,7 @@ class DenseTask(Generic[S]):
         needs: words between the name and "and these samples have ...", for data with other targets.
         advice: data to give instead of those.
         no_value: reason why a pixel does not count, for the message about parts without one that does.
+        stored: names of the fields beside the settings that the file of a head holds, for predictions.
     """
 
     name: ClassVar[str]
@@ -221,6 +222,7 @@ class DenseTask(Generic[S]):
     needs: ClassVar[str]
     advice: ClassVar[str | None] = None
     no_value: ClassVar[str] = ALL_IGNORED
+    stored: ClassVar[tuple[str, ...]] = ()
 
     settings: S
 
@@ -234,6 +236,11 @@ class DenseTask(Generic[S]):
     def of(cls, settings: S, train: Source, preprocessing: Preprocessing, seed: int) -> Self:
         """Return the task of a training part, for a backbone with that preprocessing."""
         return cls(settings)
+
+    @classmethod
+    def restored(cls, settings: S, facts: Mapping[str, Any], preprocessing: Preprocessing) -> Self:
+        """Return the task of a head in a file, from the `stored` facts; it can predict, and not score."""
+        return cls(settings, **build_partial(cls, facts, cls.name))
 
     @property
     def outputs(self) -> int:
@@ -300,6 +307,14 @@ class DenseTask(Generic[S]):
     def row(self, output: "Tensor", target: "PixelTarget") -> FloatArray:
         """Return the score of an image (R,), from an output (K, h, w) of any size and the target (k, H, W)."""
         raise NotImplementedError
+
+    def predicted(self, output: "Tensor", target: "PixelTarget") -> npt.NDArray[Any]:
+        """Return the map to be written for an output (K, h, w), at the size of a target: (H, W), or (H, W, values).
+
+        Whole numbers are classes, which become a picture with a palette.
+        """
+        values = np.moveaxis(enlarged(output, target).numpy(), 0, 2)
+        return values[..., 0] if values.shape[2] == 1 else np.ascontiguousarray(values)
 
     def drawn(self, output: "Tensor", target: "PixelTarget") -> tuple[ByteArray, ByteArray]:
         """Return pictures (H, W, 3) of the truth and of an output (K, h, w), at the size of the target."""
