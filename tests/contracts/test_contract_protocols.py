@@ -52,8 +52,9 @@ def with_kinds(names):
 def run(name, kind=None, seed=0, train=None, test=None):
     """The outcome of a protocol on features."""
     protocol, target = ALL[name], target_of(ALL[name], kind)
-    with reads() as found:
-        settings = protocol.settings(**needed_settings(protocol))
+    needed = needed_settings(protocol)
+    with reads(*needed.values()) as found:  # files that settings name are among the inputs
+        settings = protocol.settings(**needed)
         outcome = protocol.kind.run(train or target.train, test or target.test, settings, seed=seed)
     assert found == set(), "no input of the run, and in no key"
     return outcome

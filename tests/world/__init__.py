@@ -132,6 +132,7 @@ def _command(folder, *given):
 
     errors = io.StringIO()
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+        sys.modules.pop("tiny_net_of_the_tests", None)  # an earlier test's, whose file is gone
         sys.path.insert(0, str(folder))
         try:
             main(list(given))
