@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import click
 
@@ -112,12 +112,8 @@ def progress() -> Iterator["ProgressLines | ProgressBars | None"]:
         with shown_by(lines.steps):
             yield lines
         return
-    bars = ProgressBars()
-    try:
-        with shown_by(bars.steps):
-            yield bars
-    finally:
-        bars.close()
+    with closing(ProgressBars()) as bars, shown_by(bars.steps):
+        yield bars
 
 
 QUIET = 10.0  # shortest time between two lines of a log file, in seconds

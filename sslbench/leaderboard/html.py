@@ -25,7 +25,6 @@ from sslbench.leaderboard.model import Board, Cell, Row, seeds_of, value
 from sslbench.leaderboard.pairs import differences
 from sslbench.leaderboard.tables import number
 from sslbench.metrics.catalog import find
-from sslbench.metrics.intervals import Interval
 from sslbench.results import Costs, DataPart, MetricValue, Overlaps, Result
 from sslbench.results.records import CONFUSION_PNG, neighbours_path, picture_path
 from sslbench.text import csv_text, html_page
@@ -47,6 +46,7 @@ def to_html(board: Board, path: Path, title: str = "Leaderboard") -> None:
     blocks = [(kind, [_row(board, i, row) for i, row in numbered if row.kind == kind]) for kind in _BLOCKS]
     columns = [_column(board, position) for position in range(len(board.columns))]
     paired = {i for each in compared for pair in each.found for i in pair}
+    rounded = [{f"{a} {b}": [round(v, 4) for v in ends] for (a, b), ends in each.found.items()} for each in compared]
     layer = tables.several_layers(board)
     page = html_page(
         Path(__file__).with_name("board.html.jinja"),
@@ -63,7 +63,7 @@ def to_html(board: Board, path: Path, title: str = "Leaderboard") -> None:
         ranks=charts.ranks(board, compared),
         references=[(i, f"{row.label} {row.layer if layer else ''}") for i, row in numbered if i in paired],
         offered=[(i, f"{board.columns[i].title}: {each.of}.") for i, each in enumerate(compared)],
-        pairs=_json([{f"{a} {b}": each.found[a, b] for a, b in each.found} for each in compared]),
+        pairs=Markup(json.dumps(rounded, separators=(",", ":"))),  # numbers alone: nothing has to be escaped
         folds=[("The metrics disagree", board.disagreements), ("Notes", board.notes)],
         csv=base64.b64encode(csv_text(tables.wide(board)).encode()).decode(),
         title=title,
@@ -101,12 +101,6 @@ def _facets(board: Board, columns: Sequence[dict[str, str]]) -> dict[str, dict[s
     }
     counts = {name: dict(sorted(Counter(each).items())) for name, each in values.items()}
     return {name: count for name, count in counts.items() if len(count) > 1}
-
-
-def _json(pairs: list[dict[str, Interval]]) -> Markup:
-    """Return paired differences for the page's script; numbers alone, so that nothing has to be escaped."""
-    rounded = [{pair: [round(v, 4) for v in values] for pair, values in each.items()} for each in pairs]
-    return Markup(json.dumps(rounded, separators=(",", ":")))
 
 
 def _row(board: Board, number: int, row: Row) -> dict[str, Any]:

@@ -59,7 +59,9 @@ class ColumnKey:
         for title, fingerprint, start in (("train data", key.train, "train"), ("test data", key.test, "data")):
             found[title] = Property(fingerprint, fingerprint[:8], f"{start} {fingerprint[:4]}")
         names = key.unreadable
-        found["unreadable images"] = Property(json.dumps(names), _listed(names), f"{len(names)} skipped")
+        more = f" and {len(names) - 3}" if len(names) > 3 else ""
+        listed = f"{len(names)} ({', '.join(names[:3])}{more})" if names else "0"
+        found["unreadable images"] = Property(json.dumps(names), listed, f"{len(names)} skipped")
         for name, fingerprint, n in key.further:
             text = f"{fingerprint[:8]}, {n:,} images"
             found[f"further set {name}"] = Property(f"{fingerprint} {n}", text, self.sets_heading)
@@ -96,11 +98,6 @@ def short_text(value: Any) -> str:
 def _plain(value: Any) -> str:
     """Return a value of a setting as text: JSON, but text as it is."""
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3}" if len(names) > 3 else ""
-    return f"{len(names)} ({', '.join(names[:3])}{more})" if names else "0"
 
 
 def column_keys(results: Sequence[Result], metric: str | None) -> list[ColumnKey]:

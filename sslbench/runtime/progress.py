@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from sslbench.distributed import this_process
@@ -212,9 +212,5 @@ def interactive() -> Iterator[Progress | None]:
         with shown_by(line.steps):
             yield line
         return
-    bars = ProgressBars()
-    try:
-        with shown_by(bars.steps):
-            yield bars
-    finally:
-        bars.close()
+    with closing(ProgressBars()) as bars, shown_by(bars.steps):
+        yield bars

@@ -44,8 +44,10 @@ def print_results(results: list[Result]) -> None:
         train = "" if result.train is None else _number(result.train)
         *names, _ = _names(result, results)
         rows.append((*_names(result, results), value, _interval(metric), train, _selected(result)))
-        for name in _beside(result):
-            rows.append((*names, name, _number(result.metrics[name].value), _interval(result.metrics[name]), "", ""))
+        kind = kinds()[result.data.labels]
+        for name in kind.beside if result.headline == kind.metric else ():
+            if beside := result.metrics.get(name):
+                rows.append((*names, name, _number(beside.value), _interval(beside), "", ""))
     headings = (*_NAMES, "value", INTERVAL, "train", "selected")
     print_table(headings, rows, names=_NAMES, shared=("weights", "layer"), wrapped="selected")
     _print_groups(results)
@@ -103,12 +105,6 @@ def _names(result: Result, results: list[Result]) -> tuple[str, ...]:
     tested = {r.data.test.name for r in results if (r.weights, r.layer, r.protocol.name) == this}
     metric = f"{result.headline} on {result.data.test.name}" if len(tested) > 1 else result.headline
     return result.weights.name, result.layer, _protocol(result), metric
-
-
-def _beside(result: Result) -> list[str]:
-    """Return the metrics that stand beside the leading one of these labels."""
-    kind = kinds()[result.data.labels]
-    return [name for name in kind.beside if result.headline == kind.metric and name in result.metrics]
 
 
 def _print_layers(results: list[Result]) -> None:
