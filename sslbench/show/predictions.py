@@ -15,7 +15,9 @@ from sslbench.errors import DataError, ResultError
 from sslbench.evaluation.encode import encode_parts
 from sslbench.evaluation.settings import RunSettings
 from sslbench.metrics.answers import BestScores, ClassScores, softmax
+from sslbench.metrics.catalog import find as find_metric
 from sslbench.metrics.dense import segmentation
+from sslbench.metrics.intervals import Units
 from sslbench.protocols import segmentation_knn
 from sslbench.protocols.knn import Settings as KnnSettings
 from sslbench.results import Result, records
@@ -27,10 +29,13 @@ from sslbench.solvers.neighbours import Scope, nearest
 from sslbench.targets import kinds
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
+from sslbench.targets.none import Unlabelled
 from sslbench.targets.numbers import Numbers
-from sslbench.targets.target import Target
+from sslbench.targets.target import SeveralImages, Target
 
 _NEIGHBOURS = 7
+_FRAMES = 6  # first images of a sample of many
+_WEIGHTS = 10_000_000  # in memory at a time
 _SIDE = 160
 _ORDERS: tuple[tuple[type[Target], str], ...] = (
     (Classes, "Ordered by the score of the true class less the largest of the others."),
@@ -201,6 +206,42 @@ def _pictures(result: Result, typed: AsTyped, source: Source) -> Callable[[int],
         return Panel(found[0].picture)
 
     return draw
+
+
+def show_several(result: Result, scores: records.Scores, typed: AsTyped, run: RunSettings, each: int) -> list[Section]:
+    """Return the best, median and worst samples of several images: pairs, triplets, videos."""
+    prepared = reopen(result, typed, run, with_weights=False)
+    test = prepared.data.test
+    target, rows = SeveralImages.of(test.target), rows_of(test, scores.ids)
+    number = len(target.images)
+    images = Source(test.name, tuple(map(str, range(number))), Unlabelled(number), target.images)
+    draw, sections = _pictures(result, typed, images), []
+    for group in choose(influence(type(target), result.headline, scores.labels, scores.scores), each):
+        lines = []
+        for row in group.rows:
+            found = zip(type(target).columns(target.classes), scores.scores[row].tolist(), strict=False)
+            text = ", ".join([target.text(rows[row]), *(f"{name} {value:.3g}" for name, value in found)][:5])
+            lines.append((f"{scores.ids[row]}: {text}", [draw(place) for place in target.rows(rows[row])[:_FRAMES]]))
+        sections.append(Section(group.title, f"Ordered by what each does to {result.headline}.", lines, _SIDE))
+    return sections
+
+
+def influence(kind: type[Target], metric: str, values: np.ndarray, scores: np.ndarray) -> FloatArray:
+    """Return by how much each sample betters a metric, (N,): the metric of all less that without the sample.
+
+    >>> from sslbench.targets.triplets import Triplets
+    >>> influence(Triplets, "choice_accuracy", np.array([0, 1]), np.array([[-0.5], [-0.1]])).tolist()
+    [0.5, -0.5]
+    """
+    measures = kind.measures(values, scores, Units.of(len(scores), None))
+    measure = next(one for one in measures if metric in one.names)
+    column, size = measure.names.index(metric), max(1, _WEIGHTS // len(scores))
+    whole = measure.statistic(np.ones((1, len(scores))))[0, column]
+    without = [
+        measure.statistic(1 - np.eye(min(size, len(scores) - start), len(scores), start))[:, column]
+        for start in range(0, len(scores), size)
+    ]
+    return np.asarray(find_metric(metric).sign * (whole - np.concatenate(without)))
 
 
 def image_quality(areas: np.ndarray) -> FloatArray:

@@ -80,12 +80,7 @@ def scores_of(result: Result) -> records.Scores:
             f"{result.file} has no file of scores beside it",
             "Copy RECORD.scores.npz with the record, or run that evaluation again.",
         )
-    scores = records.read_scores(path)
-    if not scores.scores.shape[1]:
-        sheet = records.neighbours_path(result)
-        lies = f"The first neighbours of some queries: {sheet}" if sheet is not None and sheet.is_file() else None
-        raise ResultError(f"{result.file}: {result.protocol.name} has no scores of each image to choose by", lies)
-    return scores
+    return records.read_scores(path)
 
 
 def location(name: str) -> str:
@@ -133,7 +128,10 @@ def reopen(result: Result, typed: AsTyped, run: RunSettings, *, with_weights: bo
     # The decoder is among the values of the preprocessing.
     run = dataclasses.replace(run, **own, **skip, decoder=("reference",), floors=False, overlaps=False)
     data, test_data = locations(result, typed)
-    task = make_task(protocol, result.protocol.settings)
+    # Of the data alone; a protocol that runs the network would refuse pixels, and its settings another network.
+    alone = find_protocol(protocol).kind.needs_images and not with_weights
+    task = make_task(protocol, {} if alone else result.protocol.settings)
+    without = {"weights": "random", "backbone": "resnet18w0.125"} if alone else {"weights": "pixels"}
     most = max(result.data.train.n, result.data.test.n)
     asked = result.request or {}
     request = Request(
@@ -144,7 +142,7 @@ def reopen(result: Result, typed: AsTyped, run: RunSettings, *, with_weights: bo
         value_columns=() if typed.label_column else tuple(asked.get("value_columns", ())),
         tasks=(task,),
         limit=most,
-        **(_network(result, typed) if with_weights else {"weights": "pixels"}),
+        **(_network(result, typed) if with_weights else without),
     )
     if " of " in result.data.test.name or " of " in result.data.train.name:
         fractions = [run.test_fraction]

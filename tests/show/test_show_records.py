@@ -124,6 +124,32 @@ def test_a_record_of_classes_is_shown_and_refused_when_its_data_changed(photos, 
     assert not Path("out2").exists()
 
 
+SMALL = ("--data", "photos", "--resize", "32x32", "--crop", "none")
+OTHER = {
+    "finetune": (*SMALL, "epochs=1", "size=32"),
+    "retrieval": SMALL,
+    "similarity": ("--resize", "32", "--crop", "none", "--limit", "40"),
+    "tracking": (),
+    "robustness": (*SMALL, "corrupt=[brightness]", "severities=[1,2]"),
+}
+
+
+@pytest.mark.parametrize("protocol", OTHER)
+def test_records_without_classes_of_single_images_have_pictures_too(photos, sslbench, protocol):
+    code, _, err = sslbench("eval", protocol, *NET, *OTHER[protocol])
+    assert code == 0, err
+    code, _, err = sslbench("show", record_of(protocol), "--limit", "1", "--out", "out")
+    assert code == 0 and len(list(Path("out").glob("*.png"))) >= 1, err
+    if protocol == "similarity":
+        assert "right candidate minus" in Path("out/index.html").read_text()
+
+
+def test_a_record_of_all_features_together_names_the_picture_of_features(photos, sslbench):
+    assert sslbench("eval", "geometry", *NET, *SMALL)[0] == 0
+    code, _, err = sslbench("show", record_of("geometry"), "--out", "out")
+    assert code == 1 and "scores all features together" in err and "show features" in err
+
+
 def test_a_record_of_videos_is_shown_with_its_frames_and_their_patches_are_refused(tmp_path, sslbench, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_classes(tmp_path / "videos", 4, directions=("left", "right"))
