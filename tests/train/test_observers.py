@@ -4,6 +4,7 @@ import gzip
 import json
 import logging
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -260,6 +261,20 @@ def test_wandb_works_offline_and_a_resumed_run_goes_on_in_the_same_one(tmp_path,
     drive(Wandb("tests"), info(tmp_path, start=5), [line(10)])
     assert (tmp_path / "wandb-run-id").read_text() == identity
     assert len(list((tmp_path / "wandb").glob("offline-run-*"))) >= 1
+
+
+def test_wandb_takes_histograms_every_few_updates(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed (pip install wandb)")
+    about, logged = info(tmp_path), []
+    about.method(torch.ones(1, 3)).sum().backward()
+    session = SimpleNamespace(log=logged.append, define_metric=lambda *_, **__: None, finish=lambda: None)
+    monkeypatch.setattr(wandb, "init", lambda **_: session)
+    drive(Wandb("tests", histograms=True, every=4), about, [line(step) for step in range(2, 9, 2)])
+    drawn = [[key for key, value in record.items() if isinstance(value, wandb.Histogram)] for record in logged]
+    names = {f"{kind}/{name}" for kind in ("Parameters", "Gradients") for name in ("weight", "bias")}
+    assert [{*each} for each in drawn] == [names, set(), names, set()]
+    assert sum(logged[0]["Parameters/weight"].histogram) == about.method.weight.numel()
+    assert logged[0]["step"] == 2
 
 
 def test_histograms_may_come_more_often(tmp_path):

@@ -126,7 +126,7 @@ class Settings(HeadedSettings):
     )
     tensorboard: bool = setting(False, "write scalars for TensorBoard beside the record", changes_result=False)
     histograms: bool = setting(
-        False, "with tensorboard: histograms of parameters and gradients each epoch", changes_result=False
+        False, "with tensorboard or wandb: histograms of parameters and gradients each epoch", changes_result=False
     )
     wandb: str | None = setting(None, "Weights & Biases project to log to", changes_result=False)
 

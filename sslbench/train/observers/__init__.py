@@ -4,10 +4,12 @@ An observer looks at the points of a run on the first process, and changes nothi
 """
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from sslbench.train.meter import LogRecord
 from sslbench.train.method import Batch, Loss, Step
@@ -76,6 +78,26 @@ class Observer(Protocol):
     def finished(self) -> None:
         """Finish after the weights are written."""
         return
+
+
+class Histograms:
+    """Values of parameters and gradients, with the first log record of each interval of updates."""
+
+    def __init__(self, wanted: bool, every: int | None = None) -> None:
+        """Store the arguments; `every`: updates of an interval, None: an epoch."""
+        self.wanted, self.every, self.last = wanted, every, -1
+
+    def of(self, line: LogRecord, run: RunInfo) -> Iterator[tuple[str, Tensor]]:
+        """Yield 'Parameters/NAME' or 'Gradients/NAME' and its finite values, where the interval is a new one."""
+        interval = (line.step - 1) // (self.every or run.per_epoch)
+        if not self.wanted or interval <= self.last:
+            return
+        self.last = interval
+        for name, parameter in run.method.named_parameters():
+            for title, values in (("Parameters", parameter.detach()), ("Gradients", parameter.grad)):
+                # Bins cannot hold values that are not finite; fp16 gradients may have some.
+                if values is not None and (finite := values[torch.isfinite(values)]).numel():
+                    yield f"{title}/{name}", finite.float()
 
 
 def scalars(line: LogRecord) -> dict[str, float | int]:

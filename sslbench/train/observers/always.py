@@ -146,10 +146,10 @@ def requested(settings: Any, folder: Path, config: Mapping[str, Any]) -> list[Ob
     Nothing is written before the training starts; `config` is shown by Weights & Biases.
     """
     histograms = getattr(settings, "histograms", False)
-    if histograms and not settings.tensorboard:
-        raise UsageError("histograms needs TensorBoard", "Add --tensorboard.")
+    if histograms and not (settings.tensorboard or settings.wandb):
+        raise UsageError("histograms needs TensorBoard or Weights & Biases", "Add --tensorboard or --wandb PROJECT.")
     events: list[Observer] = [TensorBoard(folder, histograms=histograms)] if settings.tensorboard else []
-    return [*events, Wandb(settings.wandb, settings=config)] if settings.wandb else events
+    return [*events, Wandb(settings.wandb, settings=config, histograms=histograms)] if settings.wandb else events
 
 
 def always(out: Path, *, mean: Sequence[float], std: Sequence[float]) -> list[Observer]:

@@ -9,7 +9,7 @@ import torch
 from sslbench.distributed.collectives import world_size
 from sslbench.errors import UsageError
 from sslbench.train.meter import LogRecord
-from sslbench.train.observers import Observer, RunInfo
+from sslbench.train.observers import Histograms, Observer, RunInfo
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -27,10 +27,9 @@ class TensorBoard(Observer):
         """
         if importlib.util.find_spec("tensorboard") is None:
             raise UsageError("TensorBoard is not installed", "pip install tensorboard")
-        self.folder, self.histograms, self.every = folder, histograms, every
+        self.folder, self.histograms = folder, Histograms(histograms, every)
         self.writer: SummaryWriter
         self.run: RunInfo
-        self.last_histograms = -1  # epoch, or other interval
 
     def started(self, run: RunInfo) -> None:
         """Open the event file; records of an earlier run after `run.start` are hidden."""
@@ -44,14 +43,8 @@ class TensorBoard(Observer):
         """Write the scalars, and histograms with the first record of an epoch, or of `every` updates."""
         for tag, value in self._scalars(line).items():
             self.writer.add_scalar(tag, value, line.step)
-        interval = (line.step - 1) // (self.every or self.run.per_epoch)
-        if self.histograms and interval > self.last_histograms:
-            self.last_histograms = interval
-            for name, parameter in self.run.method.named_parameters():
-                for title, values in (("Parameters", parameter.detach()), ("Gradients", parameter.grad)):
-                    # TensorBoard's bins cannot hold values that are not finite; fp16 gradients may have some.
-                    if values is not None and (finite := values[torch.isfinite(values)]).numel():
-                        self.writer.add_histogram(f"{title}/{name}", finite.float(), line.step)
+        for tag, values in self.histograms.of(line, self.run):
+            self.writer.add_histogram(tag, values, line.step)
         self.writer.flush()
 
     def evaluated(self, record: dict[str, float | int]) -> None:

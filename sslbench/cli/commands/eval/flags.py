@@ -56,7 +56,9 @@ class EvalOptions:
     tensorboard: bool = flag(
         "finetune, detection: write scalars for TensorBoard below --out; the same as tensorboard=true.", default=False
     )
-    histograms: bool = flag("finetune: write histograms of parameters and gradients (--tensorboard).", default=False)
+    histograms: bool = flag(
+        "finetune: write histograms of parameters and gradients (--tensorboard, --wandb).", default=False
+    )
     wandb: str | None = flag("finetune, detection: Weights & Biases project to log to.", metavar="PROJECT")
     no_floors: bool = flag("Skip chance, pixels and the untrained backbone.", default=False)
     on_the_fly: bool = flag(

@@ -42,7 +42,9 @@ class PretrainFlags:
     )
     resume_from: str | None = flag("Checkpoint to continue from. Default: the newest in --out.")
     tensorboard: bool = flag("Write scalars for TensorBoard below --out.", default=False)
-    histograms: bool = flag("Write histograms of parameters and gradients each epoch (--tensorboard).", default=False)
+    histograms: bool = flag(
+        "Write histograms of parameters and gradients each epoch (--tensorboard, --wandb).", default=False
+    )
     histograms_every: int | None = flag(
         "Updates between histograms, each with the next line of the log. Default: an epoch.", within="[1, inf)"
     )
@@ -63,8 +65,9 @@ class PretrainFlags:
             raise UsageError(f"{'--format' if self.init_format else '--stem'} needs --init, a weights file")
         if self.eval_test_data and not self.eval_data:
             raise UsageError("--eval-test-data needs --eval-data")
-        if self.histograms and not self.tensorboard:
-            raise UsageError("--histograms needs TensorBoard", "Add --tensorboard.")
+        if self.histograms and not (self.tensorboard or self.wandb):
+            problem = "--histograms needs TensorBoard or Weights & Biases"
+            raise UsageError(problem, "Add --tensorboard or --wandb PROJECT.")
         if self.histograms_every and not self.histograms:
             raise UsageError("--histograms-every needs --histograms", "Add --tensorboard --histograms.")
         if self.resume_from and not self.resume:

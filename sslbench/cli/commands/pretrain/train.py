@@ -49,12 +49,11 @@ def run(request: PretrainRequest, given: PretrainFlags) -> None:
         return
     augment = request.settings.augment
     observers: list[Observer] = [*always(request.out, mean=augment.mean, std=augment.std)]
+    drawn = {"histograms": given.histograms, "every": given.histograms_every}
     if given.tensorboard:
-        observers.append(
-            TensorBoard(request.out / "tensorboard", histograms=given.histograms, every=given.histograms_every)
-        )
+        observers.append(TensorBoard(request.out / "tensorboard", **drawn))
     if given.wandb:
-        observers.append(Wandb(given.wandb, settings=dataclasses.asdict(request.settings)))
+        observers.append(Wandb(given.wandb, settings=dataclasses.asdict(request.settings), **drawn))
     if given.profile:
         observers.append(Profile(given.profile, request.out / "profile.json.gz"))
     observers += own
