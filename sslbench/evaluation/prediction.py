@@ -20,7 +20,7 @@ from sslbench.backbones.export import ExportReport, export, export_module
 from sslbench.backbones.layers import resolve_layers
 from sslbench.backbones.load import recorded_preprocessing
 from sslbench.backbones.speed import prepare
-from sslbench.data.clips import views_of
+from sslbench.data.clips import sampling_of, views_of
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading import loader
 from sslbench.data.open import open_data, refuse_targets_of_pixels
@@ -278,8 +278,8 @@ def _predict_maps(
     refuse_filled_folder(maps)
     head = load_with_head(request, run, probe, progress)
     parts = _limited(open_images(request, run, head.saved.kind.takes), request, run)
-    for part in parts.values():
-        check_clips(head.scoring.backbone, part)
+    if videos := [part.name for part in parts.values() if sampling_of(part.images)]:
+        raise UsageError(f"{videos[0]} has videos, and maps are of images", "Give a folder of frames.")
     with new_file(out) as temporary, new_folder(maps) as folder:
         written = MapFiles(folder, parts, head.saved.info.task.get("classes", ()))
 

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from helpers.clips import counting, write_video
 from PIL import Image
 
 import sslbench
@@ -163,6 +164,28 @@ def test_images_without_maps_and_unreadable_ones_are_predicted_as_they_are(given
     assert len(set(names)) == 3 and "y/2.png" in names, "two images of one name have maps of two"
     for name in names:
         assert Image.open(tmp_path / "maps" / name).size == (50, 20)
+
+
+def test_more_classes_than_a_palette_has_are_numbers_of_16_bits(tmp_path):
+    photo = tmp_path / "photos" / "0.png"
+    photo.parent.mkdir()
+    Image.fromarray(np.full((4, 5, 3), 90, np.uint8)).save(photo)
+    (tmp_path / "maps").mkdir()
+    files = MapFiles(tmp_path / "maps", {}, [f"class {i}" for i in range(300)])
+    classes = np.arange(20, dtype=np.uint16).reshape(4, 5) + 270
+    assert files.write("all", "0.png", classes) == "0.png"
+    (back,) = open_as(f"{tmp_path}/maps?images={tmp_path}/photos&maps=.", LabelMaps).values()
+    assert back.target.classes[299] == "class 299"
+    np.testing.assert_array_equal(back.target.maps.read_map(0).semantic, classes)
+
+
+def test_videos_are_refused(given, tmp_path, probe):
+    pytest.importorskip("av")
+    write_video(tmp_path / "videos" / "a" / "1.mp4", counting(8))
+    with pytest.raises(UsageError, match="has videos, and maps are of images"):
+        sslbench.predict(
+            given / "resnet.torch", tmp_path / "videos", tmp_path / "o.csv", probe=probe, maps=tmp_path / "m", run=RUN
+        )
 
 
 def test_nothing_half_written_is_left(given, tmp_path, probe, monkeypatch):

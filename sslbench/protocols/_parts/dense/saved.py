@@ -62,7 +62,8 @@ def as_weights(head: DenseHead, scoring: Scoring, layers: Sequence[Layer]) -> Ne
     evaluated = tuple(layer.text for layer in layers)
     info = HeadInfo(evaluated, head.input.row, scoring.inference.sizes, settings, facts)
     text = json.dumps(dataclasses.asdict(info), ensure_ascii=False)
-    return NetworkWeights(head.state_dict(), {}, metadata={_ENTRY: text})
+    tensors = {name: value.cpu() for name, value in head.state_dict().items()}  # free on the device before the next run
+    return NetworkWeights(tensors, {}, metadata={_ENTRY: text})
 
 
 def is_dense(probe: WeightsFile) -> bool:
