@@ -318,6 +318,19 @@ def test_rows_that_are_left_out_are_no_neighbours(metric, library):
     np.testing.assert_array_equal(most[1], kept[order])
 
 
+@pytest.mark.parametrize("library", ["torch", "faiss"])
+def test_rows_of_one_group_are_no_neighbours_however_large_it_is(library):
+    generator = np.random.default_rng(2)
+    groups = np.repeat(np.arange(4), [40, 3, 50, 7])
+    train = (generator.normal(size=(100, 3)) + 10 * groups[:, None]).astype(np.float32)
+    scope = Scope(apart=groups)
+    assert scope.refused == 50
+    found = nearest(train, train, 9, metric="l2", max_memory=1.0, scope=scope, engine=Engine(library))[1]
+    distances = np.linalg.norm(train[:, None].astype(np.float64) - train[None], axis=2)
+    distances[groups[:, None] == groups] = np.inf
+    np.testing.assert_array_equal(found, np.argsort(distances, axis=1)[:, :9])
+
+
 @pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
 def test_nearly_collapsed_features_are_searched_in_float64(metric):
     """Differences that float32 products cannot see, many of them."""

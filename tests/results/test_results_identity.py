@@ -3,9 +3,9 @@
 import dataclasses
 
 import pytest
-from helpers.sample_record import PREPROCESSING, identified
+from helpers.sample_record import PREPROCESSING, identified, sample
 
-from sslbench.identity import Measurement, row_key
+from sslbench.identity import Measurement, encoding_of, row_key
 from sslbench.results import DataPart, PresetUsed, RequestedParts
 
 PRESET = PresetUsed(name="knn/dino", version=1, source="a paper", sha256="aa")
@@ -97,3 +97,8 @@ def test_untrained_networks_of_several_seeds_are_one_row_although_their_outputs_
     )
     assert row_key(first) == row_key(second)
     assert row_key(first) != row_key(change(first, weights__code={"source": "b", "probe": "aa"}))
+
+
+def test_the_name_of_a_record_stays_and_features_of_grey_pictures_have_an_encoding_of_their_own():
+    assert sample().id == "421bfb87ecc45df0"
+    assert [encoding_of({"mean": [0.5] * channels}) for channels in (1, 3, 4)] == [2, 1, 1]
