@@ -40,9 +40,21 @@ UNREADABLE_DIGEST = bytes(DIGEST_BYTES)
 """Digest of an unreadable file; hashing does not stop at one, since decoding reports it by name."""
 
 
+def array_digest(array: npt.NDArray[np.uint8]) -> bytes:
+    """Return the digest of the shape and the pixels of an array."""
+    state = hashlib.blake2b(repr(array.shape).encode(), digest_size=DIGEST_BYTES)
+    state.update(np.ascontiguousarray(array).data)
+    return state.digest()
+
+
+def joined_digests(digests: Iterable[bytes]) -> npt.NDArray[np.uint8]:
+    """Return N digests as one array, (N, 16) bytes."""
+    return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+
+
 def digests_of(contents: Iterable[bytes]) -> npt.NDArray[np.uint8]:
     """Return the digests of N contents, (N, 16) bytes."""
-    return np.frombuffer(b"".join(map(digest, contents)), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+    return joined_digests(map(digest, contents))
 
 
 def digests_with(contents: npt.NDArray[np.uint8], others: Iterable[bytes]) -> npt.NDArray[np.uint8]:
@@ -189,8 +201,7 @@ def _digests(
         hash(stamp) if stamp and content != UNREADABLE_DIGEST and settled(stamp, now) else 0
         for stamp, content in zip(stamps, digests, strict=True)
     ]
-    content = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
-    return content, np.array(stamp_hashes, dtype=np.int64)
+    return joined_digests(digests), np.array(stamp_hashes, dtype=np.int64)
 
 
 def _stamp(file: str) -> Stamp | None:
@@ -248,13 +259,7 @@ class Arrays:
 
     @functools.cached_property
     def _digests(self) -> npt.NDArray[np.uint8]:
-        state = hashlib.blake2b(repr(self.array.shape[1:]).encode(), digest_size=DIGEST_BYTES)
-        digests = np.zeros((len(self), DIGEST_BYTES), dtype=np.uint8)
-        for i in range(len(self)):
-            image = state.copy()
-            image.update(np.ascontiguousarray(self.read(i)).data)
-            digests[i] = np.frombuffer(image.digest(), dtype=np.uint8)
-        return digests
+        return joined_digests(array_digest(self.read(i)) for i in range(len(self)))
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Arrays":
         """Return the images at `indices`, in that order."""

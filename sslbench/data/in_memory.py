@@ -6,7 +6,6 @@ reading is an error.
 """
 
 import dataclasses
-import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from PIL import Image, ImageOps
 from sslbench.data.containers.members import numbered_ids, split_name
 from sslbench.data.formats.table import IMAGE_COLUMNS, LABEL_COLUMNS, read_columns
 from sslbench.data.formats.table.lists import TableColumns
-from sslbench.data.images import DIGEST_BYTES, Arrays, Files, digest
+from sslbench.data.images import Arrays, Files, array_digest, digest, joined_digests
 from sslbench.data.labels import labels_of
 from sslbench.data.source import Source
 from sslbench.errors import DataError, UsageError
@@ -170,8 +169,9 @@ def _images(images: Any, name: str) -> Images:
 
 def _digests(items: Any, name: str) -> npt.NDArray[np.uint8]:
     """Return the digests of all images, (N, 16)."""
-    found = [_digest(_pixels(_pair(items[i], f"{name}[{i}]")[0], f"{name}[{i}]")) for i in range(len(items))]
-    return np.frombuffer(b"".join(found), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+    return joined_digests(
+        _digest(_pixels(_pair(items[i], f"{name}[{i}]")[0], f"{name}[{i}]")) for i in range(len(items))
+    )
 
 
 def _of_pairs(data: Any, name: str) -> Source:
@@ -185,14 +185,13 @@ def _of_pairs(data: Any, name: str) -> Source:
     unlabelled = sum(label is None for label in labels)
     if 0 < unlabelled < len(labels):
         raise DataError(f"{name}: {unlabelled:,} of {len(labels):,} samples have no label")
-    known = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
     dataset = data
     while isinstance(dataset, torch.utils.data.Subset):  # of one, perhaps; it has no names itself
         dataset = dataset.dataset
     names = getattr(dataset, "classes", ())  # of the data sets of torchvision
     classes = tuple(names) if isinstance(names, list | tuple) and all(isinstance(c, str) for c in names) else ()
     found = labels_of(None if unlabelled else labels, len(labels), classes=classes, name=name)
-    return Source(name, numbered_ids(len(labels)), found, InMemory(data, name, known))
+    return Source(name, numbered_ids(len(labels)), found, InMemory(data, name, joined_digests(digests)))
 
 
 def _pair(item: Any, place: str) -> tuple[Any, Any]:
@@ -264,11 +263,7 @@ class InMemory:
 
 def _digest(content: bytes | npt.NDArray[np.uint8]) -> bytes:
     """Return the digest of an image as `Files` and `Arrays` compute it: that of the file, or of shape and pixels."""
-    if isinstance(content, bytes):
-        return digest(content)
-    state = hashlib.blake2b(repr(content.shape).encode(), digest_size=DIGEST_BYTES)
-    state.update(np.ascontiguousarray(content).data)
-    return state.digest()
+    return digest(content) if isinstance(content, bytes) else array_digest(content)
 
 
 def _pixels(image: Any, place: str) -> bytes | npt.NDArray[np.uint8]:

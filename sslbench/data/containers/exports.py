@@ -31,14 +31,14 @@ class Export:
     Attributes:
         title: with an article.
         remedy: way to use its content.
-        suffixes: of the file, in lower case.
         pattern: found in the first characters of the file; '': the suffix says it all.
+        suffixes: of the file, in lower case.
     """
 
     title: str
     remedy: str
-    suffixes: tuple[str, ...]
     pattern: str = ""
+    suffixes: tuple[str, ...] = (".json",)
 
 
 _COCO = re.compile(
@@ -47,62 +47,55 @@ _COCO = re.compile(
 _JSON = (".json", ".jsonl", ".ndjson")
 # In this order: the first that fits is named, so wide patterns (VOC's any annotation) stand behind narrow ones.
 _EXPORTS = (
-    Export("an export 'CVAT for video'", _CVAT, (".xml",), r"<track [^>]*\blabel="),
-    Export("an export 'CVAT for images'", _CVAT, (".xml",), r"<annotations>\s*<version>|<image [^>]*\bname="),
-    Export("an annotation of MIT's LabelMe", _DATUMARO, (".xml",), r"<annotation\b[\s\S]*<(imagesize|polygon)>"),
+    Export("an export 'CVAT for video'", _CVAT, r"<track [^>]*\blabel=", (".xml",)),
+    Export("an export 'CVAT for images'", _CVAT, r"<annotations>\s*<version>|<image [^>]*\bname=", (".xml",)),
+    Export("an annotation of MIT's LabelMe", _DATUMARO, r"<annotation\b[\s\S]*<(imagesize|polygon)>", (".xml",)),
     Export(
         "the annotation of one image by Pascal VOC",
         "Give the folder that holds these files and the images, unpacked.",
-        (".xml",),
         r"<annotation\b",
+        (".xml",),
     ),
     Export(
         "a file of labelme",
         "labelme's examples/instance_segmentation/labelme2coco.py writes a COCO manifest of a folder of them; "
         "`pip install labelme2coco` has a converter, too.",
-        (".json",),
         r'"shapes"\s*:\s*\[|"image(Path|Data)"\s*:',
     ),
     Export(
-        "a project of VoTT",
-        "In VoTT: Export Settings, Pascal VOC; the folder is read as it is.",
-        (".json",),
-        r'"assets"\s*:\s*\{',
+        "a project of VoTT", "In VoTT: Export Settings, Pascal VOC; the folder is read as it is.", r'"assets"\s*:\s*\{'
     ),
     Export(
         "a file of Visual Genome",
         "Give the folder that holds it beside image_data.json and the images.",
-        (".json",),
         r'"phrase"\s*:|"synsets"\s*:',
     ),
     Export(
         "a project or annotation of VIA (VGG Image Annotator)",
         "In VIA: Annotation, Export Annotations (COCO format).",
-        (".json", ".csv"),
         r'"_via_|__VIA_PROJECT|"region_attributes"|"regions"\s*:|region_shape_attributes',
+        (".json", ".csv"),
     ),
     Export(
         "a file of Datumaro",
         "`datum convert -if datumaro -i FOLDER -f coco` writes a COCO manifest; CVAT also exports COCO 1.0 itself.",
-        (".json",),
         r'"dm_format_version"|"categories"\s*:\s*\{\s*"(label|points|mask)"',
     ),
     Export(
         "an export of Label Studio in its own JSON",
         "In Label Studio: Export, COCO (boxes, polygons), YOLO, or CSV (classes of whole images).",
-        _JSON,
         r'"(from_name|to_name|rectanglelabels|polygonlabels|brushlabels)"\s*:',
+        _JSON,
     ),
     Export(
         "an export of Labelbox",
         f"List the images with classes in a .csv with the columns path and label. For boxes: {_MANIFEST}",
-        _JSON,
         r'"(data_row|DataRow ID|Labeled Data)"\s*:',
+        _JSON,
     ),
     Export(
         "a file of Supervisely",
         "In Supervisely: the app 'Export to COCO', or 'Export to Pascal VOC'.",
-        (".json",),
         r'"classTitle"\s*:|"projectType"\s*:|"geometryType"\s*:|"classes"\s*:\s*\[\s*\{\s*"title"'
         r'|"size"\s*:\s*\{\s*"(height|width)"[^}]*\}\s*,\s*"objects"\s*:',
     ),
@@ -110,183 +103,179 @@ _EXPORTS = (
         "a data set of FiftyOne in its own JSON",
         "dataset.export(FOLDER, dataset_type=fiftyone.types.COCODetectionDataset) writes boxes and masks, "
         "ImageClassificationDirectoryTree classes.",
-        (".json",),
         r'\{\s*"samples"\s*:\s*\[|"_media_type"\s*:|\{\s*"classes"\s*:\s*(null|\[[^]]*\])\s*,\s*"labels"\s*:\s*\{',
     ),
-    Export(
-        "an export of Hasty", "In Hasty: Export data, COCO.", (".json",), r'"(label_classes|export_format_version)"\s*:'
-    ),
-    Export(
-        "an export of Encord",
-        "In Encord: Export labels, COCO.",
-        (".json",),
-        r'"(label_hash|data_units|object_answers)"\s*:',
-    ),
+    Export("an export of Hasty", "In Hasty: Export data, COCO.", r'"(label_classes|export_format_version)"\s*:'),
+    Export("an export of Encord", "In Encord: Export labels, COCO.", r'"(label_hash|data_units|object_answers)"\s*:'),
     Export(
         "an export of Prodigy",
         f"{_TABLE} For boxes: {_MANIFEST} Leave out rows whose answer is not accept.",
-        _JSON,
         r'"_(task|input)_hash"\s*:',
+        _JSON,
     ),
-    Export("a file of RectLabel", "In RectLabel: Export, COCO JSON file.", (".json",), r'"x_y_w_h"\s*:'),
+    Export("a file of RectLabel", "In RectLabel: Export, COCO JSON file.", r'"x_y_w_h"\s*:'),
     Export(
         "an export of Scale AI",
         f"{_TABLE} For boxes: {_MANIFEST}",
-        _JSON,
         r'"task_id"\s*:[\s\S]*"(params|response)"\s*:|"geometry"\s*:[\s\S]*"reference_id"\s*:',
+        _JSON,
     ),
     Export(
         "a file of SuperAnnotate",
         f"{_TABLE} For boxes: {_MANIFEST}",
-        (".json",),
         r'"(className|attribute_groups)"\s*:|"metadata"\s*:[\s\S]*"instances"\s*:\s*\[',
     ),
-    Export("an export of Kili", "In Kili: Export, COCO.", (".json",), r'"jsonResponse"\s*:'),
+    Export("an export of Kili", "In Kili: Export, COCO.", r'"jsonResponse"\s*:'),
     Export(
         "a file of MegaDetector",
         f"{_TABLE} For boxes: {_MANIFEST}",
-        (".json",),
         r'"detection_categories"\s*:|"images"\s*:\s*\[\s*\{[^{}]*"(file|detections)"\s*:',
     ),
     Export(
         "a list of Roboflow for models of language",
         "In Roboflow: Export, COCO (boxes) or Folder Structure (classes).",
-        (".jsonl",),
         r'"prefix"\s*:.*"suffix"\s*:',
+        (".jsonl",),
     ),
-    Export("a GeoJSON file", _MANIFEST, (".json", ".geojson"), r'"type"\s*:\s*"FeatureCollection"'),
-    Export("a list of CrowdHuman", _MANIFEST, (".odgt", *_JSON), r'"gtboxes"\s*:'),
-    Export("an annotation of KITTI", _DATUMARO, (".txt",), rf"\A\w+ {_NUMBER} -?\d+( {_NUMBER}){{12,13}}\s*(\n|\Z)"),
+    Export("a GeoJSON file", _MANIFEST, r'"type"\s*:\s*"FeatureCollection"', (".json", ".geojson")),
+    Export("a list of CrowdHuman", _MANIFEST, r'"gtboxes"\s*:', (".odgt", *_JSON)),
+    Export("an annotation of KITTI", _DATUMARO, rf"\A\w+ {_NUMBER} -?\d+( {_NUMBER}){{12,13}}\s*(\n|\Z)", (".txt",)),
     Export(
         "an annotation of DOTA",
         "DOTA_devkit's DOTA2COCO.py writes a COCO manifest of the boxes around them.",
-        (".txt",),
         rf"\Aimagesource:|\A({_NUMBER} ){{8}}[A-Za-z][\w-]* [012]\s*(\n|\Z)",
+        (".txt",),
     ),
     Export(
         "a file of the MOT challenge",
         f"{_DATUMARO} FOLDER is the one of a sequence.",
-        (".ini", "gt.txt", "det.txt"),
         rf"\A\[Sequence\]|\A({_NUMBER},){{6,9}}{_NUMBER}\s*(\n|\Z)",
+        (".ini", "gt.txt", "det.txt"),
     ),
-    Export("a list of WIDER FACE", _DATUMARO, (".txt",), r"\A\S+\.(jpe?g|png)\s*\n\d+\s*\n(\d+ ){9}\d+"),
-    Export("an annotation of ICDAR (text)", _DATUMARO, (".txt",), r"\A\ufeff?(-?\d+, ?){8}[^\d\s,-]"),
-    Export("an annotation of VisDrone", _BOXES, (".txt",), r"\A(-?\d+,){7}-?\d+,?\s*(\n|\Z)"),
+    Export("a list of WIDER FACE", _DATUMARO, r"\A\S+\.(jpe?g|png)\s*\n\d+\s*\n(\d+ ){9}\d+", (".txt",)),
+    Export("an annotation of ICDAR (text)", _DATUMARO, r"\A\ufeff?(-?\d+, ?){8}[^\d\s,-]", (".txt",)),
+    Export("an annotation of VisDrone", _BOXES, r"\A(-?\d+,){7}-?\d+,?\s*(\n|\Z)", (".txt",)),
     Export(
         "a table of masks as run lengths",
         "Write the masks as PNG of the images' names, in masks/ beside images/.",
-        (".csv",),
         r"\A[^\n]*\b(EncodedPixels|rle_mask)\b",
+        (".csv",),
     ),
     Export(
         "a table with several boxes in a cell",
         f"{_TABLE} For boxes: {_BOXES}",
-        (".csv",),
         r"\A[^\n]*\b(PredictionString|BoxesString)\b",
+        (".csv",),
     ),
-    Export("a table of VIAME", _BOXES, (".csv",), r"\A# ?1: ?Detection or Track-id"),
+    Export("a table of VIAME", _BOXES, r"\A# ?1: ?Detection or Track-id", (".csv",)),
     Export(
         "Roboflow's list of classes of masks",
         "Put the images into images/ and each *_mask.png into masks/, under the name of its image.",
-        ("_classes.csv",),
         r"\A\s*Pixel Value\s*,",
+        ("_classes.csv",),
     ),
     Export(
         "a list of classes of RetinaNet",
         "In Roboflow: Export, COCO; or write the boxes beside it with a header: filename,xmin,ymin,xmax,ymax,class.",
-        ("_classes.csv",),
         r"\A[^\n,]+,\s*\d+\s*(\n|\Z)",
+        ("_classes.csv",),
     ),
     Export(
         "an export of CreateML",
         f"Roboflow and other tools also write COCO. {_MANIFEST}",
-        (".json",),
         r'"coordinates"\s*:\s*\{\s*"(x|y|width|height)"',
     ),
     Export(
-        "an export of V7 Darwin",
-        "In V7: Export, COCO.",
-        (".json",),
-        r'"schema_ref"\s*:|"slots"\s*:\s*\[|"darwin_json_version"',
+        "an export of V7 Darwin", "In V7: Export, COCO.", r'"schema_ref"\s*:|"slots"\s*:\s*\[|"darwin_json_version"'
     ),
-    Export(
-        "a file of labels of BDD100K or Scalabel",
-        "`python -m bdd100k.label.to_coco` writes COCO.",
-        (".json",),
-        r'"box2d"\s*:',
-    ),
+    Export("a file of labels of BDD100K or Scalabel", "`python -m bdd100k.label.to_coco` writes COCO.", r'"box2d"\s*:'),
     Export(
         "a list of detections in COCO's result format",
         "`sslbench score FILE --data MANIFEST` scores them against a manifest.",
-        (".json",),
         r'^\s*\[\s*(?=\{[^{}]*"score"\s*:)(?=\{[^{}]*"image_id"\s*:)\{[^{}]*"category_id"\s*:',
     ),
     Export(
         "a manifest of SageMaker or Google AutoML",
         "List the images in a .csv with the columns path and label.",
-        (".manifest", *_JSON),
         r'"(source-ref|imageGcsUri)"\s*:',
+        (".manifest", *_JSON),
     ),
-    Export("an Excel workbook", "Save the sheet as CSV (UTF-8).", (".xlsx", ".xls", ".xlsm", ".ods")),
-    Export("a table in a form of pandas", "df.to_csv or df.to_parquet writes one that is read.", (".feather",)),
+    Export("an Excel workbook", "Save the sheet as CSV (UTF-8).", "", (".xlsx", ".xls", ".xlsm", ".ods")),
+    Export("a table in a form of pandas", "df.to_csv or df.to_parquet writes one that is read.", "", (".feather",)),
     Export(
         "a pickle",
         "Opening one may run any code. CIFAR's batches are torchvision:CIFAR10@FOLDER and torchvision:CIFAR100@FOLDER.",
+        "",
         (".pkl", ".pickle", ".p"),
     ),
     Export(
         "a file of TensorFlow records",
         "Those that TFDS prepared are read by their folder (tfds:FOLDER); of others write image files or webdataset.",
+        "",
         (".tfrecord", ".tfrecords", ".tfrec"),
     ),
     Export(
         "a file of MXNet or insightface",
         "insightface's rec2image.py and the like unpack it into folders of classes.",
+        "",
         (".rec",),
     ),
     Export(
         "an LMDB database",
         "Write its entries as files in folders of classes, or as webdataset's tar shards.",
+        "",
         (".lmdb", ".mdb"),
     ),
-    Export("a file of rows", "Give the folder as hf:FOLDER.", (".parquet", ".arrow")),
+    Export("a file of rows", "Give the folder as hf:FOLDER.", "", (".parquet", ".arrow")),
     Export(
         "an array of NumPy",
         "Features are given by --features FILE.npy --labels y.npy (and --test-features, --test-labels), lists of paths "
         "as VISSL writes them by vissl:IMAGES.npy,LABELS.npy. Images, in Python: sslbench.evaluate(MODEL, "
         "{'train': (images, labels), 'test': (images, labels)}).",
+        "",
         (".npy",),
     ),
-    Export("a file of FFCV", "Give the images that it was made of.", (".beton",)),
+    Export("a file of FFCV", "Give the images that it was made of.", "", (".beton",)),
     Export(
         "a MATLAB file",
         "SVHN is torchvision:SVHN@FOLDER, Flowers 102 torchvision:Flowers102@FOLDER; of others write a .csv of paths.",
+        "",
         (".mat",),
     ),
     Export(
         "an HDF5 file",
         "PatchCamelyon is torchvision:PCAM@FOLDER. Of others, in Python: sslbench.evaluate(MODEL, "
         "{'train': (images, labels), 'test': (images, labels)}); features are given by --features.",
+        "",
         (".h5", ".hdf5", ".he5"),
     ),
-    Export("a file of weights", "Weights are given by --weights.", (".pt", ".pth", ".safetensors", ".ckpt", ".onnx")),
+    Export(
+        "a file of weights", "Weights are given by --weights.", "", (".pt", ".pth", ".safetensors", ".ckpt", ".onnx")
+    ),
     Export(
         "a file of MNIST's kind",
         "torchvision:MNIST@FOLDER, torchvision:FashionMNIST@FOLDER and torchvision:KMNIST@FOLDER read them.",
+        "",
         ("-ubyte", "-ubyte.gz"),
     ),
     Export(
         "a medical image or volume",
         "Write its slices as PNG or TIFF (16 bits are kept), in folders of classes or listed in a .csv.",
+        "",
         (".nii", ".nii.gz", ".dcm", ".mha", ".nrrd"),
     ),
-    Export("a packed file", "Unpack it, and give the folder or file.", (".7z", ".rar", ".csv.gz", ".json.gz", ".gz")),
+    Export(
+        "a packed file", "Unpack it, and give the folder or file.", "", (".7z", ".rar", ".csv.gz", ".json.gz", ".gz")
+    ),
     Export(
         "a video",
         "Extract its frames (ffmpeg -i FILE frames/%06d.png), and give their folder.",
+        "",
         (".mp4", ".avi", ".mov", ".mkv", ".webm"),
     ),
-    Export("a description of darknet", "Write data.yaml with train:, val: and names:, or give the folder.", (".data",)),
+    Export(
+        "a description of darknet", "Write data.yaml with train:, val: and names:, or give the folder.", "", (".data",)
+    ),
 )
 
 

@@ -279,6 +279,13 @@ def class_names(file: Path, highest: int) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def names_by_number(file: Path | None, labels: Collection[str]) -> dict[str, str]:
+    """Return class number -> name by such a file; empty if there is none, or the labels are no numbers."""
+    if file is None or not all(label.isdecimal() for label in labels):
+        return {}
+    return {str(i): name for i, name in enumerate(class_names(file, max(map(int, labels), default=-1)))}
+
+
 def list_beside(folder: Path) -> Path | None:
     """Return the file of class names in a folder; None without one."""
     names = ("classnames.txt", "classes.txt")

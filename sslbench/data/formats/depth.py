@@ -3,9 +3,7 @@
 Files hold depths, or vectors (.npy, .npz, .pfm) or pictures with (n + 1) / 2 of the largest number of each colour.
 """
 
-import csv
 import dataclasses
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -15,8 +13,9 @@ import numpy as np
 
 from sslbench.data.containers.listed import find_listed, folders_beside
 from sslbench.data.containers.members import in_clutter, split_name
-from sslbench.data.containers.sniff import read_text
+from sslbench.data.containers.sniff import json_of, read_text
 from sslbench.data.format import Reader, SourceFormat
+from sslbench.data.formats.table import read_cells
 from sslbench.data.images import Files
 from sslbench.data.maps.layout import FOLDER, by_key, in_order, pair, walk
 from sslbench.data.maps.types import notes_of_left_out
@@ -194,20 +193,14 @@ def table_pairs(
 
 
 def _rows(path: Path) -> list[Mapping[str, Any]]:
-    try:
-        text, _ = read_text(path)
-        if path.suffix.lower() in (".csv", ".tsv"):
-            return list(csv.DictReader(text.splitlines(), delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
-        if path.suffix.lower() == ".jsonl":
-            rows: Any = [json.loads(line) for line in text.splitlines() if line.strip()]
-        else:
-            content = json.loads(text)
-            rows = content.get("images") if isinstance(content, dict) else content
-    except (ValueError, csv.Error) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise DataError(f"{path} should be a list of records, or a manifest with a list of images")
-    return rows
+    if path.suffix.lower() == ".json":
+        content = json_of(path)
+        rows = content.get("images") if isinstance(content, dict) else content
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise DataError(f"{path} should be a list of records, or a manifest with a list of images")
+        return rows
+    columns = read_cells(path).columns
+    return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
 
 
 def list_pairs(path: Path, quantity: Quantity, images: str | None, values: str | None) -> ValuePairs:

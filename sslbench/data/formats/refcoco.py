@@ -20,7 +20,7 @@ from sslbench.data.containers.members import split_name, split_rank
 from sslbench.data.containers.sniff import json_of
 from sslbench.data.formats import coco
 from sslbench.data.objects import ObjectSource
-from sslbench.data.objects.crops import ElsewhereOptions
+from sslbench.data.objects.crops import CropOptions
 from sslbench.data.objects.regions import RegionTexts, region_format
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError, WeightsError
@@ -37,15 +37,6 @@ _IMAGES = (
     *("images", "train2014", "../images", "../train2014", "../images/train2014"),
     *("../images/mscoco/images/train2014", "../images/saiapr_tc-12", "../saiapr_tc-12"),
 )
-_BY, _PART = "who made the parts, where there are several files: unc, google, umd", "part that is tested: testA, testB"
-
-
-@dataclasses.dataclass(frozen=True)
-class ReferenceOptions(ElsewhereOptions):
-    """Options of crops: refcoco/?unit=annotation&part=testA."""
-
-    by: str = setting("", _BY)
-    part: str = setting("", _PART)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,20 +44,20 @@ class ReferenceBoxes:
     """Options of boxes: refcoco/?by=google."""
 
     images: str = setting("", "folder of the images")
-    by: str = setting("", _BY)
-    part: str = setting("", _PART)
+    by: str = setting("", "who made the parts, where there are several files: unc, google, umd")
+    part: str = setting("", "part that is tested: testA, testB")
 
 
 @dataclasses.dataclass(frozen=True)
-class ReferenceTexts(RegionTexts):
+class ReferenceOptions(ReferenceBoxes, CropOptions):
+    """Options of crops: refcoco/?unit=annotation&part=testA."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReferenceTexts(ReferenceBoxes, RegionTexts):
     """Options of texts: refcoco/?part=testB."""
 
-    images: str = setting("", "folder of the images")
-    by: str = setting("", _BY)
-    part: str = setting("", _PART)
 
-
-Options = ReferenceOptions | ReferenceBoxes | ReferenceTexts
 Named = dict[str, dict[int, list[str]]]
 """Part -> annotation -> its sentences."""
 
@@ -83,7 +74,7 @@ def _files(root: Path) -> dict[str, Path]:
     return {found[name][1]: root / name for name in sorted(found, reverse=True)}
 
 
-def open_objects(spec: str, options: Options) -> dict[str, ObjectSource]:
+def open_objects(spec: str, options: ReferenceBoxes) -> dict[str, ObjectSource]:
     """Return the images of each part with the objects that its references name."""
     root = Path(spec)
     files = _files(root)

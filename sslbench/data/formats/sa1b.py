@@ -48,10 +48,8 @@ class MaskBoxes:
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskTexts(RegionTexts):
+class MaskTexts(MaskBoxes, RegionTexts):
     """Options of texts: sa_000000.tar?captions=sa_000000.tsv."""
-
-    captions: str = setting("", "file of captions, or several: cap_{0..9}.tsv; relative to the folder of the images")
 
 
 def recognises(spec: str) -> bool:
@@ -87,7 +85,7 @@ def _tar_annotates(path: Path) -> bool:
     return False
 
 
-def open_objects(spec: str, options: MaskBoxes | MaskTexts) -> dict[str, ObjectSource]:
+def open_objects(spec: str, options: MaskBoxes) -> dict[str, ObjectSource]:
     """Return the images with the masks, boxes and points of their regions, all of one class."""
     paths = [Path(name) for name in expanded(spec)]
     if missing := [str(path) for path in paths if not path.exists()]:

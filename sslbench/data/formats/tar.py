@@ -15,11 +15,11 @@ from sslbench.data.containers.index import Index, indexed
 from sslbench.data.containers.members import (
     by_folders,
     by_split,
-    class_names,
     images_among,
     in_clutter,
     is_image,
     list_beside,
+    names_by_number,
     refuse_twice,
     safe_name,
     without_label_arrays,
@@ -359,7 +359,9 @@ def _captions(texts: Sequence[object]) -> bool:
 
 
 def _labels(spec: str, folder: Path, values: Sequence[object]) -> tuple[Target, tuple[str, ...]]:
-    names, notes = _class_names(folder, values)
+    file, flat = list_beside(folder), {str(one) for v in values for one in (v if isinstance(v, list) else [v])}
+    names = names_by_number(file, flat)
+    notes = (f"classes are named by {file}",) if names else ()
     if not any(isinstance(value, list) or ";" in str(value) for value in values):
         empty = sum(1 for value in values if not value)
         if empty:
@@ -368,16 +370,6 @@ def _labels(spec: str, folder: Path, values: Sequence[object]) -> tuple[Target, 
     cells = [(value, []) if isinstance(value, list) else split_cell(str(value)) for value in values]
     present = [[names.get(name, name) for name in row] for row, _ in cells]
     return multi_labels(present, [[names.get(name, name) for name in row] for _, row in cells]), notes
-
-
-def _class_names(folder: Path, values: Sequence[object]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return class number -> name from a list beside the shards; empty if there is none or labels are no numbers."""
-    file = list_beside(folder)
-    flat = {str(one) for value in values for one in (value if isinstance(value, list) else [value])}
-    if file is None or not all(one.isdecimal() for one in flat):
-        return {}, ()
-    listed = class_names(file, max(map(int, flat), default=-1))
-    return {str(i): name for i, name in enumerate(listed)}, (f"classes are named by {file}",)
 
 
 FORMAT = SourceFormat(__doc__, SampleReader(recognises, lambda request: open(request.spec), NoOptions))

@@ -55,9 +55,9 @@ class _Listed:
     group: str = ""
 
 
-def _lists(root: Path, *patterns: str) -> list[Path]:
-    """Return the files of these names in the folders where lists lie, in order."""
-    found = (file for place in _PLACES for pattern in patterns for file in sorted((root / place).glob(pattern)))
+def _lists(root: Path, pattern: str) -> list[Path]:
+    """Return the files of such a name in the folders where lists lie, in order."""
+    found = (file for place in _PLACES for file in sorted((root / place).glob(pattern)))
     return [file for file in found if file.is_file() and not is_clutter(file.name)]
 
 
@@ -74,24 +74,12 @@ def _has_columns(file: Path) -> bool:
         return False
 
 
-def _kinetics(root: Path) -> list[Path]:
-    return [file for file in _lists(root, "*.csv") if _has_columns(file)]
-
-
 def _something(root: Path) -> list[Path]:
     heads = {file: head_text(str(file)) for file in _lists(root, "*.json") if _OF_SOMETHING.search(file.name)}
     if not any('"template"' in head for head in heads.values()):
         return []
     # Empty ones beside the others are refused later.
     return [file for file, head in heads.items() if '"template"' in head or not head.strip("[] \r\n\t")]
-
-
-def _ucf(root: Path) -> list[Path]:
-    return _lists(root, "trainlist01.txt")
-
-
-def _hmdb(root: Path) -> list[Path]:
-    return _lists(root, "*_test_split1.txt")
 
 
 def _of_kinetics(files: list[Path], fold: int) -> Iterator[_Listed]:
@@ -161,9 +149,9 @@ def _of_hmdb(files: list[Path], fold: int) -> Iterator[_Listed]:
 
 
 _LAYOUTS: tuple[tuple[str, Callable[[Path], list[Path]], Callable[[list[Path], int], Iterator[_Listed]], bool], ...] = (
-    ("UCF101", _ucf, _of_ucf, True),
-    ("HMDB51", _hmdb, _of_hmdb, True),
-    ("Kinetics", _kinetics, _of_kinetics, False),
+    ("UCF101", lambda root: _lists(root, "trainlist01.txt"), _of_ucf, True),
+    ("HMDB51", lambda root: _lists(root, "*_test_split1.txt"), _of_hmdb, True),
+    ("Kinetics", lambda root: [file for file in _lists(root, "*.csv") if _has_columns(file)], _of_kinetics, False),
     ("Something-Something v2", _something, _of_something, False),
 )
 """Name, finder of its lists, reader of them, whether they have several folds."""
@@ -211,7 +199,12 @@ def open(request: SampleRequest[VideoListOptions]) -> dict[str, Source]:
             raise UsageError(f"{spec}: {title} has no folds, so fold={fold} has no effect", "Leave it out.")
         listed = list(dict.fromkeys(read(finder(root), fold or 1)))
         found = _places(root)
-    places = {video: _place(video, found[video.name]) for video in listed if video.name in found}
+    # In a folder called as the class, since HMDB51 may have a name in two; else the first.
+    places = {
+        video: next((path for path in found[video.name] if Path(path).parent.name == video.label), found[video.name][0])
+        for video in listed
+        if video.name in found
+    }
     if not places:
         raise DataError(
             f"{spec}: none of the listed videos of {title} is below this folder"
@@ -246,11 +239,6 @@ def open(request: SampleRequest[VideoListOptions]) -> dict[str, Source]:
             "group" if groups else "",
         )
     return sources
-
-
-def _place(video: _Listed, paths: list[str]) -> str:
-    """Return the path in a folder called as the class, since HMDB51 may have a name in two; else the first."""
-    return next((path for path in paths if Path(path).parent.name == video.label), paths[0])
 
 
 def _refuse_twice(spec: str, places: dict[_Listed, str]) -> None:

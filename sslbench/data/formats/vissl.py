@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.containers.listed import find_listed, folders_beside, image_id
-from sslbench.data.containers.members import by_split, class_names, list_beside
+from sslbench.data.containers.members import by_split, list_beside, names_by_number
 from sslbench.data.format import LabelList, LabelReader, NoOptions, SampleReader, SampleRequest, SourceFormat
 from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.source import Source
@@ -220,14 +220,14 @@ def _labels(
         lists = [
             [_text(path, one) for one in (row if isinstance(row, list | tuple | np.ndarray) else [row])] for row in rows
         ]
-        names = _names(path, {one for row in lists for one in row}, names_file)
+        names = names_by_number(names_file, {one for row in lists for one in row})
         return everything, multi_labels([[names.get(one, one) for one in row] for row in lists]), ()
     texts = [_text(path, row) for row in rows]
     kept = [i for i, text in enumerate(texts) if text != "-1"]
     if not kept:
         raise DataError(f"{path}: every label is -1" if texts else f"{path} has no labels")
     notes = (f"{path}: {counted(n - len(kept), 'image')} left out, whose label is -1",) if len(kept) < n else ()
-    names = _names(path, {texts[i] for i in kept}, names_file)
+    names = names_by_number(names_file, {texts[i] for i in kept})
     return kept, single_labels([names.get(texts[i], texts[i]) for i in kept]), notes
 
 
@@ -237,7 +237,7 @@ def _matrix(path: Path, values: npt.NDArray[Any], names_file: Path | None) -> Ta
             f"{path} has the shape {values.shape} and other values than 1 (present), 0 (absent), -1 (ignore)"
         )
     columns = [str(i) for i in range(values.shape[1])]
-    names = _names(path, set(columns), names_file)
+    names = names_by_number(names_file, columns)
     return MultiLabel(tuple(names.get(c, c) for c in columns), values.astype(np.int8))
 
 
@@ -249,13 +249,6 @@ def _text(path: Path, value: object) -> str:
     if isinstance(value, int | np.integer | str) and str(value):
         return str(value)
     raise DataError(f"{path}: the label {value!r:.50} is neither a number nor a name")
-
-
-def _names(path: Path, used: set[str], names_file: Path | None) -> dict[str, str]:
-    """Return class number -> name; empty if there is no list of names or the labels are no numbers."""
-    if names_file is None or not all(one.isdecimal() for one in used):
-        return {}
-    return {str(i): name for i, name in enumerate(class_names(names_file, max(map(int, used), default=-1)))}
 
 
 FORMAT = SourceFormat(

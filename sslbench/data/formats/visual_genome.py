@@ -23,7 +23,7 @@ from sslbench.data.formats.coco.rows import json_list
 from sslbench.data.objects import ObjectSource
 from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.objects.columns import LONGEST_SIDE, ObjectColumns
-from sslbench.data.objects.crops import ElsewhereOptions
+from sslbench.data.objects.crops import CropOptions
 from sslbench.data.objects.regions import RegionTexts, region_format
 from sslbench.data.wording import part_name
 from sslbench.errors import DataError, UsageError
@@ -32,15 +32,6 @@ from sslbench.targets.texts import as_texts
 _FILES = {"regions": re.compile(r"region_descriptions.*\.json"), "objects": re.compile(r"objects.*\.json")}
 _ABOUT, _SPLITS = "image_data.json", "densecap_splits.json"
 _FOLDERS = ("VG_100K", "VG_100K_2")
-Kind = Literal["", "regions", "objects"]
-_KIND = "regions or objects; empty: regions for boxes and texts, objects for classes, if there are"
-
-
-@dataclasses.dataclass(frozen=True)
-class GenomeOptions(ElsewhereOptions):
-    """Options of crops: vg/?unit=annotation&kind=objects."""
-
-    kind: Kind = setting("", _KIND)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,15 +39,19 @@ class GenomeBoxes:
     """Options of boxes: vg/?kind=objects."""
 
     images: str = setting("", "folder of the images")
-    kind: Kind = setting("", _KIND)
+    kind: Literal["", "regions", "objects"] = setting(
+        "", "regions or objects; empty: regions for boxes and texts, objects for classes, if there are"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
-class GenomeTexts(RegionTexts):
-    """Options of texts: vg/?kind=objects."""
+class GenomeOptions(GenomeBoxes, CropOptions):
+    """Options of crops: vg/?unit=annotation&kind=objects."""
 
-    images: str = setting("", "folder of the images")
-    kind: Kind = setting("", _KIND)
+
+@dataclasses.dataclass(frozen=True)
+class GenomeTexts(GenomeBoxes, RegionTexts):
+    """Options of texts: vg/?kind=objects."""
 
 
 def recognises(spec: str) -> bool:
@@ -71,7 +66,7 @@ def _annotations(root: Path) -> dict[str, Path]:
     return {kind: root / name for kind, known in _FILES.items() for name in names if known.fullmatch(name)}
 
 
-def open_objects(spec: str, options: GenomeOptions | GenomeBoxes | GenomeTexts) -> dict[str, ObjectSource]:
+def open_objects(spec: str, options: GenomeBoxes) -> dict[str, ObjectSource]:
     """Return the images that have annotations, with their regions or objects."""
     root = Path(spec)
     files = _annotations(root)

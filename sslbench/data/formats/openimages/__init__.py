@@ -27,7 +27,7 @@ from sslbench.data.formats.openimages.photos import FOLDERS, Photos, photos_of
 from sslbench.data.objects import ObjectSource
 from sslbench.data.objects.boxes import as_samples
 from sslbench.data.objects.columns import ObjectColumns
-from sslbench.data.objects.crops import ElsewhereOptions
+from sslbench.data.objects.crops import CropOptions
 from sslbench.data.regular import matching
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, part_name, some
@@ -43,14 +43,6 @@ _INSIDE = ("", "annotations", "labels", "csv", "metadata")
 _ROWS = 1 << 20  # of a table, read at once
 _MOST_VALUES = 1 << 32  # images times classes, a byte each
 _BEYOND = 0.1  # share of a side by which a corner may lie outside of the image
-_ONLY = "file of the classes that count: a label (/m/01yrx) or a name per line, or a table of these"
-
-
-@dataclasses.dataclass(frozen=True)
-class OpenImagesOptions(ElsewhereOptions):
-    """Options of images and crops: openimages/?unit=annotation&images=validation.tar."""
-
-    only: str = setting("", _ONLY)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +50,14 @@ class OpenImagesBoxes:
     """Options of boxes: openimages/?images=photos."""
 
     images: str = setting("", "folder, archive or shards of the images")
-    only: str = setting("", _ONLY)
+    only: str = setting(
+        "", "file of the classes that count: a label (/m/01yrx) or a name per line, or a table of these"
+    )
 
 
-Options = OpenImagesOptions | OpenImagesBoxes
+@dataclasses.dataclass(frozen=True)
+class OpenImagesOptions(OpenImagesBoxes, CropOptions):
+    """Options of images and crops: openimages/?unit=annotation&images=validation.tar."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +135,7 @@ def _split_of(table: Path) -> str:
     return next((split for word in words if (split := split_name(word))), "all")
 
 
-def open_objects(spec: str, options: Options) -> dict[str, ObjectSource]:
+def open_objects(spec: str, options: OpenImagesBoxes) -> dict[str, ObjectSource]:
     """Return the images that lie here with their boxes; all splits have the same classes.
 
     Where the verified labels of a split lie beside its boxes, the classes that are known to be absent are those of
@@ -153,7 +149,7 @@ def open_objects(spec: str, options: Options) -> dict[str, ObjectSource]:
     return {split: part.with_classes(names, tuple(range(1, len(names) + 1))) for split, part in found.items()}
 
 
-def _kept_boxes(place: _Place, split: str, options: Options) -> ObjectSource:
+def _kept_boxes(place: _Place, split: str, options: OpenImagesBoxes) -> ObjectSource:
     table, labels, photos = (
         place.boxes[split],
         place.labels.get(split),
@@ -186,7 +182,7 @@ def open(request: SampleRequest[OpenImagesOptions]) -> dict[str, Source]:
     return {split: dataclasses.replace(part, target=_among(part.target, names)) for split, part in found.items()}
 
 
-def _kept_labels(place: _Place, split: str, options: Options) -> Source:
+def _kept_labels(place: _Place, split: str, options: OpenImagesBoxes) -> Source:
     table, photos = place.labels[split], photos_of(place.spec, place.root, split, options.images)
     arguments = [photos.shown, photos.stamp(), options.only, *_stamps(place, None, options.only)]
     found = viewed(
