@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sslbench.data.checks.parts import check_parts, open_parts
+from sslbench.data.checks.parts import OpenedParts, check_parts
 from sslbench.data.checks.samples import check, raise_on_errors
 from sslbench.data.checks.sheets import contact_sheet
 from sslbench.data.decode.reading import DEFAULT
@@ -236,7 +236,7 @@ def test_conversions_of_images_are_told(tmp_path):
 
 
 def findings_of(folder):
-    opened = open_parts(str(folder), None, seed=0, test_fraction=0.5)
+    opened = OpenedParts(str(folder), train_test(str(folder), seed=0, test_fraction=0.5))
     return check_parts(opened, copies=False, decode=None, workers=0, reading=DEFAULT).findings
 
 

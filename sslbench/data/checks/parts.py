@@ -16,7 +16,7 @@ from sslbench.data.maps.types import size_and_turn, unknown_orientation
 from sslbench.data.maps.values import Quantity, implausible_unit
 from sslbench.data.objects import ObjectSource
 from sslbench.data.source import Source
-from sslbench.data.splits import Parts, TrainTest, train_test
+from sslbench.data.splits import Parts, TrainTest
 from sslbench.data.splits.objects import split_objects
 from sslbench.data.wording import counted, some
 from sslbench.errors import SslbenchError
@@ -96,29 +96,6 @@ class CheckedParts:
         """Return the test images suspected to be in train too."""
         train, test = self.opened.data.train, self.opened.data.test
         return suspects(train, test, named(self.near, test.ids, train.ids), exact=self.copies)
-
-
-def open_parts(
-    data: str,
-    test_data: str | None,
-    *,
-    seed: int,
-    test_fraction: float,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    decoder: Sequence[str] = (),
-) -> OpenedParts:
-    """Open both parts with `splits.train_test`."""
-    parts = train_test(
-        data,
-        test_data,
-        seed=seed,
-        test_fraction=test_fraction,
-        image_column=image_column,
-        label_column=label_column,
-        decoder=decoder,
-    )
-    return OpenedParts(data, parts)
 
 
 def open_with_boxes(data: str, test_data: str | None, *, seed: int, test_fraction: float) -> OpenedParts:

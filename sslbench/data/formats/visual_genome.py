@@ -8,7 +8,7 @@ them says the parts. Files are read row by row.
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -90,7 +90,10 @@ def _read(root: Path, file: Path, below: Path) -> dict[str, ObjectSource]:
         if number not in known:
             raise DataError(f"{file} has the image {number}, which {root / _ABOUT} does not list")
         place = used.setdefault(number, len(used))
-        for one in _entries(file, row):
+        entries = row.get("regions", row.get("objects"))
+        if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
+            raise DataError(f"{file}: an image without a list of regions or objects: {json.dumps(row)[:80]}")
+        for one in entries:
             _add(columns, file, place, one)
     names = [known[number][0] for number in used]
     files = find_listed(str(file), names, [below], "?images=FOLDER")
@@ -136,13 +139,6 @@ def _whole(file: Path, row: Mapping[str, Any], key: str) -> int:
     if type(value) is not int or value.bit_length() > 63:
         raise DataError(f"{file}: {key} is {value!r:.40}, not a whole number, in {json.dumps(row)[:80]}")
     return value
-
-
-def _entries(file: Path, row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    entries = row.get("regions", row.get("objects"))
-    if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
-        raise DataError(f"{file}: an image without a list of regions or objects: {json.dumps(row)[:80]}")
-    yield from entries
 
 
 def _add(columns: ObjectColumns, file: Path, image: int, one: Mapping[str, Any]) -> None:

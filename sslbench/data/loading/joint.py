@@ -128,59 +128,51 @@ class WholeImage:
         return dataclasses.replace(self, image=self.image.pin_memory())
 
 
-class JointBatches:
-    """Batches of crops of a source, over the ends of epochs: every image is seen once before any is seen again."""
-
-    def __init__(  # noqa: PLR0913  source, reading, and stream
-        self,
-        source: Source,
-        read: ReadTarget,
-        view: JointView,
-        *,
-        batch_size: int,
-        seed: int,
-        mirrored: Mirrored = unchanged,
-        workers: int = 0,
-        reading: Reading = DEFAULT,
-        channels: int = 3,
-    ) -> None:
-        """Set up the stream; no image is read yet."""
-        decoder = training_decoder(source.images, reading, channels)
-        self._crops = _Crops(source, read, view, batch_size, seed, mirrored, decoder, channels)
-        self._workers, self._start_method = workers, reading.start_method
-
-    def batches(self, start: int, stop: int) -> Generator[JointBatch]:
-        """Iterate over the batches start, ..., stop - 1; each depends on its number and the seed alone."""
-        again = (stop - start) * self._crops.batch_size > len(self._crops.source)
-        with keeping(len(self._crops.source), workers=self._workers, again=again) as kept:
-            crops = dataclasses.replace(self._crops, start=start, stop=stop, kept=kept)
-            yield from run(crops, self._workers, start=start_worker, start_method=self._start_method)
-
-
-def whole_images(
-    source: Source, read: ReadTarget, preprocessing: Preprocessing, *, workers: int, start_method: StartMethod = "auto"
-) -> Iterator[WholeImage]:
-    """Iterate over all images in order, resized as the preprocessing says, with targets at their own sizes."""
-    decoder = picture_decoder(preprocessing, source.images)
-    whole = functools.partial(_whole_image, source, read, preprocessing, decoder)
-    return run(Computed(whole, range(len(source))), workers, start_method=start_method)
-
-
 @dataclasses.dataclass(frozen=True)
-class _Crops(Dataset[JointBatch | SslbenchError]):
-    """Dataset of the batches from `start` on. Errors are returned, since DataLoader would raise tracebacks."""
+class JointBatches(Dataset[JointBatch | SslbenchError]):
+    """Batches of crops of a source, over the ends of epochs: every image is seen once before any is seen again.
+
+    As a data set, those from `start` on. Errors are returned, since DataLoader would raise tracebacks.
+
+    Attributes:
+        source: images with targets.
+        read: reader of a target.
+        view: augmentation.
+        batch_size: crops of a batch.
+        seed: of order and augmentation.
+        mirrored: correction of a flipped target.
+        workers: processes that read.
+        reading: settings of the decoding.
+        channels: of the images.
+        start: first batch.
+        stop: batch after the last one.
+        kept: decoded pictures and targets of earlier epochs; None: all are decoded each time.
+    """
 
     source: Source
     read: ReadTarget
     view: JointView
-    batch_size: int
-    seed: int
-    mirrored: Mirrored
-    decoder: PictureDecoder
-    channels: int
+    batch_size: int = dataclasses.field(kw_only=True)
+    seed: int = dataclasses.field(kw_only=True)
+    mirrored: Mirrored = unchanged
+    workers: int = 0
+    reading: Reading = DEFAULT
+    channels: int = 3
     start: int = 0
     stop: int = 0
     kept: KeptSamples | None = None
+    decoder: PictureDecoder = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        # Before workers are forked, which share what it has loaded.
+        object.__setattr__(self, "decoder", training_decoder(self.source.images, self.reading, self.channels))
+
+    def batches(self, start: int, stop: int) -> Generator[JointBatch]:
+        """Iterate over the batches start, ..., stop - 1; each depends on its number and the seed alone."""
+        again = (stop - start) * self.batch_size > len(self.source)
+        with keeping(len(self.source), workers=self.workers, again=again) as kept:
+            part = dataclasses.replace(self, start=start, stop=stop, kept=kept)
+            yield from run(part, self.workers, start=start_worker, start_method=self.reading.start_method)
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -217,6 +209,15 @@ class _Crops(Dataset[JointBatch | SslbenchError]):
             torch.stack([target for _, target in pairs]),
             torch.tensor([index for _, index in chosen]),
         )
+
+
+def whole_images(
+    source: Source, read: ReadTarget, preprocessing: Preprocessing, *, workers: int, start_method: StartMethod = "auto"
+) -> Iterator[WholeImage]:
+    """Iterate over all images in order, resized as the preprocessing says, with targets at their own sizes."""
+    decoder = picture_decoder(preprocessing, source.images)
+    whole = functools.partial(_whole_image, source, read, preprocessing, decoder)
+    return run(Computed(whole, range(len(source))), workers, start_method=start_method)
 
 
 def _whole_image(

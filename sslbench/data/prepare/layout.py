@@ -164,6 +164,19 @@ def members(archive: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
             yield _safe(archive, member.name), functools.partial(_read_tar, archive, stream, member)
 
 
+def listed_lines(archive: Path, lists: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yield part, place for messages and text of each line of lists (file name -> part) in an archive."""
+    found = set()
+    for name, content in members(archive):
+        if (part := lists.get(name.rpartition("/")[2])) is not None:
+            found.add(part)
+            for number, line in enumerate(content().decode("utf-8", "replace").splitlines(), 1):
+                if line.strip():
+                    yield part, f"{archive}: {name}, line {number}: {line!a}", line.strip()
+    if found != set(lists.values()):
+        raise DataError(f"{archive} does not hold {' and '.join(lists)}")
+
+
 @contextlib.contextmanager
 def _damage(archive: Path) -> Iterator[None]:
     """Report an archive as damaged if reading it fails; errors of the disk pass through."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sslbench.data.containers.members import safe_name
-from sslbench.data.prepare.layout import LayoutPlan, Official, archive_space, members
+from sslbench.data.prepare.layout import LayoutPlan, Official, archive_space, listed_lines, members
 from sslbench.errors import DataError
 
 # Splits of metric learning (Oh Song et al., CVPR 2016): classes of test are not in train.
@@ -23,7 +23,7 @@ DOGS_ARCHIVES = (Official(_DOGS_IMAGES), Official(_DOGS_LISTS))
 _CARS_IMAGES, _CARS_LABELS = "car_ims.tgz", "cars_annos.mat"
 CARS_ARCHIVES = (Official(_CARS_IMAGES), Official(_CARS_LABELS))
 _SOP_ROOT = "Stanford_Online_Products/"
-_SOP_LISTS = {f"{_SOP_ROOT}Ebay_train.txt": "train", f"{_SOP_ROOT}Ebay_test.txt": "test"}
+
 _SOP_LINE = re.compile(r"\d+ (\d+) \d+ (\S+)")
 _CUB_IMAGE = re.compile(r"CUB_200_2011/images/((\d{3})\.\w[^/]*/[^/]+\.jpg)")
 _CUB_TRAIN_CLASSES, _CARS_TRAIN_CLASSES = 100, 98
@@ -130,20 +130,13 @@ def _listed(archive: Path, places: Callable[[], Mapping[str, str]]) -> Iterator[
 def _sop_places(archive: Path) -> dict[str, str]:
     """Return member -> path in the folder, by the two lists in the archive."""
     places: dict[str, str] = {}
-    parts = set()
-    for name, content in members(archive):
-        if (part := _SOP_LISTS.get(name)) is None:
-            continue
-        parts.add(part)
-        lines = content().decode("utf-8", "replace").splitlines()
-        for number, line in enumerate(lines[1:], 2):  # below the names of the columns
-            found = _SOP_LINE.fullmatch(line.strip())
-            if found is None or safe_name(found[2]) != found[2]:
-                raise DataError(f"{archive}: {name}, line {number}: {line!a} is not 'IMAGE CLASS SUPERCLASS PATH'")
-            product, image = int(found[1]), found[2].rpartition("/")[2]
-            places[_SOP_ROOT + found[2]] = f"{part}/{product:05d}/{image}"
-    if len(parts) < len(_SOP_LISTS):
-        raise DataError(f"{archive} does not hold {' and '.join(_SOP_LISTS)}")
+    for part, where, line in listed_lines(archive, {"Ebay_train.txt": "train", "Ebay_test.txt": "test"}):
+        if line.startswith("image_id "):
+            continue  # the names of the columns
+        found = _SOP_LINE.fullmatch(line)
+        if found is None or safe_name(found[2]) != found[2]:
+            raise DataError(f"{where} is not 'IMAGE CLASS SUPERCLASS PATH'")
+        places[_SOP_ROOT + found[2]] = f"{part}/{int(found[1]):05d}/{found[2].rpartition('/')[2]}"
     return places
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 
 from sslbench.data.containers.hdf5 import open_hdf5
 from sslbench.data.containers.members import safe_name
-from sslbench.data.prepare.layout import BLOCK_BYTES, LayoutPlan, Official, archive_space, members
+from sslbench.data.prepare.layout import BLOCK_BYTES, LayoutPlan, Official, archive_space, listed_lines, members
 from sslbench.errors import DataError, UsageError
 
 # ImageNet (ILSVRC2012): a tar of tars with the training images, a flat tar of validation images, the devkit.
@@ -120,17 +120,11 @@ def _places_files(archives: Mapping[str, Path]) -> Iterator[tuple[str, Callable[
 def _places_parts(lists: Path) -> dict[str, str]:
     """Return path of an image below the root -> train or val."""
     parts: dict[str, str] = {}
-    for name, content in members(lists):
-        part = {"train_places205.csv": "train", "val_places205.csv": "val"}.get(name.rpartition("/")[2])
-        if part is None:
-            continue
-        for number, line in enumerate(content().decode("utf-8", "replace").splitlines(), 1):
-            path = line.rpartition(" ")[0]
-            if safe_name(path) != path or path.count("/") < 2:
-                raise DataError(f"{lists}: {name}, line {number}: {line!a} is not 'a/SCENE/IMAGE.jpg NUMBER'")
-            parts[path] = part
-    if not {"train", "val"} <= set(parts.values()):
-        raise DataError(f"{lists} does not hold train_places205.csv and val_places205.csv")
+    for part, where, line in listed_lines(lists, {"train_places205.csv": "train", "val_places205.csv": "val"}):
+        path = line.rpartition(" ")[0]
+        if safe_name(path) != path or path.count("/") < 2:
+            raise DataError(f"{where} is not 'a/SCENE/IMAGE.jpg NUMBER'")
+        parts[path] = part
     return parts
 
 
@@ -163,19 +157,11 @@ def ucf101(archives: Mapping[str, Path]) -> LayoutPlan:
 def _ucf_listed(lists: Path) -> list[tuple[str, str, str]]:
     """Return (train or test, action, video) of split 1."""
     found = []
-    for name, content in members(lists):
-        part = {"trainlist01.txt": "train", "testlist01.txt": "test"}.get(name.rpartition("/")[2])
-        if part is None:
-            continue
-        for number, line in enumerate(content().decode("utf-8", "replace").split("\n"), 1):
-            if not line.strip():
-                continue
-            match = _UCF_LINE.fullmatch(line.strip())
-            if match is None:
-                raise DataError(f"{lists}: {name}, line {number}: {line!a} is not 'ACTION/VIDEO.avi'")
-            found.append((part, match[1], match[2]))
-    if {part for part, _, _ in found} != {"train", "test"}:
-        raise DataError(f"{lists} does not hold trainlist01.txt and testlist01.txt")
+    for part, where, line in listed_lines(lists, {"trainlist01.txt": "train", "testlist01.txt": "test"}):
+        match = _UCF_LINE.fullmatch(line)
+        if match is None:
+            raise DataError(f"{where} is not 'ACTION/VIDEO.avi'")
+        found.append((part, match[1], match[2]))
     return found
 
 

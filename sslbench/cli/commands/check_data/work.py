@@ -16,11 +16,11 @@ from sslbench.data.checks import maps as map_checks
 from sslbench.data.checks import sheets
 from sslbench.data.checks.duplicates import THRESHOLD, Finding, Pair, as_csv, near_copies, small_pictures
 from sslbench.data.checks.maps import CheckedMaps, check_maps
-from sslbench.data.checks.parts import CheckedParts, OpenedParts, check_parts, check_values, open_parts, open_with_boxes
+from sslbench.data.checks.parts import CheckedParts, OpenedParts, check_parts, check_values, open_with_boxes
 from sslbench.data.clips import noun_of
 from sslbench.data.decode.handlers import Reading, resolve
 from sslbench.data.open import kind_alone, open_as
-from sslbench.data.splits import TrainTest
+from sslbench.data.splits import TrainTest, train_test
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.label_errors import label_errors
 from sslbench.features.store import StoredPair, find_stored
@@ -145,10 +145,9 @@ def _check(ctx: click.Context, given: CheckFlags) -> CheckedParts:
 
 
 def _open(given: CheckFlags) -> OpenedParts:
-
     if given.boxes:
         return open_with_boxes(given.data, given.test_data, seed=given.seed, test_fraction=given.test_fraction)
-    return open_parts(
+    parts = train_test(
         given.data,
         given.test_data,
         seed=given.seed,
@@ -157,6 +156,7 @@ def _open(given: CheckFlags) -> OpenedParts:
         label_column=given.label_column,
         decoder=given.decoder,
     )
+    return OpenedParts(given.data, parts)
 
 
 def _near(

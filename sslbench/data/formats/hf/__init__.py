@@ -14,7 +14,7 @@ from sslbench.config import setting
 from sslbench.data import remote
 from sslbench.data.containers.index import InContainers, Index, OpenFiles, container_stamp, indexed
 from sslbench.data.containers.members import by_split, safe_name, split_name
-from sslbench.data.format import SampleReader, SourceFormat
+from sslbench.data.format import SampleReader, SampleRequest, SourceFormat
 from sslbench.data.formats._parts.layout import file_names, has_images, some_folders
 from sslbench.data.formats.hf.files import find_files, streamed_files
 from sslbench.data.formats.table import IMAGE_COLUMNS, LABEL_COLUMNS
@@ -280,14 +280,7 @@ class HubOptions:
     streaming: Literal[0, 1] = setting(0, "1: fetch each Parquet file from the hub when images in it are read")
 
 
-def open(
-    spec: str,
-    *,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    download: bool = False,
-    streaming: bool = False,
-) -> dict[str, Source]:
+def open(request: SampleRequest[HubOptions]) -> dict[str, Source]:
     """Return the images of a data set in Parquet or Arrow files; nothing is downloaded unless requested.
 
     The location is a folder, a Parquet file, or the name of a data set in the local cache of the hub, with a
@@ -297,6 +290,7 @@ def open(
     row. With `streaming` the Parquet files of a data set of the hub are fetched one by one, into the cache of remote
     files, and may be larger than it.
     """
+    spec, download, streaming = request.spec, request.options.download, request.options.streaming
     if download and streaming:
         raise UsageError(f"{spec}: download=1 and streaming=1 exclude each other", "Give one of them.")
     if streaming:
@@ -312,7 +306,8 @@ def open(
     sources = {}
     for split, paths in files.items():
         name = split_name(split) or split
-        sources[name] = _source(spec if split == "all" else f"{spec} ({name})", name, paths, image_column, label_column)
+        shown = spec if split == "all" else f"{spec} ({name})"
+        sources[name] = _source(shown, name, paths, request.image_column, request.label_column)
     return sources
 
 
@@ -504,18 +499,4 @@ def _text(name: str, column: str, value: object, classes: tuple[str, ...]) -> st
     raise DataError(f"{name}: a label (column '{column}') is {value!r:.40}", "Every image needs one.")
 
 
-FORMAT = SourceFormat(
-    __doc__,
-    SampleReader(
-        recognises,
-        lambda request: open(
-            request.spec,
-            image_column=request.image_column,
-            label_column=request.label_column,
-            download=bool(request.options.download),
-            streaming=bool(request.options.streaming),
-        ),
-        HubOptions,
-        frozenset(("image", "label")),
-    ),
-)
+FORMAT = SourceFormat(__doc__, SampleReader(recognises, open, HubOptions, frozenset(("image", "label"))))
