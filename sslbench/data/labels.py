@@ -158,10 +158,7 @@ def labels_of(values: Any, n: int, *, classes: Sequence[str] = (), name: str = "
             return Numbers(("value",), np.array(rows, dtype=np.float64)[:, None])
     texts = [_class_name(row, classes, name) for row in rows]
     used = set(texts)
-    if not classes and any(map(has_separator, used)):
-        present, ignored = zip(*map(split_cell, texts), strict=True)
-        return multi_labels(present, ignored)
-    return single_labels(texts, [c for c in classes if c in used] if classes else None)
+    return single_labels(texts, [c for c in classes if c in used]) if classes else labels_of_cells(texts)
 
 
 def _of_lists(rows: list[list[Any]], classes: Sequence[str], name: str) -> Target:
@@ -232,6 +229,14 @@ def split_cell(cell: str) -> tuple[list[str], list[str]]:
     names = [name for part in cell.split(SEPARATORS[0]) if (name := part.strip())]
     ignored = [name[1:] for name in names if name.startswith("?") and len(name) > 1]
     return [name for name in names if not (name.startswith("?") and len(name) > 1)], ignored
+
+
+def labels_of_cells(cells: Sequence[str]) -> Classes | MultiLabel:
+    """Return the labels of cells: one class each, unless one of them holds several, see `split_cell`."""
+    if not any(map(has_separator, cells)):
+        return single_labels(cells)
+    present, ignored = zip(*map(split_cell, cells), strict=True)
+    return multi_labels(present, ignored)
 
 
 _USUAL = (None, 0, 1)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from sslbench.data.checks.duplicates import Finding, by_level, exact_copies
 from sslbench.data.checks.parts import picture_findings, spread
-from sslbench.data.checks.sheets import Thumbnail
+from sslbench.data.checks.sheets import Thumbnail, shrunk
 from sslbench.data.decode.handlers import Reading, make_decoder
 from sslbench.data.decode.picture import UnreadableImage, Wanted
 from sslbench.data.loading import loader
@@ -402,10 +402,8 @@ def _overlay(checked: CheckedMaps, part: CodedMaps, row: int, colours: npt.NDArr
         raw = part.maps.read(row, reading.max_pixels)
     except UnreadableImage:
         return None
-    picture = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
-    factor = _SIDE / max(picture.size)
-    size = max(1, round(picture.width * factor)), max(1, round(picture.height * factor))
-    small = picture.resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0)
+    small, _ = shrunk(image, _SIDE)
+    size = small.size
     places = part.coding.positions(raw.values)
     at_y, at_x = (
         # By the nearest pixel, as classes cannot be averaged.

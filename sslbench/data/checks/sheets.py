@@ -108,11 +108,7 @@ def _thumbnail(
         image = _in_one(loader.read(source.images, row, decoder))
     except UnreadableImage:
         return None
-    picture = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
-    factor = side / max(picture.size)
-    size = max(1, round(picture.width * factor)), max(1, round(picture.height * factor))
-    # reducing_gap: Pillow shrinks by a whole factor first, which is faster.
-    small = picture.resize(size, Image.Resampling.NEAREST if factor > 1 else Image.Resampling.BICUBIC, reducing_gap=2.0)
+    small, factor = shrunk(image, side)
     draw = ImageDraw.Draw(small)
     for box in () if boxes is None else boxes.tolist():
         left, top, right, bottom = (value * factor for value in box)
@@ -120,6 +116,16 @@ def _thumbnail(
         draw.rectangle((left, top, max(right - 1, left), max(bottom - 1, top)), outline=_BOX)
     text = source.target.text(row) if source.target.labelled else ""
     return Thumbnail(small, source.images.path(row), text)
+
+
+def shrunk(image: Tensor, side: int) -> tuple[Image.Image, float]:
+    """Return a picture (C, H, W) with a longer side of so many pixels, and the factor of its size."""
+    picture = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
+    factor = side / max(picture.size)
+    size = max(1, round(picture.width * factor)), max(1, round(picture.height * factor))
+    # reducing_gap: Pillow shrinks by a whole factor first, which is faster.
+    resampling = Image.Resampling.NEAREST if factor > 1 else Image.Resampling.BICUBIC
+    return picture.resize(size, resampling, reducing_gap=2.0), factor
 
 
 def _in_one(decoded: Decoded) -> Tensor:

@@ -11,12 +11,11 @@ from sslbench.data.containers.members import by_split, refuse_twice
 from sslbench.data.containers.slices import BASE64, joined, whole_places
 from sslbench.data.containers.sniff import base64_cell, has_base64_rows
 from sslbench.data.format import NoOptions, SampleReader, SourceFormat
-from sslbench.data.labels import has_separator, multi_labels, single_labels, split_cell
+from sslbench.data.labels import labels_of_cells
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
 from sslbench.errors import DataError
 from sslbench.targets.none import Unlabelled
-from sslbench.targets.target import Target
 
 MAX_LINE_BYTES = 1 << 28
 """Longest line that is read, 256 MiB."""
@@ -40,14 +39,7 @@ def open(spec: str) -> dict[str, Source]:
     ids = [image_id(name, path.parent) for name in index.names]
     refuse_twice(spec, ids)
     images = joined([(path, stamp, index.names, whole_places(index.numbers[:, :2], BASE64))])
-    labels: Target
-    if not index.numbers[0, 2]:
-        labels = Unlabelled(len(ids))
-    elif not any(map(has_separator, index.texts)):
-        labels = single_labels(index.texts)
-    else:
-        present, ignored = zip(*map(split_cell, index.texts), strict=True)
-        labels = multi_labels(present, ignored)
+    labels = labels_of_cells(index.texts) if index.numbers[0, 2] else Unlabelled(len(ids))
     return by_split(spec, ids, labels, images, None, index.notes)
 
 

@@ -114,10 +114,7 @@ def _of_hub(name: str, repo: str) -> Download:
     try:
         info = huggingface_hub.HfApi().dataset_info(repo, files_metadata=True)
     except Exception as error:  # of whichever HTTP library huggingface_hub uses
-        raise DataError(
-            f"{name} cannot be found: {' '.join(str(error).split())[:200]}",
-            "Without a network: save_to_disk elsewhere, copy the folder and give it as --data hf:FOLDER.",
-        ) from error
+        raise hub.not_reached(f"{name} cannot be found", error) from error
     size = sum(file.size or 0 for file in info.siblings or ())
     licence = info.card_data.get("license", "") if info.card_data is not None else ""
     # Rounded up, as 0 stands for an unknown size.

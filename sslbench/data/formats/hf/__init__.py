@@ -20,7 +20,7 @@ from sslbench.data.formats.hf.files import find_files, streamed_files
 from sslbench.data.formats.table import IMAGE_COLUMNS, LABEL_COLUMNS
 from sslbench.data.hashes import Stamp, check_unchanged
 from sslbench.data.images import refuse_other_content
-from sslbench.data.labels import has_separator, multi_labels, single_labels, split_cell
+from sslbench.data.labels import labels_of_cells, multi_labels, single_labels
 from sslbench.data.regular import read_image
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
@@ -478,13 +478,12 @@ def _labels(name: str, column: str, cells: Sequence[Any], classes: tuple[str, ..
         used = {one for row in rows for one in row}
         return multi_labels(rows, classes=[c for c in classes if c in used] or None), ()
     texts = [row[0] for row in rows]
-    if not classes and any(map(has_separator, texts)):
-        present, ignored = zip(*map(split_cell, texts), strict=True)
-        return multi_labels(present, ignored), ()
+    if not classes:
+        return labels_of_cells(texts), ()
     used = set(texts)
     unused = [c for c in classes if c not in used]
     notes = (f"{name}: {counted(len(unused), 'class')} without any image left out: {some(unused)}",) if unused else ()
-    return single_labels(texts, [c for c in classes if c in used] or None), notes
+    return single_labels(texts, [c for c in classes if c in used]), notes
 
 
 def _text(name: str, column: str, value: object, classes: tuple[str, ...]) -> str:

@@ -55,11 +55,16 @@ def _from_hub(spec: str, location: str) -> Path:
                 f"'{match['name']}' is no folder here and not in the cache of the Hugging Face hub",
                 f"To download it: hf:{match['name']}{_DOWNLOAD}",
             ) from error
-        raise DataError(
-            f"cannot get '{match['name']}' from the hub: {' '.join(str(error).split())[:200]}",
-            "Without a network: save_to_disk elsewhere, copy the folder and give it as --data hf:FOLDER.",
-        ) from error
+        raise not_reached(f"cannot get '{match['name']}' from the hub", error) from error
     return folder / match["inside"] if match["inside"] else folder
+
+
+def not_reached(problem: str, error: Exception) -> DataError:
+    """Return the error of a data set that the hub does not give."""
+    return DataError(
+        f"{problem}: {' '.join(str(error).split())[:200]}",
+        "Without a network: save_to_disk elsewhere, copy the folder and give it as --data hf:FOLDER.",
+    )
 
 
 def streamed_files(spec: str, location: str) -> dict[str, list[str]]:
@@ -75,10 +80,7 @@ def streamed_files(spec: str, location: str) -> dict[str, list[str]]:
     try:
         info = huggingface_hub.HfApi().dataset_info(name, revision=match["revision"])
     except Exception as error:  # of whichever HTTP library huggingface_hub uses
-        raise DataError(
-            f"'{name}' cannot be streamed from the hub: {' '.join(str(error).split())[:200]}",
-            "Without a network: save_to_disk elsewhere, copy the folder and give it as --data hf:FOLDER.",
-        ) from error
+        raise not_reached(f"'{name}' cannot be streamed from the hub", error) from error
     files = sorted(PurePosixPath(each.rfilename) for each in info.siblings or ())
     files = [file for file in files if file.suffix == ".parquet" and file.is_relative_to(inside)]
     if not files:

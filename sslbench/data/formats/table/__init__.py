@@ -39,15 +39,14 @@ from sslbench.data.labels import (
     NO_LABEL_COLUMN,
     NONE_OF_THE_CLASSES,
     decimals_note,
-    has_separator,
+    labels_of_cells,
     multi_labels,
-    single_labels,
-    split_cell,
 )
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
+from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.numbers import Numbers
@@ -460,11 +459,10 @@ def _labels(table: TableColumns, column: str) -> tuple[Target, tuple[str, ...]]:
             f"{table.name}: '{column}' holds 0, 1 and -1, and -1 is no class",
             f"--label-col {column}, (with the comma) makes it one class that is present or absent, and -1 not counted.",
         )
-    if not any(map(has_separator, texts)):
-        found = single_labels(texts)
-        return found, (*notes, *decimals_note(table.name, column, found.classes))
-    present, ignored = zip(*map(split_cell, texts), strict=True)
-    return multi_labels(present, ignored), notes
+    found = labels_of_cells(texts)
+    if isinstance(found, Classes):
+        notes += decimals_note(table.name, column, found.classes)
+    return found, notes
 
 
 def _text(cell: object) -> str:
