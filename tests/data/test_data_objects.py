@@ -409,7 +409,7 @@ def test_toy_shapes_are_drawn_once(tmp_path, monkeypatch):
     (drawn,) = folder.iterdir()
     content = json.loads((drawn / "data.kwcoco.json").read_text())
     assert not any(image["file_name"].startswith("/") for image in content["images"])  # the cache may be moved
-    monkeypatch.setattr("sslbench.data.objects.toy._draw", None)
+    monkeypatch.setattr("sslbench.data.formats.kwcoco._draw", None)
     again = open_objects("kwcoco:shapes6-64")["all"]
     truth, inside = again.truth(masks=True), []
     for mask, (x1, y1, x2, y2) in zip(truth.masks, truth.boxes.astype(int), strict=True):
@@ -426,7 +426,7 @@ def test_half_drawn_toys_are_not_found(tmp_path, monkeypatch):
         (folder / "data.kwcoco.json").write_text("{}")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sslbench.data.objects.toy._call_kwcoco", fail)
+    monkeypatch.setattr("sslbench.data.formats.kwcoco._call_kwcoco", fail)
     with pytest.raises(UsageError, match="No space left on device"):
         open_objects("kwcoco:shapes7-32")
     assert list((paths.cache_dir() / "toy").iterdir()) == []

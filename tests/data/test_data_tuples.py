@@ -313,7 +313,7 @@ def test_damaged_files_of_jhmdb_are_named(tmp_path):
 def test_manifests_need_track_ids(tmp_path):
     source = open_as("kwcoco:vidshapes2-frames3-128", Tracks, Parts, Poses)["all"]
     assert isinstance(source.target, Tracks) and len(source) == 2 and len(source.target.rows(0)) == 3
-    from sslbench.data.objects import toy
+    from sslbench.data.formats import kwcoco as toy
 
     content = json.loads(toy.manifest("kwcoco:vidshapes2-frames3-128").read_text())
     del content["annotations"][0]["track_id"]
