@@ -14,7 +14,7 @@ from helpers.offenders import offenders
 from PIL import Image
 
 from sslbench.data.formats import torchvision as source
-from sslbench.data.formats.torchvision.files import FILE_SETS
+from sslbench.data.formats.torchvision import FILE_SETS
 from sslbench.data.open import open_data
 from sslbench.data.prepare.download import find_download
 from sslbench.data.splits import train_test

@@ -24,7 +24,6 @@ from sslbench.data.formats.coco.columns import (
 )
 from sslbench.data.formats.coco.labels import by_supercategory, exported_as, labels_as_exported, labels_of
 from sslbench.data.formats.coco.objects import object_sources
-from sslbench.data.formats.coco.tracks import has_tracks, video_sources
 from sslbench.data.images import Files
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.foreground import map_readers
@@ -209,7 +208,7 @@ def _objects(spec: str, columns: Columns, channels: str = "", below: Path | None
 def open_videos(spec: str) -> dict[str, Source]:
     """Return the videos of a manifest with the masks of their objects, followed by their `track_id`."""
     columns = read_columns(spec, rows=True)
-    return video_sources(_objects(spec, columns), columns.rows)
+    return masks.video_sources(_objects(spec, columns), columns.rows)
 
 
 def _own_ids(ids: list[str], splits: list[str] | None) -> list[str] | None:
@@ -250,6 +249,6 @@ FORMAT = SourceFormat(
             LabelMapOptions,
             alone=panoptic.recognises,
         ),
-        Tracks: plain_reader(lambda spec: _recognises_objects(spec) and has_tracks(Path(spec)), open_videos),
+        Tracks: plain_reader(lambda spec: _recognises_objects(spec) and masks.has_tracks(Path(spec)), open_videos),
     },
 )
