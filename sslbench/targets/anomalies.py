@@ -12,13 +12,12 @@ from sslbench.targets.target import Rows, Target
 
 
 class Regions(Protocol):
-    """Regions of the defects of images, with the pixels after which each is found.
+    """Regions of the defects of images, with the pixels after which each is found."""
 
-    Attributes:
-        kinds: kind of anomaly of each image, such as logical_anomalies; '' for good images.
-    """
-
-    kinds: tuple[str, ...]
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kind of anomaly of each image, such as logical_anomalies; '' for good images."""
+        ...
 
     def read_regions(self, index: int) -> list[tuple[BoolArray, int]]:
         """Return mask (H, W) and number of pixels of each region of an image."""

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from sslbench import paths
 from sslbench.data.containers import listed
-from sslbench.data.containers import view as view_module
 from sslbench.data.formats.coco import rows as rows_module
 from sslbench.data.formats.coco.rows import json_rows
+from sslbench.data.objects import view as view_module
 from sslbench.data.open import open_data, open_objects
 from sslbench.data.splits.objects import split_objects
 from sslbench.errors import DataError

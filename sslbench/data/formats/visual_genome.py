@@ -18,13 +18,13 @@ from sslbench.config import setting
 from sslbench.data.containers.listed import find_listed, images_folder
 from sslbench.data.containers.members import split_name
 from sslbench.data.containers.sniff import json_of
-from sslbench.data.containers.view import viewed
 from sslbench.data.formats.coco.rows import json_list
 from sslbench.data.objects import ObjectSource
 from sslbench.data.objects.boxes import size_in_file
 from sslbench.data.objects.columns import LONGEST_SIDE, ObjectColumns
 from sslbench.data.objects.crops import CropOptions
 from sslbench.data.objects.regions import RegionTexts, region_format
+from sslbench.data.objects.view import viewed
 from sslbench.data.wording import part_name
 from sslbench.errors import DataError, UsageError
 from sslbench.targets.texts import as_texts

@@ -10,7 +10,6 @@ from sslbench.config import setting
 from sslbench.data.containers.listed import find_listed, folders_beside, image_id, images_folder
 from sslbench.data.containers.members import by_split, refuse_twice, split_name
 from sslbench.data.containers.sniff import is_json_table
-from sslbench.data.containers.view import viewed
 from sslbench.data.format import Reader, SampleReader, SourceFormat, plain_reader
 from sslbench.data.formats.coco import masks, panoptic
 from sslbench.data.formats.coco.assets import AssetImages, images_of
@@ -29,6 +28,7 @@ from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.foreground import map_readers
 from sslbench.data.objects import ObjectOptions, ObjectSource
 from sslbench.data.objects.crops import ElsewhereOptions, crops_of
+from sslbench.data.objects.view import viewed
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError

@@ -21,13 +21,13 @@ from sslbench.arrays import IntArray
 from sslbench.config import setting
 from sslbench.data.containers.members import by_split, split_name
 from sslbench.data.containers.sniff import header_of, is_clutter, is_open_images, read_text
-from sslbench.data.containers.view import viewed
 from sslbench.data.format import Reader, SampleReader, SampleRequest, SourceFormat
 from sslbench.data.formats.openimages.photos import FOLDERS, Photos, photos_of
 from sslbench.data.objects import ObjectSource
 from sslbench.data.objects.boxes import as_samples
 from sslbench.data.objects.columns import ObjectColumns
 from sslbench.data.objects.crops import CropOptions
+from sslbench.data.objects.view import viewed
 from sslbench.data.regular import matching
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, part_name, some

@@ -24,7 +24,6 @@ from sslbench.data.containers.sniff import (
     is_open_images,
     read_text,
 )
-from sslbench.data.containers.view import viewed
 from sslbench.data.format import (
     Column,
     LabelList,
@@ -42,6 +41,7 @@ from sslbench.data.labels import (
     labels_of_cells,
     multi_labels,
 )
+from sslbench.data.objects.view import viewed
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
