@@ -180,6 +180,21 @@ def test_metrics_are_those_of_the_published_evaluation(tmp_path):
     assert outcome.headline == "retrieval_mAP" and set(outcome.counts.values()) == {number}
 
 
+def test_shuffled_identities_are_at_the_stated_chance(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [(f"{i:03d}.png", str(i % 20), str(i // 20 % 3), "query" if i < 60 else "gallery") for i in range(240)]
+    write_table(tmp_path / "own.csv", rows)
+    source = open_data(str(tmp_path / "own.csv"))["test"]
+    found = []
+    for _ in range(20):
+        # Clusters, which have nothing to do with the identities.
+        x = rng.permutation(np.eye(20, dtype=np.float32)[np.arange(240) % 20] + 0.1 * rng.normal(size=(240, 20)))
+        features = Features(x.astype(np.float32), source.target, source.ids)
+        outcome = retrieval.run(features, features, retrieval.Settings(), seed=0)
+        found.append([outcome.metrics[name][0] for name in outcome.chance])
+    np.testing.assert_allclose(np.mean(found, axis=0), list(outcome.chance.values()), atol=0.03)
+
+
 def test_chance_of_the_inverse_negative_penalty_is_exact():
     every = [identity_values(np.array(places)) for places in combinations(range(7), 3)]
     np.testing.assert_allclose(random_order_identity_values(3, 7), np.mean(every, axis=0), rtol=1e-12)

@@ -222,6 +222,16 @@ def pair(n, widths, seed, offset=0.0):
     return x + offset, y - offset
 
 
+def test_features_of_other_images_have_no_debiased_cka():
+    rng, found = np.random.default_rng(0), []
+    for _ in range(50):
+        x, _ = pair(60, (20, 20), int(rng.integers(1000)))
+        shuffled = rng.permutation(x + rng.normal(size=x.shape))
+        found.append((linear_cka(x, shuffled), linear_cka(x, shuffled, debiased=True)))
+    plain, debiased = np.mean(found, axis=0)
+    assert abs(debiased) < 0.02 and plain > 0.2  # the plain one is large for few images of many features
+
+
 @pytest.mark.parametrize("debiased", [False, True])
 @pytest.mark.parametrize(("n", "widths"), [(60, (5, 3)), (12, (40, 20)), (25, (20, 30))])
 def test_cka_is_that_of_gram_matrices(n, widths, debiased):

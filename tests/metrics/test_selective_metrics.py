@@ -45,6 +45,15 @@ def test_accuracy_at_a_coverage_is_that_of_the_first_samples():
     assert values(np.zeros(6), [True] * 3 + [False] * 3)[0, 2] == pytest.approx(0.5)
 
 
+def test_confidence_that_says_nothing_leaves_the_error_as_it_is():
+    generator = np.random.default_rng(1)
+    correct = generator.random(300) < 0.7
+    found = np.mean([values(generator.permutation(300), correct)[0] for _ in range(400)], axis=0)
+    # The standard deviation of an area is 0.025, so that of the mean of 400 is 0.0013.
+    assert found[0] == pytest.approx(1 - correct.mean(), abs=0.006)
+    assert found[2:] == pytest.approx(correct.mean(), abs=0.006)
+
+
 def test_weights_of_0_leave_samples_out():
     generator = np.random.default_rng(1)
     confidence, correct, kept = generator.integers(0, 9, 40), generator.random(40) < 0.6, generator.random(40) < 0.5

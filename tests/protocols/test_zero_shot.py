@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.targets import image_texts, text_file
 from PIL import Image
+from scipy.stats import binom
 from sklearn.metrics import average_precision_score, balanced_accuracy_score
 
 from sslbench.cli.main import main
@@ -59,6 +60,20 @@ def test_scores_and_metrics_are_those_of_loops_over_prompts():
     assert found.metrics["top5"][0] == pytest.approx(np.mean(np.array(right) < 5))
     balanced = balanced_accuracy_score(y, scores.argmax(1))
     assert found.metrics["balanced_accuracy"][0] == pytest.approx(balanced) and found.headline == "top1"
+
+
+def test_shuffled_classes_are_at_chance():
+    """Images that are near the text of their class, whose labels are drawn anew."""
+    vectors, file = prompt_vectors()
+    right, inside = 0, 0
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        x = np.stack([vectors[NAMES[c]][0] for c in rng.integers(0, 6, 120)]) + 0.1 * rng.normal(size=(120, 16))
+        y = rng.integers(0, 6, 120)
+        found = classified(Classes(NAMES, y), x, text_features=file, templates=TEMPLATES)
+        right += int((found.scores.argmax(axis=1) == y).sum())
+        inside += found.metrics["top1"][1] <= 1 / 6 <= found.metrics["top1"][2]
+    assert binom.ppf(1e-6, 960, 1 / 6) <= right <= binom.isf(1e-6, 960, 1 / 6) and inside >= 6
 
 
 def test_several_labels_have_the_average_precision_of_scikit_learn():
