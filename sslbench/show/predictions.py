@@ -213,13 +213,13 @@ def show_several(result: Result, scores: records.Scores, typed: AsTyped, run: Ru
     prepared = reopen(result, typed, run, with_weights=False)
     test = prepared.data.test
     target, rows = SeveralImages.of(test.target), rows_of(test, scores.ids)
-    number = len(target.images)
+    number, given = len(target.images), np.asarray(scores.scores)
     images = Source(test.name, tuple(map(str, range(number))), Unlabelled(number), target.images)
     draw, sections = _pictures(result, typed, images), []
-    for group in choose(influence(type(target), result.headline, scores.labels, scores.scores), each):
+    for group in choose(influence(type(target), result.headline, scores.labels, given), each):
         lines = []
         for row in group.rows:
-            found = zip(type(target).columns(target.classes), scores.scores[row].tolist(), strict=False)
+            found = zip(type(target).columns(target.classes), given[row].tolist(), strict=False)
             text = ", ".join([target.text(rows[row]), *(f"{name} {value:.3g}" for name, value in found)][:5])
             lines.append((f"{scores.ids[row]}: {text}", [draw(place) for place in target.rows(rows[row])[:_FRAMES]]))
         sections.append(Section(group.title, f"Ordered by what each does to {result.headline}.", lines, _SIDE))
