@@ -58,6 +58,8 @@ def _view_rows(database: sqlite3.Connection, table: str) -> Iterator[dict[str, A
 
 
 _CHUNK = 1 << 22
+_PIECE = 1 << 15  # characters that are parsed at once
+_BORDER = re.compile(r"\}[ \t\r\n]*,[ \t\r\n]*\{")
 _SPACE = re.compile(r"[ \t\r\n]*")
 # Characters before the end of the buffer within which a syntax error may be due to text that is not read yet.
 _NEAR_END = 64
@@ -137,7 +139,7 @@ def _rows(text: "_Text") -> Iterator[Any]:
         return
     while True:
         text.peek()
-        yield text.value()
+        yield from text.several() or [text.value()]
         if text.peek() == "]":
             text.skip("]")
             return
@@ -152,6 +154,7 @@ class _Text:
         self._decode = json.JSONDecoder().raw_decode
         self._buffer, self._at, self._before = "", 0, 0
         self._ended = False
+        self._at_once = True
 
     def _more(self) -> None:
         # The chunk doubles each time, so that a single value of any length costs no more than reading it twice.
@@ -191,6 +194,26 @@ class _Text:
                     self._at = end
                     return value
             self._more()
+
+    def several(self) -> list[Any]:
+        """Parse many mappings of a list at once and move past them; [] if that cannot be done.
+
+        In brackets, the text up to a border `}, {` is a list of whole rows: a border inside of a row leaves a bracket
+        or a quotation mark open. Then rows are parsed singly from there on. If the list ends before, so do the rows.
+        """
+        at = self._at
+        border = self._buffer.rfind("}", at, at + _PIECE) if self._at_once else -1
+        while border > at and not _BORDER.match(self._buffer, border):
+            border = self._buffer.rfind("}", at, border)
+        if border <= at:
+            return []
+        try:
+            rows, end = self._decode(f"[{self._buffer[at : border + 1]}]")
+        except (json.JSONDecodeError, RecursionError):
+            self._at_once = False
+            return []
+        self._at = at + end - 2  # the brackets are not in the buffer
+        return list(rows)
 
     def end(self) -> None:
         """Raise ValueError unless only white space follows."""
