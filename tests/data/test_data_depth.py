@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -271,6 +272,10 @@ def test_a_split_that_parts_folders_says_so(write, tmp_path):
     rooms(write, tmp_path)
     (note,) = train_test_of(lambda spec: open_as(spec, Depth), str(tmp_path), test_fraction=0.3).notes
     assert "are on both sides of the split: if these are scenes or videos, ?group=folder" in note
+    for kind in ("images", "depth"):
+        shutil.rmtree(tmp_path / kind / "c")
+    (note,) = train_test_of(lambda spec: open_as(spec, Depth), str(tmp_path), test_fraction=0.3).notes
+    assert note.startswith("images of 2 folders")
     with pytest.raises(UsageError, match=r"no column 'rom'.*\n.*'room'"):
         open_as(f"{tmp_path}/rooms.csv?group=rom", Depth)
     with pytest.raises(UsageError, match=r"is no table.*group=room\ngroup=folder"):

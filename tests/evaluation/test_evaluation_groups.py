@@ -13,6 +13,7 @@ import torch
 import torchvision
 from PIL import Image
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import sslbench
 from sslbench.backbones.build import build
@@ -257,3 +258,14 @@ def test_a_train_part_of_one_group_says_that_nothing_could_be_held_out(photos):
     (photos / "one.csv").write_text(text)
     (result,) = evaluate(photos, "one.csv?group=site", settings={"knn": {"k": [1, 3]}})
     assert any("All training samples belong to one group" in note for note in result.notes)
+
+
+def test_a_transposed_convolution_is_work_per_pixel_of_its_input():
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 4, stride=4), torch.nn.ConvTranspose2d(8, 12, 3, stride=2, output_padding=1, groups=2)
+    ).eval()
+    work = work_of(from_module("up", network, Preprocessing()), [(32, 32)])
+    with FlopCounterMode(display=False) as counter:
+        height, width = network(torch.zeros(1, 3, 32, 32)).shape[2:]
+    assert work.gflops == pytest.approx(counter.get_total_flops() / 1e9)
+    assert work.activations == 8 * 8 * 8 + 12 * height * width

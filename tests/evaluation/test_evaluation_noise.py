@@ -184,7 +184,7 @@ def test_numbers_name_the_classes_of_train_in_their_sorted_order():
         name_numbered(train, test)
     named = name_numbered(train, source(["1", "0", "2", "1"], seed=1))
     assert [named.target.text(i) for i in range(4)] == ["bee", "ant", "dog", "bee"]
-    for bad in (["a", "1"], ["1", "01"], ["-1", "0"]):
+    for bad in (["a", "1"], ["1", "01"], ["-1", "0"], ["3", "0"]):
         with pytest.raises(DataError, match="should be numbers"):
             name_numbered(train, source(bad, seed=1))
 

@@ -579,6 +579,8 @@ def test_folders_without_a_whole_network_say_the_way_out(folders, tmp_path):
     (tmp_path / "stale" / index.name).write_text(json.dumps(written))
     index.unlink()
     first = min(path.name for path in (tmp_path / "lone").glob("model-*"))
+    (tmp_path / "pair").mkdir()
+    shutil.copy(tmp_path / "lone" / first, tmp_path / "pair" / "model-00001-of-00002.safetensors")
     for path, problem, remedy in (
         ("run", "is a folder", "checkpoint-1000, the last of 2"),
         ("empty", "is a folder", "It is empty"),
@@ -586,6 +588,7 @@ def test_folders_without_a_whole_network_say_the_way_out(folders, tmp_path):
         ("links/model.safetensors", "is a link to ../blobs/gone", "with the file that it stands for"),
         ("lone", "without their index model.safetensors.index.json", "the index included"),
         (f"lone/{first}", "without their index model.safetensors.index.json", "the index included"),
+        ("pair", "1 of the 2 shards of a network are here, without their index", "the index included"),
         ("stale", "1 tensors that its shards do not hold, such as 'other.weight'", "copy the whole folder"),
     ):
         with pytest.raises(WeightsError, match=re.escape(problem)) as error:
