@@ -51,7 +51,7 @@ class MapFiles:
         every = [sample for part in parts.values() for sample in part.ids]
         self._by_split = len(set(every)) < len(every)
         if classes:
-            (folder / CLASSES).write_text(json.dumps(list(classes), ensure_ascii=False), encoding="utf-8")
+            (folder / CLASSES).write_text(json.dumps(list(classes)), encoding="utf-8")
 
     def write(self, split: str, sample: str, values: npt.NDArray[Any]) -> str:
         """Write the map (H, W) or (H, W, K) of an image; return its name."""

@@ -22,6 +22,7 @@ from sslbench.backbones.load import recorded_preprocessing
 from sslbench.backbones.speed import prepare
 from sslbench.data.clips import sampling_of, views_of
 from sslbench.data.decode.transforms import normalise
+from sslbench.data.labels import NO_CLASS_FOLDERS
 from sslbench.data.loading import loader
 from sslbench.data.open import open_data, refuse_targets_of_pixels
 from sslbench.data.sharded import by_shard
@@ -151,6 +152,11 @@ def load_with_head(
     request: Request, run: RunSettings, probe: files.WeightsFile, progress: Progress | None = None
 ) -> TrainedHead:
     """Return the head for maps in the file of a probe, on its backbone."""
+    if request.preprocessing:
+        raise UsageError(
+            f"{probe.path} fixes the preprocessing of its images; {', '.join(request.preprocessing)} would change it",
+            "Leave it out, or train a head with it.",
+        )
     saved = SavedHead.of(probe)
     # As the protocol reads images: their sizes are by its settings.
     request = dataclasses.replace(request, tasks=(Task(saved.protocol, saved.settings, {}),))
@@ -263,6 +269,10 @@ def predict(  # noqa: PLR0913  every choice of a prediction
 
 
 def _limited(parts: Mapping[str, Source], request: Request, run: RunSettings) -> Mapping[str, Source]:
+    """Return the parts with at most `--limit` images each; tell what they leave out."""
+    for note in dict.fromkeys(note for part in parts.values() for note in part.notes):
+        if NO_CLASS_FOLDERS not in note:  # no label is needed
+            log.warning(note)
     number = request.limit
     if number is None:
         return parts
@@ -273,7 +283,9 @@ def _predict_maps(
     request: Request, run: RunSettings, out: Path, maps: Path, probe: files.WeightsFile, progress: Progress | None
 ) -> PredictionCounts:
     """Write the map of each image into a new folder, and its name into a CSV file."""
-    if maps.resolve() in out.resolve().parents:
+    if not maps.name:
+        raise UsageError(f"--maps {maps} is the current folder, which cannot be written as a whole", "Name a new one.")
+    if maps.resolve() in (out.resolve(), *out.resolve().parents):
         raise UsageError(f"{out} lies in {maps}, which is written as a whole", "Name a file outside for the rows.")
     refuse_filled_folder(maps)
     head = load_with_head(request, run, probe, progress)
@@ -317,7 +329,8 @@ def _write(
 
 
 def _refuse_what_is_read(out: Path, inputs: Sequence[str]) -> None:
-    if any(out.resolve() == (file_url_path(name) or Path(name)).resolve() for name in inputs):
+    places = [(file_url_path(name) or Path(name)).resolve() for name in inputs]
+    if any(out.resolve() == place or (out.exists() and place in out.resolve().parents) for place in places):
         raise UsageError(f"{out} is read, and the predictions would replace it", "Name another file for them.")
 
 

@@ -213,9 +213,15 @@ def test_nothing_half_written_is_left(given, tmp_path, probe, monkeypatch):
     with pytest.raises(UsageError, match="full exists already and is not empty"):
         sslbench.predict(*common, probe=probe, maps=tmp_path / "full", run=RUN)
     (tmp_path / "empty").mkdir()
-    inside = (*common[:2], tmp_path / "empty" / "out.csv")
-    with pytest.raises(UsageError, match=r"lies in .*empty, which is written as a whole"):
-        sslbench.predict(*inside, probe=probe, maps=tmp_path / "empty", run=RUN)
+    for place, maps in ((tmp_path / "empty" / "out.csv", tmp_path / "empty"), (tmp_path / "new", tmp_path / "new")):
+        with pytest.raises(UsageError, match=r"lies in .*, which is written as a whole"):
+            sslbench.predict(*common[:2], place, probe=probe, maps=maps, run=RUN)
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(UsageError, match="is the current folder"):
+        sslbench.predict(*common, probe=probe, maps=".", run=RUN)
+    image = given / "data" / "images" / "val" / "a" / "0.jpg"
+    with pytest.raises(UsageError, match="the predictions would replace it"):
+        sslbench.predict(*common[:2], image, probe=probe, maps=tmp_path / "maps", run=RUN)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "full", "mine.png"]
 
 
@@ -226,8 +232,9 @@ def test_what_has_no_effect_on_maps_is_refused(given, tmp_path, probe):
     for beside in ({"top_k": 2}, {"threshold": 0.3}, {"classes": ["a", "b", "c"]}):
         with pytest.raises(UsageError, match="have no effect on the maps"):
             sslbench.predict(*common, probe=probe, maps=tmp_path / "maps", run=RUN, **beside)
-    with pytest.raises(UsageError, match=r"resize.* has no effect on segmentation, whose settings say the sizes"):
-        sslbench.predict(*common, probe=probe, maps=tmp_path / "maps", run=RUN, preprocessing={"resize": 64})
+    for name, value in (("resize", 64), ("mean", [0.1, 0.1, 0.1]), ("interpolation", "nearest")):
+        with pytest.raises(UsageError, match=f"fixes the preprocessing of its images; {name} would change it"):
+            sslbench.predict(*common, probe=probe, maps=tmp_path / "maps", run=RUN, preprocessing={name: value})
     task = evaluation.make_task("linear", {"c": [1.0]})
     request = evaluation.Request(str(given / "resnet.torch"), "sklearn:digits", (task,), limit=40)
     (result,) = evaluation.evaluate(
@@ -297,6 +304,9 @@ LIES = {
     "sizes that fill the memory": (("sizes", {"short_side": 10**6}), "pixels at all scales"),
     "scales that fill the memory": (("settings", {"scales": [1e6]}), "pixels at all scales"),
     "steps that never end": (("sizes", {"stride": [0, 0]}), "pixels at all scales"),
+    "no pixel": (("sizes", {"short_side": 0}), "pixels at all scales"),
+    "scales that leave no pixel": (("settings", {"scales": [1e-9]}), "pixels at all scales"),
+    "windows with gaps": (("sizes", {"window": [16, 16], "stride": [20, 16]}), "leaves gaps between windows"),
 }
 
 
@@ -339,3 +349,14 @@ def test_a_file_never_chooses_the_code_that_runs(given, tmp_path, probe, monkeyp
     content["metadata"]["method"] = "segmentation"
     torch.save(content, tmp_path / "lie.torch")
     sslbench.predict(*common, probe=tmp_path / "lie.torch", maps=tmp_path / "m", run=RUN)
+
+
+def test_images_that_no_class_folder_holds_are_told(given, tmp_path, probe, caplog):
+    for name in ("a.png", "sub/b.png"):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 40)).save(tmp_path / "photos" / name)
+    with caplog.at_level("WARNING", "sslbench"):
+        sslbench.predict(
+            given / "resnet.torch", tmp_path / "photos", tmp_path / "o.csv", probe=probe, maps=tmp_path / "m", run=RUN
+        )
+    assert "1 image outside the class folders left out: a.png" in caplog.text

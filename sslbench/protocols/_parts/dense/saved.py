@@ -103,10 +103,15 @@ class SavedHead:
         with of_file(f"{probe.path}: metadata.{_ENTRY}"):
             used = {key: value for key, value in info.settings.items() if key != "optimizer"}
             settings: HeadSettings = build(definition.settings, used, "settings")
-        sizes = info.sizes
-        sides = (*sizes.crop, *(sizes.window or ()), *sizes.stride, sizes.short_side or 1)
-        if min(sides) < 1 or max(settings.scales) * max(sides) > LARGEST_SIDE:
+        sizes, scales = info.sizes, (1.0, *settings.scales)
+        window, short = sizes.window or sizes.stride, sizes.crop if sizes.short_side is None else (sizes.short_side,)
+        sides = (*sizes.crop, *window, *sizes.stride, *short)
+        if min(sides) < 1 or min(scales) * min(short) < 1 or max(scales) * max(sides) > LARGEST_SIDE:
             raise WeightsError(f"{probe.path}: sizes should be from 1 to {LARGEST_SIDE:,} pixels at all scales")
+        if any(step > side for step, side in zip(sizes.stride, window, strict=True)):
+            raise WeightsError(
+                f"{probe.path}: stride={list(sizes.stride)} leaves gaps between windows of {list(window)}"
+            )
         return cls(probe, name, settings, info, definition.kind.restored)
 
     @property
@@ -191,7 +196,10 @@ def _filled(probe: WeightsFile, make: Callable[[], DenseHead]) -> DenseHead:
         raise WeightsError(f"{probe.path} describes a head of more numbers than it has in heads")
     with seeded(0):  # new layers draw their first weights
         head = make()
-    fill(head, tensors, what=f"{probe.path}: heads")
+    try:
+        fill(head, tensors, what=f"{probe.path}: heads")
+    except WeightsError as error:
+        raise WeightsError(f"{probe.path}: its tensors in heads are not those of the head that it describes") from error
     return head.eval().requires_grad_(False)
 
 
