@@ -116,7 +116,11 @@ class Outcome:
 
 
 def mean_line(metric: str, values: Sequence[float | None], first_seed: int) -> str:
-    """Return 'AP 21.6, the mean of 3 trainings: 18.0, 21.2, 23.6 (seeds 0 to 2)'."""
+    """Return the values of a metric over trainings and their mean, in words.
+
+    >>> mean_line("AP", [18.0, 21.3, 23.4], 5)
+    'AP 20.9, the mean of 3 trainings: 18.0, 21.3, 23.4 (seeds 5 to 7)'
+    """
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return f"{metric} of {len(values)} trainings is not computable for each"

@@ -329,3 +329,9 @@ def test_records_of_single_protocols_keep_their_ids(photos):
         == single.id
         != record_id(dataclasses.replace(single, seeds=2))
     )
+
+
+def test_protocols_that_take_other_views_of_the_same_maps_are_named():
+    tasks = tuple(evaluation.make_task(name, {}) for name in ("segmentation", "segmentation-knn"))
+    with pytest.raises(UsageError, match="segmentation cannot run together with segmentation-knn"):
+        evaluation.Request(weights="random", data="maps", tasks=tasks).view  # noqa: B018
