@@ -22,7 +22,6 @@ if typing.TYPE_CHECKING:
     from sslbench.data.source import Source
     from sslbench.features.array import ExtractSettings, Features
     from sslbench.preprocessing import Preprocessing
-    from sslbench.protocols._parts.dense.task import DenseTask
     from sslbench.results import Outcome
     from sslbench.targets.target import Target
 
@@ -331,7 +330,7 @@ class Kind(abc.ABC, Generic[S]):
     file_classifier: Callable[[S], FileClassifierChoice | None] = lambda settings: None
     videos: bool = False
     averages_views: bool = False
-    restored: "Callable[[S, Mapping[str, Any], Preprocessing], DenseTask[Any]] | None" = None
+    restored: "Callable[[S, Mapping[str, Any], Preprocessing], Any] | None" = None
     cost: Callable[[S, Shapes], Cost | str] = lambda settings, shapes: "the protocol does not state its work"
 
     on_features: ClassVar[bool] = False

@@ -11,7 +11,7 @@ import pytest
 from helpers.annotated import pictures, save, write_coco
 from helpers.drawn_rectangles import task
 
-from sslbench.data.containers import view
+from sslbench.data.objects import view
 from sslbench.data.export import write_kwcoco
 from sslbench.data.objects import ObjectSource
 from sslbench.data.open import open_objects
