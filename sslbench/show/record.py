@@ -16,14 +16,12 @@ from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.errors import DataError, ResultError, SslbenchError, UsageError
 from sslbench.evaluation.preparation import Prepared, as_imbalanced, one_part, prepare
-from sslbench.evaluation.request import Request, Task, make_task
+from sslbench.evaluation.request import Request, make_task
 from sslbench.evaluation.settings import RunSettings
 from sslbench.names import from_file, refuse_location
 from sslbench.preprocessing import MAX_PIXELS
-from sslbench.protocols import OnFeatures
 from sslbench.protocols import find as find_protocol
-from sslbench.protocols.protocol import Kind, any_labels
-from sslbench.results import Outcome, Result, records
+from sslbench.results import Result, records
 from sslbench.targets.imbalanced import Imbalanced
 
 
@@ -112,27 +110,6 @@ def _recorded(result: Result) -> tuple[str, str]:
     return location(result.data.train.name), location(result.data.test.name)
 
 
-class _DataTask(Task):
-    """Task that opens the data of a record as its protocol does; what a run needs besides is not checked."""
-
-    @property
-    def kind(self) -> Kind[Any]:
-        """Kind of protocol on features with the same data."""
-        own = super().kind
-        if own.needs_images:
-            return own
-        return OnFeatures(
-            any_labels,
-            lambda *_, **__: Outcome({}, "", np.zeros((0, 0)), {}),
-            takes=own.takes,
-            part=own.part,
-            view=own.view,
-            own_classes=own.own_classes,
-            class_subsets=own.class_subsets,
-            videos=own.videos,
-        )
-
-
 def reopen(result: Result, typed: AsTyped, run: RunSettings, *, with_weights: bool) -> Prepared:
     """Return the evaluation of a record, its data checked against the record's fingerprints."""
     if result.weights.format == "features":
@@ -153,11 +130,7 @@ def reopen(result: Result, typed: AsTyped, run: RunSettings, *, with_weights: bo
     data, test_data = locations(result, typed)
     # Of the data alone; a protocol that runs the network would refuse pixels, and its settings another network.
     alone = find_protocol(protocol).kind.needs_images and not with_weights
-    # Records hold digests of files that settings named, such as embeddings of texts.
-    known = {field.name for field in dataclasses.fields(find_protocol(protocol).settings)}
-    settings = {name: value for name, value in result.protocol.settings.items() if name in known}
-    task = make_task(protocol, {} if alone else settings)
-    task = task if with_weights else _DataTask(task.protocol, task.settings, task.origins)
+    task = make_task(protocol, {} if alone else result.protocol.settings)
     without = {"weights": "random", "backbone": "resnet18w0.125"} if alone else {"weights": "pixels"}
     most = max(result.data.train.n, result.data.test.n)
     asked = result.request or {}
