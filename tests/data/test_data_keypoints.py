@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from sslbench.data.checks.objects import check_objects
-from sslbench.data.objects import view
 from sslbench.data.export import write_kwcoco
 from sslbench.data.joined import join
+from sslbench.data.objects import view
 from sslbench.data.open import open_objects
 from sslbench.errors import DataError
 

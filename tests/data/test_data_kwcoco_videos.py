@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sslbench.data.objects import view
 from sslbench.data.export import write_kwcoco
 from sslbench.data.groups import group_numbers
 from sslbench.data.labels import multi_labels, single_labels
+from sslbench.data.objects import view
 from sslbench.data.open import open_as, open_data, open_objects
 from sslbench.data.splits import holdout, train_test, train_test_of
 from sslbench.data.splits.objects import split_objects

@@ -11,8 +11,8 @@ from helpers.annotated import pictures, write_open_images
 from PIL import Image
 
 from sslbench.cli.main import main
-from sslbench.data.objects import view
 from sslbench.data.formats import openimages
+from sslbench.data.objects import view
 from sslbench.data.open import open_data, open_objects
 from sslbench.errors import DataError, UsageError
 

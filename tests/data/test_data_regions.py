@@ -17,8 +17,8 @@ from helpers.annotated import (
 )
 
 from sslbench.cli.main import main
-from sslbench.data.objects import view
 from sslbench.data.formats.coco.rows import json_list
+from sslbench.data.objects import view
 from sslbench.data.objects.regions import collate
 from sslbench.data.open import open_as, open_data, open_objects
 from sslbench.errors import DataError, UsageError

@@ -11,9 +11,8 @@ import pytest
 from helpers.annotated import pictures, save, write_coco
 from helpers.drawn_rectangles import task
 
-from sslbench.data.objects import view
 from sslbench.data.export import write_kwcoco
-from sslbench.data.objects import ObjectSource
+from sslbench.data.objects import ObjectSource, view
 from sslbench.data.open import open_objects
 from sslbench.detection.batches import order, repeat_factors
 from sslbench.errors import DataError, UsageError
