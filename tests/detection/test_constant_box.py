@@ -4,10 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+from helpers import drawn_figures
 from helpers.drawn_rectangles import recipe, source
 
 from sslbench.detection.evaluate import score
 from sslbench.detection.floors import constant_boxes
+from sslbench.metrics.detection import Detections
 
 
 def test_each_class_has_its_median_box_scaled_to_the_image():
@@ -35,3 +37,15 @@ def test_where_all_images_are_alike_it_finds_everything():
     data = source(1)
     scores, _ = score(data.truth(), constant_boxes(data, data), recipe(), seed=0, resamples=0)
     assert scores.metrics["AP"][0] == pytest.approx(1)
+
+
+def test_perfect_boxes_of_other_images_are_worth_no_more():
+    """A figure stands at a random place of each picture."""
+    train, test = drawn_figures.source(60), drawn_figures.source(60, start=60)
+    truth, found = test.truth(), {"constant": constant_boxes(train, test)}
+    for name, shift in (("own", 0), ("others", 1)):
+        images = (truth.images + shift) % len(test)
+        found[name] = Detections(images, truth.boxes, np.ones(len(images)), truth.labels)
+    made = recipe()
+    level = {name: score(truth, each, made, seed=0, resamples=0)[0].metrics["AP"][0] for name, each in found.items()}
+    assert level["own"] == 1 and level["others"] < level["constant"] < 0.1

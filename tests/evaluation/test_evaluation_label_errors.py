@@ -62,6 +62,21 @@ def test_images_of_a_group_do_not_confirm_a_wrong_label_of_each_other(monkeypatc
     assert rows >= set(range(5))
 
 
+def test_labels_without_meaning_are_suspected_as_often_in_train_as_in_test_and_planted_ones_at_chance(monkeypatch):
+    """The probe of a fold fits 200 features to labels by heart, so images that it was trained on would not be found."""
+    monkeypatch.setattr("sslbench.evaluation.label_errors.source_groups", lambda source: source.groups)
+    monkeypatch.setattr("sslbench.evaluation.label_errors.match_classes", lambda train, test: (train, test))
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 300, 200)).astype(np.float32)
+    parts = [Part([f"class {label}" for label in rng.permutation(np.arange(300) % 3)]) for _ in x]
+    found = label_errors(*parts, StoredPair(*x, "made"))
+    train = sum(error.part == "train" for error in found)
+    planted = sum(error.row < 100 for error in found)  # any third of the images
+    # Standard deviations of a difference of two numbers of 300, at most, and of a share of all that are found.
+    assert len(found) > 100 and abs(2 * train - len(found)) < 4 * np.sqrt(150)
+    assert abs(planted - len(found) / 3) < 4 * np.sqrt(len(found) * 2 / 9)
+
+
 def test_features_that_are_no_numbers_are_refused_in_both_parts(monkeypatch):
     monkeypatch.setattr("sslbench.evaluation.label_errors.source_groups", lambda source: source.groups)
     monkeypatch.setattr("sslbench.evaluation.label_errors.match_classes", lambda train, test: (train, test))

@@ -29,6 +29,7 @@ from sslbench.targets.none import Unlabelled
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.objects import Boxes, Objects
 from sslbench.targets.pixel_values import Boundaries, Depth, Normals
+from sslbench.targets.target import SeveralImages
 from sslbench.targets.texts import Texts
 from sslbench.targets.times import Times
 from sslbench.targets.triplets import RatedPairs, Triplets
@@ -236,12 +237,14 @@ def bright_objects(n, seed, *, kind="boxes", side=32, cell=4, masked=True):
     images = rng.integers(0, 20, (n, side, side, 3)).astype(np.uint8)
     for image, box in zip(images, boxes, strict=True):
         image[filled(box, side, side)] = 230
+    masks = BoxMasks(boxes, side)
+    brightness = np.stack([masks.read_map(i).semantic for i in range(n)])[..., None].astype(np.float32)
     targets = {
-        "signal": Signals(n),
+        "signal": Signals(n, ("brightness",), ArrayValues(brightness)),
         "orientation": Orientations(n),
         "boxes": one_object_each(boxes, side, masked=masked),
-        "mask": Foreground(BoxMasks(boxes, side)),
-        "boundaries": Boundaries(MaskBoundaries(f"objects {seed}", BoxMasks(boxes, side), regions=True)),
+        "mask": Foreground(masks),
+        "boundaries": Boundaries(MaskBoundaries(f"objects {seed}", masks, regions=True)),
     }
     of_kind = ObjectSource if kind == "boxes" else Source
     return of_kind(f"objects {seed}", ids_of(n, seed), targets[kind], Arrays(images, f"objects {seed}"))
@@ -455,12 +458,12 @@ def _of_pixels(pictures, n=(48, 24), **quick):
 
 
 def _of_signals(kind):
-    sizes = {"size": None, "crop": (32, 32), "window": None, "max_epochs": 60}
-    return _of_pixels(functools.partial(bright_objects, kind=kind), (24, 12), **sizes, steps=20)
+    sizes = {"size": None, "crop": (32, 32), "window": None, "max_epochs": 60, "tolerance": 0.05}
+    return _of_pixels(functools.partial(bright_objects, kind=kind), (24, 12), **sizes, lr=(0.05,))
 
 
-def _of_tuples(make):
-    return Target(pictures=lambda n, seed: make(seed=seed), layers=("0", "2"), quick={"size": 32})
+def _of_tuples(make, **quick):
+    return Target(pictures=lambda n, seed: make(seed=seed), layers=("0", "2"), quick={"size": 32} | quick)
 
 
 PLAIN = {"upsample": 1, "colours": "none"}
@@ -501,7 +504,7 @@ KINDS = {
     "homography": _of_tuples(warped_pairs),
     "tracks": _of_tuples(moving_squares),
     "parts": _of_tuples(moving_parts),
-    "poses": _of_tuples(moving_joints),
+    "poses": _of_tuples(moving_joints, topk=1, radius=0.0, temperature=0.01),
 }
 
 
@@ -518,6 +521,9 @@ def target_of(protocol, kind=None):
 
 
 def with_other_targets(part):
-    """Return the same samples, each with the targets of another."""
-    order = np.random.default_rng(0).permutation(len(part.ids))
-    return dataclasses.replace(part, target=part.target.select(order))
+    """Return the same samples, each with the targets of another; targets that hold images get those of another."""
+    rng, target = np.random.default_rng(0), part.target
+    if isinstance(part, Source) and isinstance(target, SeveralImages):
+        images = target.images.select(rng.permutation(len(target.images)))
+        return dataclasses.replace(part, target=target.changed(images=images))
+    return dataclasses.replace(part, target=target.select(rng.permutation(len(part.ids))))

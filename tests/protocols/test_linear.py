@@ -133,15 +133,6 @@ def test_rare_classes_constant_features_and_more_features_than_samples(make):
     assert linear.run(two, two, linear.Settings(), seed=0).metrics["top1"][0] == 1
 
 
-def test_shuffled_labels_land_at_chance(blobs):
-    train, test = blobs(400, 400)
-    shuffled = np.random.default_rng(0).permutation(train.target.values)
-    outcome = linear.run(
-        Features(train.x, Classes(train.target.classes, shuffled), train.ids), test, linear.Settings(), seed=0
-    )
-    assert outcome.metrics["top1"][0] == pytest.approx(0.25, abs=0.08)
-
-
 def test_what_cannot_be_learned_is_refused(blobs, make):
     train, test = blobs()
     with pytest.raises(DataError, match="one class, 'class0'"):
