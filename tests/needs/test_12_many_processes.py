@@ -12,9 +12,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
-from helpers.waiting import SECONDS
+from helpers.kills import digest
+from helpers.waiting import SECONDS, until
 from PIL import Image
+from world import SIMCLR
 
 from sslbench.cli.main import main
 from sslbench.results.records import read_tree
@@ -73,35 +76,80 @@ def test_features_and_scores_are_those_of_one(images, sslbench, tmp_path, n, pro
     assert (one.id, one.metrics) == (many.id, many.metrics)
 
 
-@pytest.mark.long
-def test_two_machines_give_the_records_of_one_process(images, sslbench):
-    """Two torchruns of two processes each, as on two machines; gloo on the loopback."""
-    images(11)
-    evaluation = ("eval", "knn", "linear", *OWN, "--no-floors", "--no-overlaps", "k=3")
-    assert sslbench(*evaluation, "--store", "alone", "--out", "alone-results")[0] == 0
+def machines(processes, *words):
+    """Start a command on two machines of so many processes each, as torchrun does; gloo on the loopback."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    nodes = ("--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", port)
-    command = (
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        *nodes,
-        "--node-rank",
-        "{}",
-        "-m",
-        "sslbench",
-        *evaluation,
-    )
-    command += ("--store", "together", "--out", "together-results", "--device", "cpu")
+    nodes = ("--nnodes", "2", "--nproc-per-node", str(processes), "--master-addr", "127.0.0.1", "--master-port", port)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", *nodes, "--node-rank")
     variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
-    started = [
-        subprocess.Popen([word.format(node) for word in command], env=variables, stderr=subprocess.PIPE, text=True)
-        for node in (0, 1)
+    return [
+        subprocess.Popen([*torchrun, node, "-m", "sslbench", *words], env=variables, stderr=subprocess.PIPE, text=True)
+        for node in "01"
     ]
-    for node in started:
-        assert node.wait(SECONDS) == 0, node.communicate()[1][-3000:]
+
+
+def wait_for(machines):
+    for machine in machines:
+        errors = machine.communicate(timeout=SECONDS)[1]
+        assert machine.returncode == 0, errors[-3000:]
+
+
+@pytest.mark.long
+def test_two_machines_give_the_records_of_one_process(images, sslbench):
+    images(11)
+    evaluation = ("eval", "knn", "linear", *OWN, "--no-floors", "--no-overlaps", "k=3")
+    assert sslbench(*evaluation, "--store", "alone", "--out", "alone-results")[0] == 0
+    wait_for(machines(2, *evaluation, "--store", "together", "--out", "together-results", "--device", "cpu"))
     one, many = read_tree(Path("alone-results")), read_tree(Path("together-results"))
     assert [result.protocol.name for result in many] == ["knn", "linear"]
     assert [(result.id, result.metrics) for result in one] == [(result.id, result.metrics) for result in many]
+
+
+PAUSES = """
+from pathlib import Path
+
+from sslbench.train.observers import Observer
+
+
+class Pauses(Observer):
+    def started(self, run):
+        Path(f"started-after-{run.start}").touch()
+
+    def line(self, record):
+        pipe = Path(f"pause-{record.step}")
+        if pipe.exists():
+            Path("paused").touch()
+            pipe.read_bytes()
+"""
+
+
+@pytest.mark.long
+def test_pretraining_goes_on_after_the_loss_of_either_machine(tmp_path, monkeypatch):
+    """Weights are those of an undisturbed run, bit for bit, although each machine was lost once.
+
+    Of more than two processes DistributedDataParallel adds gradients in another order after a start: they differ by
+    rounding.
+    """
+    monkeypatch.chdir(tmp_path)
+    Path("pauses.py").write_text(PAUSES)
+    command = (*SIMCLR, "save_every='2 updates'", "--observer", "pauses:Pauses", "--out")
+    wait_for(machines(1, *command, "undisturbed"))
+    for lost, update in ((1, 3), (0, 5)):
+        pipe = Path(f"pause-{update}")
+        os.mkfifo(pipe)
+        started = machines(1, *command, "disturbed")
+        until(Path("paused").exists, lambda both=started: all(machine.poll() is None for machine in both))
+        processes = psutil.Process(started[lost].pid)
+        for process in (*processes.children(recursive=True), processes):
+            process.kill()
+        if lost:
+            pipe.write_bytes(b"")
+        errors = started[1 - lost].communicate(timeout=SECONDS)[1]
+        assert started[1 - lost].returncode == 1 and "continues from the last checkpoint" in errors
+        pipe.unlink()
+        Path("paused").unlink()
+    wait_for(machines(1, *command, "disturbed"))
+    assert sorted(path.name for path in tmp_path.glob("started-after-*")) == [f"started-after-{n}" for n in (0, 2, 4)]
+    assert digest(Path("disturbed")) == digest(Path("undisturbed"))
