@@ -120,12 +120,9 @@ def _work(cost: Cost) -> tuple[float, float]:
 def seconds_of(cost: Cost, device: str = "cpu") -> float:
     """Return the estimated seconds of a cost; products and passes that its protocol computes on the device are fast."""
     operations, passes = _work(cost)
-    of_scores = passes - cost.passes
-    products_at, passes_at = (
-        machine_rates(device if there else "cpu")[i]
-        for i, there in enumerate((cost.products_on_device, cost.passes_on_device))
-    )
-    return operations / products_at + cost.passes / passes_at + of_scores / machine_rates("cpu")[1]
+    products = operations / machine_rates(device if cost.products_on_device else "cpu")[0]
+    there = cost.passes_on_device / machine_rates(device)[1] if cost.passes_on_device else 0.0
+    return products + there + (passes - cost.passes_on_device) / machine_rates("cpu")[1]
 
 
 @dataclasses.dataclass(frozen=True)

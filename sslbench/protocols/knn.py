@@ -44,7 +44,7 @@ from sslbench.protocols._parts.selection import (
 )
 from sslbench.protocols.protocol import Cost, OnFeatures, Part, Protocol, Shapes
 from sslbench.results import Outcome
-from sslbench.solvers.neighbours import Engine, Scope, fastest_engine, nearest
+from sslbench.solvers.neighbours import Engine, Scope, fastest_engine, nearest, search_work
 from sslbench.targets.classes import Classes
 from sslbench.targets.target import Target
 
@@ -455,13 +455,14 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
     queries = shapes.train if settings.leave_one_out else shapes.test
     held_out = min(_HOLDOUT * shapes.train, settings.holdout) if len(settings.k) > 1 else 0.0
     searched = queries + (0.0 if settings.leave_one_out else held_out)
+    products, passes = search_work(shapes.train, searched, shapes.width, max(settings.k))
     return Cost(
-        products=2.0 * shapes.train * searched * shapes.width,
-        passes=8.0 * shapes.train * searched,
+        products=products,
+        passes=passes,
         memory=min(4.0 * shapes.train * shapes.width, settings.max_memory * 1e9) + 8.0 * queries * shapes.classes,
         scores=4.0 * queries * shapes.classes,
         products_on_device=True,
-        passes_on_device=True,
+        passes_on_device=passes,
     )
 
 

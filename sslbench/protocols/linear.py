@@ -484,18 +484,19 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
     outputs = 1 if issubclass(shapes.target, Classes) and classes == 2 else classes
     tried = len(settings.c) + 2 * settings.refine if len(settings.c) > 1 else 0
     fits = tried * (1 - settings.holdout if settings.select_on == "train" else 1) + 1
-    passes = fits * fit_passes(settings.c, train, rank, settings.max_iter)
+    steps = fits * fit_passes(settings.c, train, rank, settings.max_iter)
     coordinates = train * rank
     # `solvers.logistic` stores 2^27 coordinates and 2^28 probabilities at most, else it works in blocks of 2^24 values.
     held = coordinates * 8 * (2 if tried else 1) if coordinates <= 2**27 else 2.0 * 8 * 2**24
     on_device = train * rank * outputs >= ON_DEVICE_FROM
+    passes = 80.0 * train * shapes.width + steps * 200.0 * train * outputs
     return Cost(
-        products=products + passes * 4.0 * coordinates * outputs,
-        passes=80.0 * train * shapes.width + passes * 200.0 * train * outputs,
+        products=products + steps * 4.0 * coordinates * outputs,
+        passes=passes,
         memory=held + 4.0 * min(train * outputs, 2**28) + 200.0 * shapes.width * outputs,
         scores=scores,
         products_on_device=on_device,
-        passes_on_device=on_device,
+        passes_on_device=on_device * passes,
     )
 
 

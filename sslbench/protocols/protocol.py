@@ -200,7 +200,7 @@ class Cost:
         trained: images that the network is trained on: a pass forward and one back through it.
         rest: work that is not counted, for the reader of an estimate; '' if that is little.
         products_on_device: products are computed on the run's device, not on the processor.
-        passes_on_device: passes, likewise.
+        passes_on_device: bytes of `passes`, likewise.
     """
 
     products: float = 0.0
@@ -211,7 +211,7 @@ class Cost:
     trained: float = 0.0
     rest: str = ""
     products_on_device: bool = False
-    passes_on_device: bool = False
+    passes_on_device: float = 0.0
 
 
 def any_labels(settings: object, train: "Target") -> None:

@@ -39,7 +39,7 @@ from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, ProtocolSett
 from sslbench.results import Outcome
 from sslbench.runtime.progress import Progress, stage_progress
 from sslbench.solvers.in_context import class_counts, sample_patches, shares, weighted_labels
-from sslbench.solvers.neighbours import fastest_engine, nearest
+from sslbench.solvers.neighbours import fastest_engine, nearest, search_work
 from sslbench.solvers.upsampling import upsampled_classes
 from sslbench.targets.label_maps import IGNORED, Grid, LabelMaps, PixelLabels
 from sslbench.targets.target import Target
@@ -272,12 +272,19 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
     """Count the search among patches, and passes over label maps, two in test because of the floor by position."""
     width, classes = max(1, shapes.width // shapes.cells), shapes.classes
     patches, queries = min(settings.memory, shapes.train * shapes.cells), float(shapes.test * shapes.cells)
-    pixels = float(shapes.pixels) * (shapes.train + shapes.test * (2 + classes))
+    products, passes = search_work(patches, queries, width, settings.k)
+    # Shares of the neighbours are gathered and added.
+    voting = 12.0 * queries * settings.k * classes
+    # Runs of one label are looked for in maps (32). A score of a pixel is the sum of four products, and is compared:
+    # eight operations, each of which reads two numbers and writes one (96).
+    pixels = float(shapes.pixels) * (32 * shapes.train + 2 * shapes.test * (32 + 96 * classes))
     return Cost(
-        products=2 * patches * queries * width,
-        passes=8 * patches * queries + 32 * pixels,
+        products=products,
+        passes=passes + voting + pixels,
         memory=8.0 * patches * (width + classes) + min(4.0 * patches * width, settings.max_memory * 1e9),
         scores=12.0 * shapes.test * classes,
+        products_on_device=True,
+        passes_on_device=passes,
     )
 
 

@@ -15,6 +15,7 @@ Ties: similarities that agree to 40 bits (about 12 digits) count as equal; among
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Iterator
 
@@ -26,7 +27,7 @@ from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.solvers.neighbour_blocks import CACHED, Blocks, Engine, Metric, Scope, rounded
 from sslbench.steps import counted
 
-__all__ = ["Engine", "Metric", "Scope", "fastest_engine", "nearest"]
+__all__ = ["Engine", "Metric", "Scope", "fastest_engine", "nearest", "search_work"]
 
 _MOST_QUERIES, _MOST_ROWS = 4096, 8192
 _LONG = 3e11  # operations, some seconds, from which on the choice of the library is worth a measurement
@@ -37,6 +38,19 @@ def fastest_engine(device: str, operations: float) -> Engine:
     if device != "cpu":
         return Engine("torch", device)
     return Engine("torch" if operations > _LONG and faiss_is_slow() else "faiss")
+
+
+def search_work(train: float, queries: float, width: int, k: int) -> tuple[float, float]:
+    """Return the operations of the products of a search, and the bytes of its passes.
+
+    >>> search_work(1000, 10, 4, 5)
+    (80000.0, 136640.0)
+    """
+    # A similarity is written and read. A float32 number of a candidate is gathered (8 bytes) and read and written as a
+    # float64 one (12), which is multiplied, and squared for its length (16). A block of queries normalises train (12).
+    blocks = math.ceil(queries / _MOST_QUERIES)
+    compared = 36.0 * queries * min(k + 1, train) * width
+    return 2.0 * train * queries * width, 8.0 * train * queries + compared + 12.0 * blocks * train * width
 
 
 @functools.cache

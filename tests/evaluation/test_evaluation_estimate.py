@@ -120,6 +120,13 @@ def test_the_settings_that_save_work_are_counted():
     assert seconds_of("linear", IMAGENET, c=(1.0,)) < seconds_of("linear", IMAGENET) / 5
     assert seconds_of("knn", IMAGENET, k=(20,)) < seconds_of("knn", IMAGENET)
     assert seconds_of("clustering", IMAGENET, restarts=1) < seconds_of("clustering", IMAGENET) / 5
+    wide = Shapes(4_000, 1_000, 20_000, 10)
+    # Candidates are compared in float64.
+    assert seconds_of("knn", wide, k=(200,)) > 5 * seconds_of("knn", wide, k=(10,))
+    maps = shapes_for("segmentation-knn", width=49 * 4)
+    assert seconds_of("segmentation-knn", dataclasses.replace(maps, pixels=4 * maps.pixels)) > 3 * seconds_of(
+        "segmentation-knn", maps
+    )
     narrow = dataclasses.replace(IMAGENET, classes=10)
     assert cost_of("knn", narrow, max_memory=0.2).memory < cost_of("knn", narrow).memory
     assert cost_of("finetune", shapes_for("finetune"), epochs=10, lr=(0.1,)).trained == 10 * 4_000
@@ -314,7 +321,8 @@ def test_images_are_divided_among_processes(quarter, tmp_path, monkeypatch):
 def test_products_of_a_device_are_counted_at_its_rates(monkeypatch):
     """A protocol that computes there is quicker, but for the half-samples of its scores; others stay as they are."""
     monkeypatch.setattr(estimate, "machine_rates", lambda device: (1e10, 1e10) if device == "cpu" else (1e13, 1e12))
-    for name, there in (("knn", True), ("retrieval", True), ("linear", True), ("svm", False), ("lsr", False)):
+    on_device = {"knn": True, "retrieval": True, "linear": True, "segmentation-knn": True, "svm": False, "lsr": False}
+    for name, there in on_device.items():
         cost = cost_of(name, IMAGENET)
         slow, fast = (estimate.seconds_of(cost, device) for device in ("cpu", "cuda"))
         assert (fast < slow / 2) == there and (fast == slow) != there, name
