@@ -101,7 +101,10 @@ def split_listed(words: Sequence[str]) -> tuple[list[str], dict[str, tuple[Any, 
         listed = override.is_choice_sweep() and "choice(" not in word  # without brackets, which some shells expand
         # Hydra also reads +key and ~key, which mean nothing here.
         if override.type is None or override.type.name != "CHANGE" or (override.is_sweep_override() and not listed):
-            raise UsageError(f"'{word}' is not of the form key=value", "Write a list as key=[1,2].")
+            raise UsageError(
+                f"'{word}' is not of the form key=value",
+                "A key has no sign before it, and a list is key=[1,2]. Keys that are not defined are refused.",
+            )
         if key in values:
             raise UsageError(f"the key '{key}' is given twice")
         values[key] = (list(override.sweep_iterator()), True) if listed else (override.value(), False)

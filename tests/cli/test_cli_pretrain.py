@@ -225,6 +225,8 @@ MISTAKES = [
     (["pretrain", "simclr", *TINY, "save_every=now"], "'now' is not an interval"),
     (["pretrain", "simclr", *TINY, "--epochs", "0"], "0.0 is not in the range x>0"),
     (["pretrain", "simclr", *TINY, "--histograms"], "Add --tensorboard"),
+    (["pretrain", "simclr", *TINY, "--histograms-every", "5"], "Add --tensorboard"),
+    (["pretrain", "simclr", *TINY, "+seed=3"], "A key has no sign before it"),
     (["pretrain", "simclr", *TINY, "--device", "warp"], "there is no device called 'warp'"),
     (["pretrain", "simclr", *TINY, "--resume-from", "x.ckpt", "--no-resume"], "exclude each other"),
     (["pretrain", "simclr", *TINY, "--resume-from", "x.ckpt"], "there is no checkpoint x.ckpt"),

@@ -900,8 +900,10 @@ class TestArrays:
         return f"{root}?images=photos&maps=gt"
 
     @pytest.mark.parametrize("kind", ["npy", "nested", "several"])
-    def test_named_folders_may_hold_arrays(self, tmp_path, kind):
-        source = open_as(self.make(tmp_path, kind), LabelMaps)["all"]
+    @pytest.mark.parametrize("named", [True, False])
+    def test_folders_may_hold_arrays(self, tmp_path, kind, named):
+        place = self.make(tmp_path, kind)
+        source = open_as(place if named else str(tmp_path), LabelMaps)["all"]
         assert source.target.classes == ("0", "3", "7") and len(source) == 2
         assert columns(source.target.maps.read_map(1).semantic) == [0, 1, 2, 2, 2, 2, 2, 2]
 

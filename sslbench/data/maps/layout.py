@@ -125,21 +125,17 @@ _ENDINGS = ("", "_mask", "_masks", "_label", "_labels", "_seg", "_segmentation",
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Folders of one split's images and maps; the split is 'all' if the folders may hold several.
-
-    `named`: by the user, so that arrays (.mat, .npy) are maps where there are no pictures.
-    """
+    """Folders of one split's images and maps; the split is 'all' if the folders may hold several."""
 
     split: str
     images: Path
     maps: Path
-    named: bool = False
 
 
 def recognises(root: Path) -> bool:
     """Return whether a folder holds folders of images and of maps, with a map for at least half of the images."""
     try:
-        found = paired(find_places(root))
+        found = paired(find_places(root), arrays=False)
     except DataError:
         return False
     return bool(found) and all(len(pairs.ids) >= len(pairs.without_map) for pairs in found.values())
@@ -188,7 +184,7 @@ def named_places(spec: str, root: Path, options: LabelMapOptions) -> list[Place]
         return []
     if options.maps is None:
         raise UsageError(f"{spec}: images= needs maps= beside it", f"Write {spec}?images=photos&maps=masks")
-    place = Place("all", root / (options.images or "."), root / options.maps, named=True)
+    place = Place("all", root / (options.images or "."), root / options.maps)
     missing = [folder for folder in (place.images, place.maps) if not folder.is_dir()]
     if missing:
         raise UsageError(f"there is no folder {missing[0]}", f"images= and maps= are folders below {root}.")
@@ -210,20 +206,20 @@ def _named(root: Path, folders: list[str]) -> tuple[Path, Path] | None:
     return None if images is None or maps is None else (images, maps)
 
 
-def paired(places: list[Place]) -> dict[str, Pairs]:
-    """Split -> pairs."""
+def paired(places: list[Place], *, arrays: bool = True) -> dict[str, Pairs]:
+    """Split -> pairs; with `arrays`, files of arrays (.mat, .npy) are maps where there are no pictures."""
     found: dict[str, Pairs] = {}
     for place in places:
-        for split, pairs in _paired(place).items():
+        for split, pairs in _paired(place, arrays).items():
             if split in found:
                 raise DataError(f"{place.images} is a second folder for the {split} split")
             found[split] = pairs
     return in_order(found)
 
 
-def _paired(place: Place) -> dict[str, Pairs]:
+def _paired(place: Place, arrays: bool) -> dict[str, Pairs]:
     images, maps = walk(place.images), walk(place.maps)
-    if place.named and not maps:
+    if arrays and not maps:
         maps = walk(place.maps, lambda name: PurePosixPath(name).suffix.lower() in SUFFIXES)
     # Otherwise every mask would be an image without a mask.
     if place.maps.is_relative_to(place.images):  # a folder of masks among the images

@@ -46,7 +46,7 @@ class PretrainFlags:
         "Write histograms of parameters and gradients each epoch (--tensorboard, --wandb).", default=False
     )
     histograms_every: int | None = flag(
-        "Updates between histograms, each with the next line of the log. Default: an epoch.", within="[1, inf)"
+        "Write them so many updates apart, each with the next line of the log. Default: an epoch.", within="[1, inf)"
     )
     wandb: str | None = flag("Weights & Biases project to log to (WANDB_MODE=offline works).", metavar="PROJECT")
     observer: tuple[str, ...] = flag(
@@ -65,11 +65,9 @@ class PretrainFlags:
             raise UsageError(f"{'--format' if self.init_format else '--stem'} needs --init, a weights file")
         if self.eval_test_data and not self.eval_data:
             raise UsageError("--eval-test-data needs --eval-data")
-        if self.histograms and not (self.tensorboard or self.wandb):
-            problem = "--histograms needs TensorBoard or Weights & Biases"
-            raise UsageError(problem, "Add --tensorboard or --wandb PROJECT.")
-        if self.histograms_every and not self.histograms:
-            raise UsageError("--histograms-every needs --histograms", "Add --tensorboard --histograms.")
+        if (self.histograms or self.histograms_every) and not (self.tensorboard or self.wandb):
+            name = "--histograms" if self.histograms else "--histograms-every"
+            raise UsageError(f"{name} needs TensorBoard or Weights & Biases", "Add --tensorboard or --wandb PROJECT.")
         if self.resume_from and not self.resume:
             raise UsageError("--resume-from and --no-resume exclude each other")
 

@@ -49,7 +49,10 @@ def run(request: PretrainRequest, given: PretrainFlags) -> None:
         return
     augment = request.settings.augment
     observers: list[Observer] = [*always(request.out, mean=augment.mean, std=augment.std)]
-    drawn: dict[str, Any] = {"histograms": given.histograms, "every": given.histograms_every}
+    drawn: dict[str, Any] = {
+        "histograms": given.histograms or bool(given.histograms_every),
+        "every": given.histograms_every,
+    }
     if given.tensorboard:
         observers.append(TensorBoard(request.out / "tensorboard", **drawn))
     if given.wandb:
