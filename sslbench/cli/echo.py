@@ -1,6 +1,9 @@
 """Printing with control characters escaped, since messages contain names from files."""
 
 import os
+import shutil
+import sys
+import textwrap
 from typing import Any
 
 import click
@@ -12,12 +15,26 @@ def echo(message: Any = "", *, err: bool = False, before: str = "", after: str =
     """Print one message."""
     try:
         # Names of files and tensors may hold escape sequences, which would move the cursor or hide lines.
-        click.echo(before + visible(str(message)) + after, err=err)
+        # `click` would write past the stream of a bar, into the bar's line.
+        stream = sys.stderr if err else None
+        click.echo(before + visible(str(message)) + after, file=stream, err=err)
     except BrokenPipeError:
         # `main` ends a command whose output has no reader any more.
         if not err:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the reader of stderr has gone; continue without it
+
+
+def echo_text(message: Any, *, err: bool = False, before: str = "", indent: int = 4) -> None:
+    """Print lines of text; on a terminal those that are too long are wrapped at words, their rest indented."""
+    text = visible(str(message))
+    if (sys.stderr if err else sys.stdout).isatty():
+        width, first = shutil.get_terminal_size().columns, " " * len(click.unstyle(before))
+        fill = textwrap.TextWrapper(
+            width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+        ).fill
+        text = "\n".join(map(fill, (first + text).splitlines())).removeprefix(first)
+    echo(text, err=err, before=before)
 
 
 LEVEL = "sslbench.level"

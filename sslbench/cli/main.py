@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import click
 
-from sslbench.cli.echo import echo
+from sslbench.cli.echo import echo, echo_text
 from sslbench.distributed.messages import show_once, shown_elsewhere
 from sslbench.errors import SslbenchError
 from sslbench.names import did_you_mean
@@ -272,7 +272,7 @@ def _fail(message: str, code: int) -> int:
 
     def show() -> None:
         head, *rest = message.splitlines() or [""]
-        echo(head, err=True, before=click.style("error: ", fg="red", bold=True))
+        echo_text(head, err=True, before=click.style("error: ", fg="red", bold=True))
         for line in rest:
             echo("  " + line, err=True)
 

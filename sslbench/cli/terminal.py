@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 
 import click
 
-from sslbench.cli.echo import echo, is_quiet, is_verbose, note
+from sslbench.cli.echo import echo_text, is_quiet, is_verbose, note
 from sslbench.distributed import this_process
 from sslbench.runtime.progress import ProgressBars, Rate, TrainingLine
 from sslbench.steps import Advance, shown_by
@@ -30,7 +30,7 @@ class _Lines(logging.Handler):
         self.printed.add(message)
         warning = click.style("warning: ", fg="yellow", bold=True) if record.levelno >= logging.WARNING else ""
         origin = f"{time.strftime('%H:%M:%S')} {record.module}: " if is_verbose() else ""
-        echo(message, err=True, before=f"{origin}{warning}")
+        echo_text(message, err=True, before=f"{origin}{warning}")
 
 
 def show_messages() -> None:

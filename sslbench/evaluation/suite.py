@@ -74,7 +74,9 @@ class SuiteCell:
         if isinstance(error, SslbenchError):
             reason, remedy = _one_line(error.message), _one_line(error.remedy or "")
         name = self.benchmark.partition(" ")[0]  # settings stand behind it
-        return Hole(self.weights, self.benchmark, reason.removeprefix(f"{name} "), remedy)
+        return Hole(
+            self.weights, self.benchmark, reason.removeprefix(f"{name} ").removeprefix(f"{self.weights}: "), remedy
+        )
 
 
 @dataclasses.dataclass
@@ -148,7 +150,9 @@ def run_cells(
             name = cell.weights if everywhere else f"{cell.weights} on {cell.benchmark}"
             # Data that are missing are told of before the first evaluation.
             level = logging.DEBUG if cell.problem is error else logging.WARNING
-            log.log(level, f"{name}: {holes[-1].reason}; continuing with the next")
+            log.log(
+                level, f"{name} could not be evaluated ({holes_file.HOLES} has the reason); continuing with the next"
+            )
             _write(out, cells, holes)
         done(1)
     return results, holes

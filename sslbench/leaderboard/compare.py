@@ -382,10 +382,10 @@ def with_holm(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def pairs(first: Sequence[Result], second: Sequence[Result], metric: str | None = None) -> list[tuple[Result, Result]]:
-    """Return all comparable pairs of two lists: equal but for the backbone, with equal seeds and layers."""
+    """Return all comparable pairs of two lists, each once: equal but for the backbone, with equal seeds and layers."""
     # Where both have one result only for a seed, their layers may differ. Floors (untrained, pixels) are left out where
     # a list has anything else.
-    found = []
+    found = dict[frozenset[str], tuple[Result, Result]]()
     sides = (without_parts(first), without_parts(second))
     newest = [newest_of_each(side, groups_of(side, metric)) for side in sides]
     results_a, results_b = ([result for result in side if not result.is_floor] or side for side in newest)
@@ -393,5 +393,6 @@ def pairs(first: Sequence[Result], second: Sequence[Result], metric: str | None 
         alike = [b for b in results_b if b.seed == a.seed and a.id != b.id and not differing(a, b, metric)]
         same_layer = [b for b in alike if b.layer == a.layer]
         only_one = sum(not differing(a, other, metric) and other.seed == a.seed for other in results_a) == 1
-        found += [(a, b) for b in (same_layer or (alike if len(alike) == 1 and only_one else []))]
-    return found
+        for b in same_layer or (alike if len(alike) == 1 and only_one else []):
+            found.setdefault(frozenset((a.id, b.id)), (a, b))
+    return [*found.values()]

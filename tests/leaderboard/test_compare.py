@@ -137,6 +137,8 @@ def test_pairs_of_folders_have_equal_layers_and_seeds_and_no_floors():
     assert pairs(one, other) == [(one[3], other[0])]
     assert pairs([make("a", layer="x")], [make("b", layer="y")]) != [], "one each: nothing to confuse"
     assert pairs(one, [make("b", layer="other")]) == []
+    three = [make(name) for name in "abc"]
+    assert len(pairs(three, three)) == 3, "a folder with itself: each pair once"
 
 
 def test_a_record_that_its_scores_contradict_is_refused_and_named_on_leaderboards(three):

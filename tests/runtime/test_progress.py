@@ -12,6 +12,7 @@ import pytest
 from helpers.waiting import SECONDS, until
 
 from sslbench.cli import terminal
+from sslbench.cli.echo import echo, echo_text
 from sslbench.runtime import progress
 from sslbench.steps import counted, shown_by
 
@@ -129,3 +130,38 @@ def test_solvers_are_silent_without_a_listener(capsys):
     with counted("linear", "fits", 4) as advance:
         advance(1)
     assert capsys.readouterr() == ("", "")
+
+
+def narrow(monkeypatch):
+    """Make stderr a terminal of 40 columns; return the function that reads what was written."""
+
+    class Terminal(io.TextIOWrapper):
+        def isatty(self):
+            return True
+
+    stderr = Terminal(io.BytesIO(), "utf-8", write_through=True)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    return lambda: stderr.buffer.getvalue().decode()
+
+
+def test_a_message_beside_a_bar_has_a_line_of_its_own(monkeypatch):
+    written = narrow(monkeypatch)
+    with terminal.progress() as bars:
+        bars("net on photos", 1, 8)
+        echo("a warning", err=True)
+        bars("net on photos", 2, 8)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written()).replace("\r", "\n")
+    assert "a warning" in shown.splitlines()
+
+
+def test_long_lines_are_wrapped_at_words_on_a_terminal_alone(monkeypatch, capsys):
+    written = narrow(monkeypatch)
+    text = "knn/photos top1: a.pth is best (81.20), tied with b.pth and c.pth\n  short: 1  2"
+    echo_text(text, err=True, before="warning: ")
+    lines = written().splitlines()
+    assert lines[0] == "warning: knn/photos top1: a.pth is best" and lines[-1] == "  short: 1  2"
+    assert all(len(line) <= 40 for line in lines) and all(line.startswith("    ") for line in lines[1:-1])
+    echo_text(text)
+    assert capsys.readouterr().out == text + "\n"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sslbench.cli import terminal
-from sslbench.cli.echo import echo
+from sslbench.cli.echo import echo, echo_text
 from sslbench.cli.flags import LocalPath, argument_options, flag
 from sslbench.cli.tables import INTERVAL, print_table
 from sslbench.errors import ResultError, UsageError
@@ -89,18 +89,20 @@ def _print(found: "list[Comparison]") -> None:
 
     for letter, names in (("A", {one.a.weights.name for one in found}), ("B", {one.b.weights.name for one in found})):
         echo(f"{letter}: {', '.join(sorted(names))}")
+    several = len({(one.a.weights.name, one.b.weights.name) for one in found}) > 1
     rows = []
     for one in found:
         layer = one.a.layer if one.a.layer == one.b.layer else f"{one.a.layer} / {one.b.layer}"
-        cells = [one.a.protocol.name, layer, one.metric, one.verdict]
+        names = f"{one.a.weights.name}, {one.b.weights.name}" if several else ""
+        cells = [names, one.a.protocol.name, layer, one.metric, one.verdict]
         cells += [_number("{:.2f}", one.value_a), _number("{:.2f}", one.value_b), _number("{:+.2f}", one.difference)]
         cells += [_number("{:+.2f} .. {:+.2f}", one.low, one.high), f"{one.n:,}", _p(one.p_mcnemar)]
         rows.append([*cells, _p(one.p_holm) if len(found) > 1 else ""])
-    named = ("protocol", "layer", "metric", "verdict")
+    named = ("A, B", "protocol", "layer", "metric", "verdict")
     headings = (*named, "A", "B", "A - B", INTERVAL, "n", "McNemar p", "Holm p")
     print_table(headings, rows, names=named, shared=("layer", "n"))
     for line in _notes(found):
-        echo(line)
+        echo_text(line)
 
 
 def _number(form: str, *values: float) -> str:

@@ -12,7 +12,7 @@ import click
 from sslbench.backbones import named
 from sslbench.backbones.named import is_named
 from sslbench.cli import early, options, terminal
-from sslbench.cli.echo import echo
+from sslbench.cli.echo import echo, echo_text
 from sslbench.cli.flags import argument_options, flag, same
 from sslbench.data.wording import some
 from sslbench.errors import DataError, SslbenchError
@@ -161,7 +161,10 @@ def _weights(what: str, backbone: str | None, format_: str | None, as_json: bool
     if file.content.keys() & {"detector", "about"} and not _detector(file, path, as_json) and not (backbone or format_):
         return 0
     description = describe(file, backbone=backbone, format=format_)
-    echo(description_json(path, description) if as_json else page(path, description))
+    if as_json:
+        echo(description_json(path, description))
+    else:
+        echo_text(page(path, description), indent=15)
     return 1 if description.problem else 0
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from sslbench.cli import options, remote_folder, tables, terminal
-from sslbench.cli.echo import echo, is_verbose
+from sslbench.cli.echo import echo, echo_text, is_verbose
 from sslbench.cli.flags import argument_options, flag
 from sslbench.cli.help import GroupedCommand
 from sslbench.errors import ResultError, UsageError
@@ -126,7 +126,7 @@ def write_board(
     notes = (*board.notes, *(board.disagreements if is_verbose() else ()), *unfilled, *records.left_out(broken))
     board = dataclasses.replace(board, notes=notes)
     for verdict in board.verdicts:
-        echo(verdict)
+        echo_text(verdict)
     console = tables.console(120)
     console.print(leaderboard.to_rich(board, console.width))
     if board.extras:

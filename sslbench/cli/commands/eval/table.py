@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sslbench import leaderboard
-from sslbench.cli.echo import echo, is_verbose, note
+from sslbench.cli.echo import echo, echo_text, is_verbose, note
 from sslbench.cli.tables import INTERVAL, print_table
 from sslbench.evaluation.beside import errors_by_severity
 from sslbench.evaluation.trainings import ONE_TRAINING
@@ -62,7 +62,7 @@ def print_results(results: list[Result]) -> None:
     remarks += [_trainings(result) for result in results if result.seeds is not None]
     # Results of several layers have the same remark.
     for line in dict.fromkeys(remarks):
-        echo(line)
+        echo_text(line)
     for result in results:
         for reference in result.references:
             changed = ", on a modified benchmark" if result.benchmark and result.benchmark.modified else ""
@@ -78,7 +78,7 @@ def print_verdict(results: list[Result], out: Path) -> None:
     beside = [r for folder in folders for r in read_readable(folder)[0] if r.is_floor]
     own = {result.id for result in results}
     for verdict in leaderboard.table([*results, *(floor for floor in beside if floor.id not in own)]).verdicts:
-        echo(verdict)
+        echo_text(verdict)
     note(f"records: {out}; sslbench leaderboard {out}  prints one table of all there")
 
 

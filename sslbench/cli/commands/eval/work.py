@@ -15,7 +15,7 @@ from sslbench.cli import options, slurm, terminal
 from sslbench.cli.commands.eval import show_plan, table
 from sslbench.cli.commands.eval.check import CheckedCommand, ProtocolRun, expand
 from sslbench.cli.commands.eval.flags import EvalOptions
-from sslbench.cli.echo import echo
+from sslbench.cli.echo import echo, echo_text
 from sslbench.cli.remote_folder import local_folder
 from sslbench.cli.slurm import End, Slurm
 from sslbench.cli.words import typed
@@ -393,7 +393,7 @@ def print_holes(
     texts = holes_file.texts(holes if reasons is None else reasons)
     echo(f" {state}{':' if texts else ''}", err=err, before=click.style(f"{len(holes)} of {n_cells} cells", bold=True))
     for text, remedy in texts.items():
-        echo(f"  {text}", err=err)
+        echo_text(f"  {text}", err=err)
         if remedy:
             echo(f"    {remedy}", err=err)
 
