@@ -303,3 +303,7 @@ def test_labels_with_decimals_name_the_option_for_numbers(tmp_path):
     assert any("3 classes" in warning for warning in of(check(train, train, copies=False), "warning"))
     whole = table(tmp_path, "c", ["1", "2.0", "3", "1"])
     assert not any("--value-col" in finding.message for finding in check(whole, whole, copies=False))
+    table(tmp_path, "d", ["0.13", "2.5", "3"])
+    with pytest.raises(DataError, match="too few of each class") as refused:
+        train_test(str(tmp_path / "d.csv"), label_column="height")
+    assert "--value-col 'height'" in str(refused.value.remedy)

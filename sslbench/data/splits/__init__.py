@@ -186,9 +186,10 @@ def _seeded(source: Source, seed: int, test_fraction: float) -> TrainTest:
             "Every class of the test part needs two groups; or give the test images with --test-data.",
         )
     if not len(fit) or not len(held):
+        usual = "A class needs two images to be on both sides; or give the test images with --test-data."
         raise DataError(
             f"{source.name} has {len(source)} images, too few of each class to split into train and test",
-            "A class needs two images to be on both sides; or give the test images with --test-data.",
+            next((note for note in source.notes if DECIMALS in note), usual),
         )
     kind = "stratified" if source.target.of_classes else "random"
     percent = round(100 * len(held) / len(source))

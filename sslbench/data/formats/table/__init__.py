@@ -490,7 +490,9 @@ def _labels_from_flags(
     n = len(next(iter(table.columns.values())))
     if not classes:
         listed = ", ".join(table.columns)
-        return Unlabelled(n), (f"{table.name}: {NO_LABEL_COLUMN} {listed}; name it with --label-col",)
+        return Unlabelled(n), (
+            f"{table.name}: {NO_LABEL_COLUMN} {listed}; name it with --label-col, or with --value-col if it holds numbers to predict",
+        )
     if not blank:
         for name in classes:
             how = (
