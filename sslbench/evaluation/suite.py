@@ -148,11 +148,11 @@ def run_cells(
             # Weights that cannot be loaded fail everywhere in the same way.
             everywhere = any(each.problem is error for each in loaded.values())
             name = cell.weights if everywhere else f"{cell.weights} on {cell.benchmark}"
-            # Data that are missing are told of before the first evaluation.
-            level = logging.DEBUG if cell.problem is error else logging.WARNING
-            log.log(
-                level, f"{name} could not be evaluated ({holes_file.HOLES} has the reason); continuing with the next"
-            )
+            # Data that are missing are told of before the first evaluation, and reasons at the end.
+            known = cell.problem is error or holes[-1].reason in {hole.reason for hole in holes[:-1]}
+            place = out / holes_file.HOLES
+            text = f"{name} cannot be evaluated (reason: {place}); continuing with the next"
+            log.log(logging.DEBUG if known else logging.WARNING, text)
             _write(out, cells, holes)
         done(1)
     return results, holes

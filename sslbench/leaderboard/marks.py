@@ -69,7 +69,7 @@ def cell_flags(cell: Cell, metric: str) -> list[str]:
         flags.append(f"skipped images ({used})")
     suspected = max((r.overlaps.n / max(r.data.test.n_used, 1) for r in cell.records if r.overlaps), default=0.0)
     if suspected >= _OVERLAP:
-        flags.append(f"{suspected:.1%} of test suspected to be in train")
+        flags.append(f"{100 * suspected:.1f} % of test suspected to be in train")
     if any(str(record.selected.get("on", "")).startswith("test") for record in cell.records):
         flags.append("selected on test")
     if any(underfitted(record) for record in cell.records if record.headline == metric):
