@@ -489,10 +489,8 @@ def _labels_from_flags(
         )
     n = len(next(iter(table.columns.values())))
     if not classes:
-        listed = ", ".join(table.columns)
-        return Unlabelled(n), (
-            f"{table.name}: {NO_LABEL_COLUMN} {listed}; name it with --label-col, or with --value-col if it holds numbers to predict",
-        )
+        named = f"{NO_LABEL_COLUMN} {', '.join(table.columns)}; name it with --label-col"
+        return Unlabelled(n), (f"{table.name}: {named}, or with --value-col if it holds numbers to predict",)
     if not blank:
         for name in classes:
             how = (
