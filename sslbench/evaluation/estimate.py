@@ -497,7 +497,8 @@ def _task_shapes(prepared: Prepared, task: Task, width: int, layer: Layer) -> Sh
     """Return the shapes of a protocol's features at one layer."""
     data = one_part(prepared.data, task.part)
     size = prepared.backbone.preprocessing.output_size or (_FEW_IMAGES, _FEW_IMAGES)
-    return _shapes(data.train.target, len(data.train), len(data.test), width, layer, size[0] * size[1])
+    shapes = _shapes(data.train.target, len(data.train), len(data.test), width, layer, size[0] * size[1])
+    return dataclasses.replace(shapes, frames=len(data.test.every_image()) / max(1, len(data.test)))
 
 
 def _stage(task: Task, shapes: Sequence[Shapes], name: str, run: RunSettings, repeats: int = 1) -> Stage:

@@ -175,6 +175,7 @@ class Shapes:
         cells: cells of a grid of features.
         regions: regions of an image, each with a descriptor of its own, in one row.
         pixels: pixels of a label map.
+        frames: images of a test sample, such as the frames of a video, on average.
     """
 
     train: int
@@ -185,6 +186,7 @@ class Shapes:
     cells: int = 1
     pixels: int = 0
     regions: int = 1
+    frames: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -440,9 +440,9 @@ def frame_fit(original: tuple[int, int], settings: Settings, multiple: int) -> F
     return Fitted(original, (height, width), (0, 0), (height, width))
 
 
-def cost(settings: Settings, shapes: Shapes) -> Cost | str:
-    """Return the reason why the work is not estimated."""
-    return "the number of frames is known when the videos are read"
+def cost(settings: Settings, shapes: Shapes) -> Cost:
+    """Count the frames."""
+    return Cost(images=shapes.test * shapes.frames, rest="the search for each cell in earlier frames")
 
 
 PROTOCOL = Protocol(

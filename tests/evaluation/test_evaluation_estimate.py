@@ -107,6 +107,14 @@ def test_more_images_are_never_less_work():
     assert offenders(of_kind(OnImages), is_never_less_work_for_more_images) == []
 
 
+def test_every_frame_of_a_video_is_a_pass(tmp_path):
+    tasks = (evaluation.make_task("tracking", {}),)
+    request = evaluation.Request("random", "textures:videos", tasks, backbone="resnet18w0.125")
+    prepared = evaluation.prepare(request, RunSettings(floors=False))
+    (stage,) = estimate.estimate(prepared, tmp_path, tmp_path).stages
+    assert stage.name == "tracking: 96 passes of images"  # 8 videos of 12 frames
+
+
 @pytest.mark.usefixtures("cores")
 def test_hours_and_gigabytes_of_imagenet():
     hours = {name: seconds_of(name, IMAGENET) / 3600 for name in HOURS}
