@@ -154,24 +154,7 @@ def prepare(
     backbone, origins = for_request(loaded, request, run)
     request = request.for_weights(loaded)
     layers = request.view.layers(backbone, request.layers)
-    data = open_train_test(request, run, in_memory)
-    if request.test_classes == "numbers":
-        data = dataclasses.replace(data, test=name_numbered(data.train, data.test))
-    check_groups(data.test, request.groups)
-    labels = any(task.kind.needs_labels for task in request.tasks)
-    _check_whole(request, data)
-    data = data if labels else without_useless_labels(data)
-    own_classes = isinstance(data.test.target, Classes) and has_own_classes(request.tasks)
-    if own_classes and not all(task.part for task in request.tasks):
-        train, test = unite_classes(data.train, data.test)
-        data = dataclasses.replace(data, train=train, test=test)
-    findings = tuple(
-        samples.check(data.train, data.test, labels=labels and not own_classes, copies=data.train is not data.test)
-    )
-    samples.raise_on_errors(findings)
-    if not own_classes and (labels or data.train.target.labelled):
-        train, test = match_classes(data.train, data.test, subset=request.test_classes == "subset")
-        data = dataclasses.replace(data, train=train, test=test)
+    data, findings = open_checked(request, run, in_memory)
     classifier = load_file_classifier(request, run, data)
     if classifier is not None:
         layers, data = resolve_layers(backbone, (classifier.layer,)), labelled_by(data, classifier)
@@ -198,6 +181,31 @@ def prepare(
     sets = tuple(open_sets(task, data, backbone.preprocessing, request.limit, run.seed) for task in request.tasks)
     further = sets, classifier, notes, tuple(_baselines(request, backbone)), bool(in_memory)
     return Prepared(request, run, loaded, backbone, layers, data, origins, findings, *further)
+
+
+def open_checked(
+    request: Request, run: RunSettings, in_memory: InMemoryData | None = None
+) -> tuple[TrainTest, tuple[Finding, ...]]:
+    """Open the data as the protocols take them, with matched classes; no weights are read and no image decoded."""
+    data = open_train_test(request, run, in_memory)
+    if request.test_classes == "numbers":
+        data = dataclasses.replace(data, test=name_numbered(data.train, data.test))
+    check_groups(data.test, request.groups)
+    labels = any(task.kind.needs_labels for task in request.tasks)
+    _check_whole(request, data)
+    data = data if labels else without_useless_labels(data)
+    own_classes = isinstance(data.test.target, Classes) and has_own_classes(request.tasks)
+    if own_classes and not all(task.part for task in request.tasks):
+        train, test = unite_classes(data.train, data.test)
+        data = dataclasses.replace(data, train=train, test=test)
+    findings = tuple(
+        samples.check(data.train, data.test, labels=labels and not own_classes, copies=data.train is not data.test)
+    )
+    samples.raise_on_errors(findings)
+    if not own_classes and (labels or data.train.target.labelled):
+        train, test = match_classes(data.train, data.test, subset=request.test_classes == "subset")
+        data = dataclasses.replace(data, train=train, test=test)
+    return data, findings
 
 
 def tell(findings: Sequence[Finding]) -> None:

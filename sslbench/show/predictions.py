@@ -24,7 +24,7 @@ from sslbench.results import Result, records
 from sslbench.runtime.progress import Progress
 from sslbench.show.page import Section
 from sslbench.show.pictures import RIGHT, WRONG, Panel
-from sslbench.show.record import AsTyped, ChosenImages, choose, reading, reopen, rows_of
+from sslbench.show.record import AsTyped, ChosenImages, choose, reading, reopen, reopen_data, rows_of
 from sslbench.solvers.neighbours import Scope, nearest
 from sslbench.targets import kinds
 from sslbench.targets.classes import Classes
@@ -122,13 +122,13 @@ def show_predictions(
     progress: Progress | None = None,
 ) -> list[Section]:
     """Return the best, median and worst test images; of kNN with their neighbours, from features computed again."""
-    knn = result.protocol.name == "knn"
-    prepared = reopen(result, typed, run, with_weights=knn)
-    test, rows = prepared.data.test, rows_of(prepared.data.test, scores.ids)
+    prepared = reopen(result, typed, run) if result.protocol.name == "knn" else None
+    test = (prepared.data if prepared else reopen_data(result, typed, run)).test
+    rows = rows_of(test, scores.ids)
     labels = kinds()[result.data.labels].from_values(scores.classes, scores.labels)
     groups = choose(quality(type(labels), labels.values, scores.scores), each)
     draw = _pictures(result, typed, test)
-    if not knn:
+    if prepared is None:
         return [_section(result, labels, scores, group, lambda row: draw(rows[row])) for group in groups]
     settings: KnnSettings = prepared.request.tasks[0].settings
     encoded = encode_parts(prepared.backbone, prepared.data, prepared.layers, prepared.run, store, progress)
@@ -210,8 +210,7 @@ def _pictures(result: Result, typed: AsTyped, source: Source) -> Callable[[int],
 
 def show_several(result: Result, scores: records.Scores, typed: AsTyped, run: RunSettings, each: int) -> list[Section]:
     """Return the best, median and worst samples of several images: pairs, triplets, videos."""
-    prepared = reopen(result, typed, run, with_weights=False)
-    test = prepared.data.test
+    test = reopen_data(result, typed, run).test
     target, rows = SeveralImages.of(test.target), rows_of(test, scores.ids)
     number, given = len(target.images), np.asarray(scores.scores)
     images = Source(test.name, tuple(map(str, range(number))), Unlabelled(number), target.images)
@@ -264,7 +263,7 @@ def show_segmentation(
     progress: Progress | None = None,
 ) -> list[Section]:
     """Return the best, median and worst test images with their maps, predicted again from features computed again."""
-    prepared = reopen(result, typed, run, with_weights=True)
+    prepared = reopen(result, typed, run)
     encoded = encode_parts(prepared.backbone, prepared.data, prepared.layers, prepared.run, store, progress)
     layer = prepared.layers[0].text
     train, test = encoded.train[layer], encoded.test[layer]

@@ -3,8 +3,8 @@
 import dataclasses
 import re
 import typing
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,14 +15,16 @@ from sslbench.data.decode.handlers import Reading
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
 from sslbench.errors import DataError, ResultError, SslbenchError, UsageError
-from sslbench.evaluation.preparation import Prepared, as_imbalanced, one_part, prepare
-from sslbench.evaluation.request import Request, make_task
+from sslbench.evaluation.preparation import Prepared, as_imbalanced, one_part, open_checked, prepare
+from sslbench.evaluation.request import Request, Task, make_task
 from sslbench.evaluation.settings import RunSettings
 from sslbench.names import from_file, refuse_location
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.protocols import find as find_protocol
 from sslbench.results import Result, records
 from sslbench.targets.imbalanced import Imbalanced
+
+Opened = TypeVar("Opened")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +112,39 @@ def _recorded(result: Result) -> tuple[str, str]:
     return location(result.data.train.name), location(result.data.test.name)
 
 
-def reopen(result: Result, typed: AsTyped, run: RunSettings, *, with_weights: bool) -> Prepared:
-    """Return the evaluation of a record, its data checked against the record's fingerprints."""
+def reopen_data(result: Result, typed: AsTyped, run: RunSettings) -> TrainTest:
+    """Return the data of a record, checked against its fingerprints; no weights are read."""
+    protocol = _protocol(result, typed)
+    kind, settings = find_protocol(protocol), dict[str, Any]()
+    if not kind.kind.needs_images:
+        # Which part is used follows from them. Contents of files, such as those of texts, are no settings.
+        known = {field.name for field in dataclasses.fields(kind.settings)}
+        settings = {name: value for name, value in result.protocol.settings.items() if name in known}
+    request, run = _requested(result, typed, run, make_task(protocol, settings), {"weights": "pixels"})
+    return _as_recorded(result, request, run, lambda each: (open_checked(request, each)[0], None))[0]
+
+
+def reopen(result: Result, typed: AsTyped, run: RunSettings) -> Prepared:
+    """Return the evaluation of a record, its data and weights checked against the record."""
+    task = make_task(_protocol(result, typed), result.protocol.settings)
+    request, run = _requested(result, typed, run, task, _network(result, typed))
+
+    def opened(run: RunSettings) -> tuple[TrainTest, Prepared]:
+        prepared = prepare(request, run)
+        return prepared.data, prepared
+
+    data, prepared = _as_recorded(result, request, run, opened)
+    if prepared.backbone.weights_sha256 != result.weights.sha256:
+        raise ResultError(
+            f"{result.weights.path} holds other weights than those of {result.file}: "
+            f"digest {prepared.backbone.weights_sha256[:16]}, the record has {result.weights.sha256[:16]}",
+            "Run the evaluation again.",
+        )
+    return dataclasses.replace(prepared, data=data)
+
+
+def _protocol(result: Result, typed: AsTyped) -> str:
+    """Return the protocol of a record whose images can be shown."""
     if result.weights.format == "features":
         raise ResultError(f"{result.file} is of features made elsewhere, so there are no images to show")
     protocol = typed.protocol or from_file(
@@ -121,6 +154,13 @@ def reopen(result: Result, typed: AsTyped, run: RunSettings, *, with_weights: bo
         raise ResultError(
             f"{result.file}: {result.protocol.name} scores several sets of images, which show cannot draw"
         )
+    return protocol
+
+
+def _requested(
+    result: Result, typed: AsTyped, run: RunSettings, task: Task, network: Mapping[str, Any]
+) -> tuple[Request, RunSettings]:
+    """Return the request of a record and its settings of the run."""
     hints = typing.get_type_hints(RunSettings)
     own = {name: convert(getattr(result, name), hints[name], name) for name in ("precision", "feature_dtype")}
     own["seed"] = split_seed(result)
@@ -128,11 +168,6 @@ def reopen(result: Result, typed: AsTyped, run: RunSettings, *, with_weights: bo
     # The decoder is among the values of the preprocessing.
     run = dataclasses.replace(run, **own, **skip, decoder=("reference",), floors=False, overlaps=False)
     data, test_data = locations(result, typed)
-    # Of the data alone; a protocol that runs the network would refuse pixels, and its settings another network.
-    alone = find_protocol(protocol).kind.needs_images and not with_weights
-    task = make_task(protocol, {} if alone else result.protocol.settings)
-    without = {"weights": "random", "backbone": "resnet18w0.125"} if alone else {"weights": "pixels"}
-    most = max(result.data.train.n, result.data.test.n)
     asked = result.request or {}
     request = Request(
         data=data,
@@ -141,40 +176,34 @@ def reopen(result: Result, typed: AsTyped, run: RunSettings, *, with_weights: bo
         label_column=typed.label_column or asked.get("label_column"),
         value_columns=() if typed.label_column else tuple(asked.get("value_columns", ())),
         tasks=(task,),
-        limit=most,
-        **(_network(result, typed) if with_weights else without),
+        limit=max(result.data.train.n, result.data.test.n),
+        **network,
     )
-    if " of " in result.data.test.name or " of " in result.data.train.name:
-        fractions = [run.test_fraction]
-    else:
-        fractions = [run.test_fraction, result.data.test.n / max(1, result.data.train.n + result.data.test.n)]
-    error: SslbenchError | None = None
+    return request, run
+
+
+def _as_recorded(
+    result: Result, request: Request, run: RunSettings, opened: Callable[[RunSettings], tuple[TrainTest, Opened]]
+) -> tuple[TrainTest, Opened]:
+    """Return the data of a record, and what was opened with them: one part in the place of both if it took one."""
+    fractions = [run.test_fraction]
+    if " of " not in result.data.test.name and " of " not in result.data.train.name:
+        fractions.append(result.data.test.n / max(1, result.data.train.n + result.data.test.n))
+    different: SslbenchError | None = None
     for fraction in dict.fromkeys(fractions):
-        prepared = _prepared(result, request, dataclasses.replace(run, test_fraction=fraction))
-        error = _difference(result, prepared.data)
-        if error is None:
-            if with_weights and prepared.backbone.weights_sha256 != result.weights.sha256:
-                raise ResultError(
-                    f"{result.weights.path} holds other weights than those of {result.file}: "
-                    f"digest {prepared.backbone.weights_sha256[:16]}, the record has {result.weights.sha256[:16]}",
-                    "Run the evaluation again.",
-                )
-            return prepared
-    raise error or ResultError(f"{result.file}: no data")
-
-
-def _prepared(result: Result, request: Request, run: RunSettings) -> Prepared:
-    """Return the prepared evaluation, with one part of the data in the place of both where the protocol takes one."""
-    try:
-        prepared = prepare(request, run)
-    except (DataError, UsageError) as error:
-        raise type(error)(
-            f"the data or weights of {result.file} cannot be used: {error.message}",
-            " ".join(filter(None, (error.remedy, "Data in another place: --data, --test-data, --label-col."))),
-        ) from error
-    part = prepared.request.tasks[0].part
-    data = as_imbalanced(prepared.data) if result.data.labels == Imbalanced.name else prepared.data
-    return dataclasses.replace(prepared, data=one_part(data, part))
+        try:
+            data, more = opened(dataclasses.replace(run, test_fraction=fraction))
+        except (DataError, UsageError) as error:
+            raise type(error)(
+                f"the data or weights of {result.file} cannot be used: {error.message}",
+                " ".join(filter(None, (error.remedy, "Data in another place: --data, --test-data, --label-col."))),
+            ) from error
+        data = as_imbalanced(data) if result.data.labels == Imbalanced.name else data
+        data = one_part(data, request.tasks[0].part)
+        different = _difference(result, data)
+        if different is None:
+            return data, more
+    raise different or ResultError(f"{result.file}: no data")
 
 
 def _difference(result: Result, data: TrainTest) -> SslbenchError | None:

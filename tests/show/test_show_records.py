@@ -144,6 +144,14 @@ def test_records_without_classes_of_single_images_have_pictures_too(photos, sslb
         assert "right candidate minus" in Path("out/index.html").read_text()
 
 
+def test_a_record_of_zero_shot_is_shown_without_its_texts_and_its_weights(photos, sslbench):
+    np.savez("texts.npz", features=np.random.default_rng(0).normal(size=(3, 64)), names=list(COLOURS))
+    assert sslbench("eval", "zero-shot", *NET, *SMALL, "text_features=texts.npz")[0] == 0
+    Path("texts.npz").unlink()
+    code, _, err = sslbench("show", record_of("zero-shot"), "--limit", "1", "--out", "out")
+    assert code == 0 and Path("out/worst.png").is_file(), err
+
+
 def test_a_record_of_all_features_together_names_the_picture_of_features(photos, sslbench):
     assert sslbench("eval", "geometry", *NET, *SMALL)[0] == 0
     code, _, err = sslbench("show", record_of("geometry"), "--out", "out")
