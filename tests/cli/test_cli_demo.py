@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from sslbench.cli.commands import demo
+from sslbench.cli.commands.demo import work as demo
 from sslbench.cli.main import main
 from sslbench.data.prepare import grey_digits
 from sslbench.data.prepare.grey_digits import SIDE, TRAIN, draw_digits
@@ -53,7 +53,7 @@ def test_the_demo_ends_with_a_score_and_with_what_it_promises(digits, tmp_path, 
                 shutil.copy(file, to)
         return folder
 
-    monkeypatch.setattr(grey_digits, "draw_digits", some)
+    monkeypatch.setattr(demo, "draw_digits", some)
     monkeypatch.setattr(demo, "LABELS", 4)
     costs = {"low-shot": {"costs": [1.0]}, "linear": {}}
     monkeypatch.setattr(demo, "make_task", lambda name, given: make_task(name, given | costs[name]))

@@ -1,26 +1,25 @@
-"""`sslbench demo`."""
+"""The pretraining, the evaluation and the pictures of the demo."""
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import click
+from typing import Any
 
 from sslbench import evaluation
-from sslbench.cli import options, terminal
+from sslbench.cli import terminal
+from sslbench.cli.commands.eval import table
 from sslbench.cli.commands.leaderboard import write_board
+from sslbench.cli.commands.pretrain.train import training_progress
 from sslbench.cli.echo import echo, note
-from sslbench.cli.flags import argument_options, flag
 from sslbench.config import build
-from sslbench.evaluation import make_task
+from sslbench.data.prepare.grey_digits import draw_digits
+from sslbench.evaluation import Request, RunSettings, Task, make_task
 from sslbench.library.recipes import compose_pretraining
-from sslbench.pretraining import PretrainRequest, PretrainSettings, pretrain
-from sslbench.runtime.folders import refuse_unwritable
-
-if TYPE_CHECKING:
-    from sslbench.evaluation import Request, RunSettings, Task
-    from sslbench.pretraining import PretrainingOutcome
-    from sslbench.results import Result
+from sslbench.pretraining import PretrainingOutcome, PretrainRequest, PretrainSettings, pretrain
+from sslbench.results import Result
+from sslbench.show.record import AsTyped
+from sslbench.show.results import RecordPictures, show_record
+from sslbench.show.scatter import points_of_images, show_scatter
+from sslbench.train.observers.always import always
 
 BACKBONE = "resnet18w0.25"
 EPOCHS = 30
@@ -64,37 +63,15 @@ enough: for most digits there is another one of similar grey. The demo is about 
 """
 
 
-@click.command("demo")
-@argument_options
-@options.message_options
-def command(
-    out: str = flag("Folder for all output.", "-o", "--out", default="sslbench-demo", show_default=True),
-    seed: int = flag(
-        "Seed of the drawing, the split, the training and the labels.",
-        default=0,
-        within="[0, 4294967295]",
-        show_default=True,
-    ),
-) -> None:
-    """Pretrain a small ResNet on drawn digits with SimCLR and evaluate it with few labels; offline, two minutes.
-
-    Training uses no labels and no test images. low-shot and linear score the features; the untrained network and raw
-    pixels are the floors. Table, page and pictures follow.
-    """
-    terminal.show_messages()
-    refuse_unwritable(Path(out))
-
-    from sslbench.cli.commands.eval import table
-    from sslbench.data.prepare.grey_digits import draw_digits
-
-    folder = Path(out)
+def run_demo(folder: Path, seed: int) -> None:
+    """Draw the digits, pretrain, evaluate, and print what was found; every file goes into the folder."""
     evaluation.check_writable(folder)
     note(TASK)
     digits = draw_digits(folder / f"digits-seed{seed}", seed)
     outcome = pretrain_on(digits, folder / f"pretrained-seed{seed}", seed)
-    run = evaluation.RunSettings(device="auto", seed=seed)
+    run = RunSettings(device="auto", seed=seed)
     with terminal.progress() as progress:
-        request = evaluation.Request(weights=str(outcome.weights), data=str(digits), tasks=tasks())
+        request = Request(weights=str(outcome.weights), data=str(digits), tasks=tasks())
         prepared = evaluation.prepare(request, run)
         results = evaluation.evaluate(
             prepared, store=folder / "features", out=folder / "results", command="sslbench demo", progress=progress
@@ -114,17 +91,14 @@ def command(
     echo("  sslbench eval low-shot linear --weights runs/simclr-resnet50/weights.torch --data photos/")
 
 
-def tasks() -> "tuple[Task, ...]":
+def tasks() -> tuple[Task, ...]:
     """Return the protocols of the demo with their settings."""
     return make_task("low-shot", {"k": [LABELS]}), make_task("linear", {})
 
 
-def pretrain_on(digits: Path, out: Path, seed: int, **changed: Any) -> "PretrainingOutcome":
+def pretrain_on(digits: Path, out: Path, seed: int, **changed: Any) -> PretrainingOutcome:
     """Pretrain on the training part, or find the weights of an earlier demo."""
     import torch
-
-    from sslbench.cli.commands.pretrain.train import training_progress
-    from sslbench.train.observers.always import always
 
     values = compose_pretraining("simclr", SETTINGS | {"seed": seed} | changed, {}).values
     settings = build(PretrainSettings, values, "demo")
@@ -141,12 +115,8 @@ def pretrain_on(digits: Path, out: Path, seed: int, **changed: Any) -> "Pretrain
         torch.set_num_threads(threads)
 
 
-def _draw(request: "Request", result: "Result", run: "RunSettings", folder: Path) -> None:
+def _draw(request: Request, result: Result, run: RunSettings, folder: Path) -> None:
     """Draw the features in the plane, and the best, median and worst test images, as `sslbench show` does."""
-    from sslbench.show.record import AsTyped
-    from sslbench.show.results import RecordPictures, show_record
-    from sslbench.show.scatter import points_of_images, show_scatter
-
     store = folder / "features"
     some = dataclasses.replace(request, tasks=())
     points = points_of_images(some, run, store=store, progress=None)
@@ -155,7 +125,7 @@ def _draw(request: "Request", result: "Result", run: "RunSettings", folder: Path
     show_record(Path(str(result.file)), pictures, run, folder / "show-images", command="sslbench demo")
 
 
-def verdict(results: "list[Result]") -> list[str]:
+def verdict(results: list[Result]) -> list[str]:
     """Return a line per protocol: its score and interval against the untrained network and pixels."""
     lines = []
     for result in results:
