@@ -23,6 +23,7 @@ from sslbench.targets.none import Unlabelled
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.objects import Boxes
 from sslbench.targets.target import Images, OfClasses, Target
+from sslbench.targets.texts import Texts
 
 S = TypeVar("S", bound=Source)
 
@@ -230,7 +231,10 @@ def join_labels(labels: Mapping[str, Target], name: str = "") -> tuple[Target, t
       its samples (`labels.among_classes`).
     - without labels in some sources: without labels in all, since pretraining needs none; it is noted.
     - numbers to predict: the same in all.
+    - texts: those of all.
     """
+    if all(isinstance(part, Texts) for part in labels.values()):
+        return Texts(tuple(own for part in labels.values() for own in Texts.of(part).texts)), ()
     if any(isinstance(part, Numbers) for part in labels.values()):
         return _numbers(labels, name), ()
     if not all(part.labelled for part in labels.values()):

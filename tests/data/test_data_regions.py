@@ -325,6 +325,22 @@ def test_regions_and_their_texts_are_ranked_with_the_image_as_the_unit(tmp_path)
     assert (tmp_path / "show" / "best-median-and-worst-queries.png").is_file()
 
 
+def test_texts_of_several_layouts_are_joined(tmp_path):
+    parts = {"vg": make(tmp_path / "vg", "genome"), "ref": f"{make(tmp_path / 'ref', 'refcoco')}?part=testA"}
+    parts = {name: open_as(f"{place}{'&' if '?' in place else '?'}min_size=4", Texts) for name, place in parts.items()}
+    text = f"several:vg={tmp_path / 'vg'}?min_size=4,ref={tmp_path / 'ref'}?part=testA&min_size=4"
+    joined = open_as(text, Texts)
+    for split, source in joined.items():
+        own = {name: sources[split] for name, sources in sorted(parts.items()) if split in sources}
+        assert source.ids == tuple(f"{name}/{sample}" for name, each in own.items() for sample in each.ids)
+        assert source.target.texts == tuple(text for each in own.values() for text in each.target.texts)
+        assert source.grouped_by and len(set(source.attributes[source.grouped_by])) < len(source)
+    assert len(joined["test"]) == sum(len(sources["test"]) for sources in parts.values())
+    (tmp_path / "two.yaml").write_text("sources:\n  a: {data: vg/, label_column: species}\n")
+    with pytest.raises(UsageError, match="a: columns have no effect on data with texts"):
+        open_as(str(tmp_path / "two.yaml"), Texts)
+
+
 def test_check_data_counts_the_texts_of_regions_and_shows_them_with_the_images(tmp_path, capsys):
     write_genome(tmp_path / "vg", SAMPLES)
     file = tmp_path / "vg" / "region_descriptions.json"

@@ -21,13 +21,14 @@ from sslbench.data.format import (
 from sslbench.data.formats import yolo
 from sslbench.data.joined import join
 from sslbench.data.objects import ObjectSource
-from sslbench.data.open import open_data
+from sslbench.data.open import open_as, open_data
 from sslbench.data.open import open_objects as open_boxes
 from sslbench.data.source import ORIGIN, Source
 from sslbench.data.wording import counted, part_name, some
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.names import did_you_mean, refuse_location
 from sslbench.targets.objects import Boxes
+from sslbench.targets.texts import Texts
 
 SUFFIXES = (".yaml", ".yml")
 S = TypeVar("S", bound=Source)
@@ -88,11 +89,23 @@ def open(request: SampleRequest[NoOptions]) -> dict[str, Source]:
 
 def open_objects(spec: str) -> dict[str, ObjectSource]:
     """Return the images of several sources with their objects, splits joined by their names; see `joined.join`."""
+    parts = _without_columns(spec, "boxes")
+    return _joined(spec, parts, _each(spec, parts, lambda part: open_boxes(part.data)))
+
+
+def open_texts(spec: str) -> dict[str, Source]:
+    """Return the images or regions of several sources with their texts, splits joined by their names."""
+    parts = _without_columns(spec, "texts")
+    return _joined(spec, parts, _each(spec, parts, lambda part: open_as(part.data, Texts)))
+
+
+def _without_columns(spec: str, kind: str) -> dict[str, ListedSource]:
+    """Return the sources, whose data of that kind have no columns to name."""
     parts = _listed(spec)
     for name, part in parts.items():
         if part.image_column or part.label_column:
-            raise UsageError(f"{spec}: {name}: columns have no effect on data with boxes")
-    return _joined(spec, parts, _each(spec, parts, lambda part: open_boxes(part.data)))
+            raise UsageError(f"{spec}: {name}: columns have no effect on data with {kind}")
+    return parts
 
 
 def _listed(spec: str) -> dict[str, ListedSource]:
@@ -209,5 +222,5 @@ _COLUMNS: frozenset[Column] = frozenset(("image", "label", "attribute", "value")
 FORMAT = SourceFormat(
     __doc__,
     SampleReader(recognises, open, NoOptions, _COLUMNS),
-    {Boxes: plain_reader(recognises, open_objects)},
+    {Boxes: plain_reader(recognises, open_objects), Texts: plain_reader(recognises, open_texts)},
 )
