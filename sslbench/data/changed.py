@@ -20,7 +20,7 @@ from sslbench.data.decode.handlers import (
     picture_decoder,
     picture_of,
 )
-from sslbench.data.decode.picture import Decoded, OtherChannels, UnreadableImage, Wanted, as_wanted
+from sslbench.data.decode.picture import GREY_TO_RGB, Decoded, OtherChannels, UnreadableImage, Wanted, as_wanted
 from sslbench.data.images import digests_with
 from sslbench.data.sharded import by_shard
 from sslbench.data.source import Source
@@ -87,7 +87,7 @@ class Bands(OfRows):
             whole = all_of(error.channels)
         image, conversions = whole.image[list(self.take)], whole.conversions
         if len(image) == 1 and decoder.wanted.channels == 3:
-            image, conversions = image.repeat(3, 1, 1), (*conversions, "grey to RGB")
+            image, conversions = image.repeat(3, 1, 1), (*conversions, GREY_TO_RGB)
         image = image.permute(1, 2, 0).contiguous().permute(2, 0, 1)  # interleaved, which makes resizing fast
         return as_wanted(Decoded(image, conversions), self.path(index), decoder.wanted)
 

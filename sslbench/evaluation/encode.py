@@ -13,6 +13,7 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.int8 import calibrated
 from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.data.clips import noun_of, views_of
+from sslbench.data.decode.picture import GREY_TO_RGB
 from sslbench.data.groups import source_groups
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest
@@ -140,7 +141,7 @@ def extract_part(
     *,
     level: int = logging.INFO,
 ) -> Extraction:
-    """Extract the features of one part of the data, and log the counts of images; the time at `level`."""
+    """Extract the features of one part of the data, and log the counts of images at `level`."""
     title = f"{backbone.title} on {source.name}"
     extraction = extract(
         backbone,
@@ -159,7 +160,9 @@ def extract_part(
         log.info("features found in the store are read from there (-v names them)")
         log.debug(f"{title}: features found in the store, no image decoded")
     for conversion, count in sorted(extraction.conversions.items()):
-        log.info(f"{source.name}: {count} {noun}: {conversion}")
+        # A network of one channel takes the luminance, by which grey images are as they were.
+        unchanged = conversion == GREY_TO_RGB and backbone.preprocessing.channels == 1
+        log.log(logging.DEBUG if unchanged else level, f"{source.name}: {count} {noun}: {conversion}")
     if extraction.unreadable:
         warning = left_out_warning(source.every_image(), [row["path"] for row in extraction.unreadable])
         log.warning(warning, extra={"once": True})  # pixels and the untrained network meet the same images

@@ -242,7 +242,7 @@ def recorded(
         unasked = subject.weights.is_floor or note.startswith("Default values of ")
         log.log(logging.DEBUG if unasked else logging.INFO, f"{task.protocol}: {note}")
     if same := _without_differences(outcome, train, test):
-        log.warning(f"{task.protocol}: {same}")
+        log.warning(f"{task.protocol} on {subject.weights.name}: {same}")
         outcome = dataclasses.replace(outcome, notes=(*outcome.notes, same))
     costs, stage = subject.costs or Costs(), stage or Stage(seconds=round(seconds, 3))
     ranked = None  # for each draw the number of classes ranked before the true one

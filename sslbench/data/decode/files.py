@@ -24,6 +24,7 @@ from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, UnidentifiedImageEr
 
 from sslbench.data.decode.picture import (
     CUT,
+    GREY_TO_RGB,
     RGB,
     UPRIGHT,
     Decoded,
@@ -97,7 +98,7 @@ def decode(data: bytes | npt.NDArray[np.uint8], path: str, wanted: Wanted = RGB)
                 with suppress(RuntimeError):
                     with _stderr_of_libjpeg() as told:
                         image = decode_jpeg(data)
-                    decoded = Decoded(image, ("grey to RGB",) * (header.channels == 1) + (DAMAGED,) * bool(told))
+                    decoded = Decoded(image, (GREY_TO_RGB,) * (header.channels == 1) + (DAMAGED,) * bool(told))
                     return upright(decoded, orientation(data) if header.has_metadata else 1)
         return decode_with_pillow(data, path, wanted)
 
@@ -430,7 +431,7 @@ def from_pillow(image: Image.Image, path: str, wanted: Wanted, codec: str = "") 
     if wanted.channels == 4 and alpha:
         return from_array(np.asarray(image.convert("RGBA")), path, wanted, (*conversions, f"{mode} to RGBA"))
     if mode in _GREY_MODES:
-        conversions.append("grey to RGB")
+        conversions.append(GREY_TO_RGB)
     elif mode in ("P", "PA"):
         conversions.append("palette to RGB")
     elif mode not in ("RGB", "RGBA", "RGBX", "RGBa"):

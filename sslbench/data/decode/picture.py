@@ -62,6 +62,8 @@ class OtherChannels(UnreadableImage):
 
 CUT = "16 bit to 8 bit"
 """Conversion of samples of 16 bits to their upper 8."""
+GREY_TO_RGB = "grey to RGB"
+"""Conversion of one channel to three that are equal."""
 _FEW_LEVELS = 16
 _TOO_DARK = (
     "samples of 16 bits below 4,096, whose upper 8 bits have 16 levels at most; scale them to 8 bits, or give "
@@ -175,7 +177,7 @@ def from_array(
     channels = pixels.shape[2]
     if channels == 1 and wanted.channels == 3:
         pixels = np.repeat(pixels, 3, axis=2)
-        done.append("grey to RGB")
+        done.append(GREY_TO_RGB)
     elif channels != wanted.channels:
         raise OtherChannels(path, channels, wanted.channels)
     # Interleaved channels in memory. 65,535 / 257 = 255. A copy: Pillow's arrays are read-only, of which torch warns.

@@ -118,7 +118,9 @@ def _print_layers(results: list[Result]) -> None:
     for (protocol, weights, _, on), scores in groups.items():
         if len(scores) > 1:
             order = sorted(scores, key=lambda layer: -scores[layer])
-            echo(f"{protocol} on {weights}: best layers on {on}: {', '.join(f'{n} {scores[n]:.3f}' for n in order)}")
+            echo_text(
+                f"{protocol} on {weights}: best layers on {on}: {', '.join(f'{n} {scores[n]:.3f}' for n in order)}"
+            )
 
 
 def _print_groups(results: list[Result]) -> None:

@@ -14,7 +14,15 @@ import numpy.typing as npt
 
 from sslbench.arrays import IntArray
 from sslbench.data.decode.handlers import PictureDecoder, make_decoder
-from sslbench.data.decode.picture import Decoded, OtherChannels, UnreadableImage, Wanted, as_wanted, check_size
+from sslbench.data.decode.picture import (
+    GREY_TO_RGB,
+    Decoded,
+    OtherChannels,
+    UnreadableImage,
+    Wanted,
+    as_wanted,
+    check_size,
+)
 from sslbench.data.images import DIGEST_BYTES, UNREADABLE_DIGEST, Files
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
@@ -87,7 +95,7 @@ class AssetImages:
             conversions += [done for done in part.conversions if done not in conversions]
         image = torch.from_numpy(np.stack([bands[channel] for channel in range(len(self.channels))]))
         if len(image) == 1 and decoder.wanted.channels == 3:
-            image, conversions = image.repeat(3, 1, 1), [*conversions, "grey to RGB"]
+            image, conversions = image.repeat(3, 1, 1), [*conversions, GREY_TO_RGB]
         return as_wanted(Decoded(image, tuple(conversions)), self.path(index), decoder.wanted)
 
     def read(self, index: int) -> npt.NDArray[np.uint8]:
