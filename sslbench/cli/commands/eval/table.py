@@ -38,8 +38,6 @@ def print_results(results: list[Result]) -> None:
         flags += ["selected on test"] if str(result.selected.get("on", "")).startswith("test") else []
         flags += ["underfitted"] if underfitted(result) else []
         flags += ["partial weights"] if result.weights.partial else []
-        parts = {"n = ": result.data.test, "train: ": result.data.train}
-        flags += [f"{title}{part.n_used} of {part.n}" for title, part in parts.items() if part.n_used < part.n]
         value = _number(metric.value) + (f" ({', '.join(flags)})" if flags else "")
         train = "" if result.train is None else _number(result.train)
         *names, _ = _names(result, results)
@@ -58,6 +56,8 @@ def print_results(results: list[Result]) -> None:
             _print_detections(result)
     _print_layers(results)
     remarks = _floors(results) + _missing_floors(results)
+    parts = [part for result in results for part in (result.data.train, result.data.test)]
+    remarks += [f"{part.name}: n = {part.n_used:,} of {part.n:,} samples" for part in parts if part.n_used < part.n]
     remarks += [line for result in results if (line := _overlaps(result))]
     remarks += [_trainings(result) for result in results if result.seeds is not None]
     # Results of several layers have the same remark.
