@@ -178,6 +178,8 @@ def test_list_and_show_print_what_there_is(capsys):
     assert "sklearn:digits" in out
     _, out, _ = run(capsys, "show", "knn")
     assert "temperature=0.07" in out
+    code, _, err = run(capsys, "show", __file__)
+    assert code == 2 and "sslbench inspect" in err, "a path that is no record"
 
 
 def test_python_dash_m_works():

@@ -1,5 +1,6 @@
 """`sslbench show`: pictures of features and predictions, and printed definitions."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -112,6 +113,12 @@ def print_definition(name: str) -> None:
                 echo(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110).rstrip())
             return
     valid = {*list_names("protocol"), *(n for kind in kinds for n in list_names(kind))}
+    if Path(name).exists():
+        words = shlex.quote(name)
+        raise UsageError(
+            f"{name} is no result record, and nothing has this name",
+            f"Pictures of weights: sslbench show --weights {words}; what a path holds: sslbench inspect {words}",
+        )
     raise UsageError(f"there is nothing called '{name}'", plugin_remedy(name) or did_you_mean(name, valid))
 
 
