@@ -53,6 +53,7 @@ def test_every_score_is_told_without_the_suspects_too(overlapping, sslbench):
     text = " ".join(out.split())
     assert "20 suspected overlaps" in text or "19 suspected overlaps" in text
     assert "top1 without them" in text and " .. " in text.partition("top1 without them")[2]
+    assert Path(text.partition("listed in ")[2].split()[0]).is_file()
 
 
 def test_clean_data_have_no_pairs(world, sslbench):

@@ -200,7 +200,8 @@ def _overlaps(result: Result) -> str:
         without = f"; {result.headline} without them {_number(found.without.value)} ({_interval(found.without)})"
     overlaps = f"{found.n:,} suspected overlap{'s' if found.n > 1 else ''} between train and test"
     where = f"{_protocol(result)} on {result.weights.name}, {result.layer}"
-    return f"{where}: {overlaps}{without}, listed in {found.pairs_file}"
+    listed = result.file.with_name(found.pairs_file) if result.file and found.pairs_file else found.pairs_file
+    return f"{where}: {overlaps}{without}, listed in {listed}"
 
 
 def _trainings(result: Result) -> str:
