@@ -94,7 +94,7 @@ def _single_classes(train: Source, test: Source) -> list[Finding]:
     elif singletons:
         findings.append(Finding("note", f"{train.name} has one {noun_of(train)} only of: {some(singletons, 5)}"))
     findings += _names_as_labels(train, len(there))
-    leads = "balanced accuracy leads, but for benchmarks and presets"
+    leads = "balanced accuracy leads; benchmarks and presets keep their metric"
     return [
         *findings,
         *(dataclasses.replace(each, message=f"{each.message}: {leads}") for each in _imbalance(train, there)),
