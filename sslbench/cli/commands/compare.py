@@ -93,8 +93,8 @@ def _print(found: "list[Comparison]") -> None:
     rows = []
     for one in found:
         layer = one.a.layer if one.a.layer == one.b.layer else f"{one.a.layer} / {one.b.layer}"
-        names = f"{one.a.weights.name}, {one.b.weights.name}" if several else ""
-        cells = [names, one.a.protocol.name, layer, one.metric, one.verdict]
+        both = f"{one.a.weights.name}, {one.b.weights.name}" if several else ""
+        cells = [both, one.a.protocol.name, layer, one.metric, one.verdict]
         cells += [_number("{:.2f}", one.value_a), _number("{:.2f}", one.value_b), _number("{:+.2f}", one.difference)]
         cells += [_number("{:+.2f} .. {:+.2f}", one.low, one.high), f"{one.n:,}", _p(one.p_mcnemar)]
         rows.append([*cells, _p(one.p_holm) if len(found) > 1 else ""])
