@@ -11,6 +11,7 @@ of their training images.
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -327,9 +328,16 @@ def cost(settings: Settings, shapes: Shapes) -> Cost:
     return dataclasses.replace(probe, scores=8.0 * shapes.test)
 
 
+@dataclasses.dataclass(frozen=True)
+class _OnPlaces(OnFeatures[Settings]):
+    """Protocol on features of images with places."""
+
+    default: ClassVar[tuple[str, str]] = ("sklearn:digit-places", "the handwritten digits at made places")
+
+
 PROTOCOL = Protocol(
     version=1,
     summary="Place of an image: a linear classifier of cells of the globe, scored in kilometres.",
     settings=Settings,
-    kind=OnFeatures(check, run, cost=cost, takes=(Numbers,), check_test=check_test),
+    kind=_OnPlaces(check, run, cost=cost, takes=(Numbers,), check_test=check_test),
 )

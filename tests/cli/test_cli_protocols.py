@@ -88,7 +88,7 @@ def test_a_dry_run_writes_nothing(places, sslbench):
 
 
 WITHOUT_PLACES = [
-    (RUN, "geolocation needs the place of every image, and the train samples have one class each"),
+    ((*RUN, "--data", "sklearn:digits"), "needs the place of every image, and the train samples have one class each"),
     ((*RUN, "--data", "places.csv", "--label-col", "continent"), "--data images.csv --value-col lat,lon"),
     ((*RUN, "--data", "places.csv", "--value-col", "lon,lat", "min_images=5"), "not a latitude in degrees, -90 to 90"),
     ((*RUN, "--data", "places.csv", "--value-col", "lat"), "have 1: lat"),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
+from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.regression import great_circle_distances, unit_vectors
@@ -155,6 +156,16 @@ def test_chance_is_the_expectation_over_cells_by_frequency():
     assert outcome.chance["accuracy@200km"] == pytest.approx(frequency.mean())
     pairs = great_circle_distances(CITIES[:, None].repeat(40, 1), test.target.values)
     assert outcome.chance["mean_error_km"] == pytest.approx(float(frequency @ pairs.mean(axis=1)), rel=0.01)
+
+
+def test_each_bundled_digit_lies_around_a_point_of_its_own():
+    places, digits = (open_data(f"sklearn:{name}")["all"] for name in ("digit-places", "digits"))
+    assert places.images.digests().tolist() == digits.images.digests().tolist()
+    of_digit = [places.target.values[digits.target.values == digit] for digit in range(10)]
+    centres = np.array([each.mean(axis=0) for each in of_digit])
+    apart = great_circle_distances(centres[:, None].repeat(10, 1).reshape(-1, 2), np.tile(centres, (10, 1)))
+    assert np.sort(apart)[10] > 2000  # behind the ten of each to itself
+    assert all(np.median(great_circle_distances(each, each.mean(axis=0) + 0 * each)) < 100 for each in of_digit)
 
 
 def test_places_without_meaning_are_predicted_at_chance():
