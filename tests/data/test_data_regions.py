@@ -15,8 +15,11 @@ from helpers.annotated import (
     write_masks,
     write_references,
 )
+from helpers.serving import serving
 
 from sslbench.cli.main import main
+from sslbench.data import remote
+from sslbench.data.decode.handlers import picture_decoder, picture_of
 from sslbench.data.formats.coco.rows import json_list
 from sslbench.data.objects import view
 from sslbench.data.objects.regions import collate
@@ -245,6 +248,21 @@ def test_captions_of_masks_come_from_tables_or_annotations(tmp_path):
     (tmp_path / "one.tsv").write_text('99-0-990\t[{"caption": "x"}]')
     with pytest.raises(DataError, match="no caption is of a region of these images"):
         open_as(f"{tar}?captions=one.tsv", Texts)
+
+
+def test_masks_are_streamed_from_an_address(tmp_path, monkeypatch):
+    monkeypatch.setenv("SSLBENCH_CACHE", str(tmp_path / "cache"))
+    with serving(tmp_path / "served") as server:
+        local = open_as(str(write_masks(tmp_path / "served" / "sa_000000.tar", SAMPLES)), Texts)["all"]
+        far = open_as(f"{server.address}/sa_000000.tar", Texts)["all"]
+        assert far.ids == local.ids and far.target.texts == local.target.texts
+        assert far.name == f"{server.address}/sa_000000.tar"
+        for file in remote.folder().rglob("*.tar"):
+            file.unlink()
+        shown = [picture_of(each.images, 0, picture_decoder(None, each.images)) for each in (local, far)]
+        assert shown[0].image.equal(shown[1].image)
+        assert server.fetched()["sa_000000.tar"] == 2
+    remote._HELD.clear()
 
 
 def test_damage_is_named_with_its_file(tmp_path):

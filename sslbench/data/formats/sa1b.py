@@ -6,6 +6,7 @@ annotation, or lines of `?captions=FILE.tsv` (SA-1B-Cap of segment-caption-anyth
 list of {"caption": ...}. Images are read from the tar files as they are; annotations of one file at a time.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from sslbench.config import setting
+from sslbench.data import remote
 from sslbench.data.containers.index import Index, indexed
 from sslbench.data.containers.members import in_clutter, is_image, safe_name
 from sslbench.data.containers.slices import joined, whole_places
@@ -58,7 +60,8 @@ def recognises(spec: str) -> bool:
         path = Path(expanded(spec)[0])
         if path.is_dir():
             return any(map(_annotates, _first_json(path)))
-        return path.suffix.lower() == ".tar" and path.is_file() and _tar_annotates(path)
+        is_tar = path.suffix.lower() == ".tar" and (path.is_file() or remote.is_copy(path))
+        return is_tar and _tar_annotates(path)
     except (OSError, DataError, UsageError):
         return False
 
@@ -77,7 +80,7 @@ def _first_json(folder: Path) -> Iterator[str]:
 
 
 def _tar_annotates(path: Path) -> bool:
-    with open_regular(str(path)) as file:
+    with _present(path), open_regular(str(path)) as file:
         for _, member in zip(range(_MOST_MEMBERS), tar_members(str(path), file), strict=False):
             if member.name.lower().endswith(".json"):
                 file.seek(member.offset_data)
@@ -85,17 +88,28 @@ def _tar_annotates(path: Path) -> bool:
     return False
 
 
+def _origin(path: Path) -> remote.Origin | None:
+    """Return the origin of a tar file that is copied from a URL when it is read; None for a local one."""
+    return remote.origin_of(path) if remote.is_copy(path) else None
+
+
+def _present(path: Path) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which a tar file lies at its path."""
+    origin = _origin(path)
+    return contextlib.nullcontext() if origin is None else remote.opened(origin)
+
+
 def open_objects(spec: str, options: MaskBoxes) -> dict[str, ObjectSource]:
     """Return the images with the masks, boxes and points of their regions, all of one class."""
     paths = [Path(name) for name in expanded(spec)]
-    if missing := [str(path) for path in paths if not path.exists()]:
+    if missing := [str(path) for path in paths if not path.exists() and not remote.is_copy(path)]:
         raise DataError(f"{spec}: {len(missing):,} of {counted(len(paths), 'shard')} missing: {some(missing)}")
     captions = _captions(paths[0] if paths[0].is_dir() else paths[0].parent, options.captions)
     in_folder = paths[0].is_dir()
     if in_folder and len(paths) > 1:
         raise UsageError(f"{spec} names several folders", "Join them: several:a=FOLDER,b=FOLDER.")
     names, images, texts = _of_folder(paths[0]) if in_folder else _of_tars(paths)
-    columns, sizes = ObjectColumns(spec), np.zeros((len(names), 2), dtype=np.int64)
+    columns, sizes = ObjectColumns(remote.shown(spec, _origin(paths[0]))), np.zeros((len(names), 2), dtype=np.int64)
     used = 0
     for i, (shown, text) in enumerate(texts):
         sizes[i], found = _add(columns, shown, i, text, captions)
@@ -120,8 +134,9 @@ def _of_folder(root: Path) -> tuple[list[str], Images, Texts]:
 
 def _of_tars(paths: Sequence[Path]) -> tuple[list[str], Images, Texts]:
     parts, ids, places = [], list[str](), list[tuple[Path, str, int, int]]()
-    for path in paths:
-        index, stamp = indexed(path, "sa1b 1", _build)
+    origins = [_origin(path) for path in paths]
+    for path, origin in zip(paths, origins, strict=True):
+        index, stamp = indexed(path, "sa1b 1", _build, origin)
         rows = {name: i for i, name in enumerate(index.names)}
         images = [i for name, i in rows.items() if is_image(name)]
         of_images = [f"{index.names[i].rpartition('.')[0]}.json" for i in images]
@@ -132,13 +147,13 @@ def _of_tars(paths: Sequence[Path]) -> tuple[list[str], Images, Texts]:
         places += [(path, name, *index.numbers[rows[name]].tolist()) for name in of_images]
     if len(set(ids)) < len(ids):
         raise DataError(f"{paths[0]} and others: {some(sorted(i for i in set(ids) if ids.count(i) > 1))} stand twice")
-    return ids, joined(parts), _read_all(places)
+    return ids, joined(parts, origins), _read_all(places)
 
 
 def _read_all(places: Sequence[tuple[Path, str, int, int]]) -> Texts:
     """Yield the contents of members, one file open at a time."""
     for path, members in itertools.groupby(places, key=lambda place: place[0]):
-        with path.open("rb") as file:
+        with _present(path), path.open("rb") as file:
             for _, name, offset, size in members:
                 file.seek(offset)
                 yield printable(f"{path}/{name}"), file.read(size)

@@ -226,8 +226,7 @@ def open(spec: str) -> dict[str, Source]:
     share names, the name of the shard stands before them.
     """
     shards = _shards(spec)
-    if (origin := shards[0].origin) is not None and remote.is_url(origin.url):
-        spec = f"{origin.url.partition('?')[0].rpartition('/')[0]}/{Path(spec).name}"
+    spec = remote.shown(spec, shards[0].origin)
     indexes = [_indexed(shard) for shard in shards]
     images = _images(shards, indexes)
     found = [index for index, _ in indexes]

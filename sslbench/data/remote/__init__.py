@@ -177,6 +177,13 @@ def origin_of(path: Path) -> Origin | None:
     return Origin(url, state, stat.st_size, str(_place_of(f"unpacked://{urllib.parse.quote(url)}")))
 
 
+def shown(spec: str, origin: Origin | None) -> str:
+    """Return the URL, with its braces, of a location of shards whose first one has this origin; else the location."""
+    if origin is None or not is_url(origin.url):
+        return spec
+    return f"{origin.url.partition('?')[0].rpartition('/')[0]}/{Path(spec).name}"
+
+
 def was_fetched(url: str) -> bool:
     """Return whether there is a copy of a URL, current or outdated."""
     return _place_of(url).is_file()
