@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from helpers.targets import shifted_pairs, warped_pairs
+from helpers.targets import shifted_pairs, texture, warped_pairs
+from PIL import Image
 from torch import nn
 
 from sslbench.backbones.in_memory import from_module
@@ -178,3 +179,15 @@ def test_layers_with_a_pool_are_refused():
     backbone = cells_network()
     with pytest.raises(UsageError, match="not pooled"):
         PROTOCOL.kind.rows(backbone, resolve_layers(backbone, ("0:avg",)), shifted_pairs(), Settings(), seed=0)
+
+
+def test_a_picture_that_cannot_be_read_is_one_message_and_may_be_left_out(tmp_path, sslbench):
+    for name in ("a.png", "b.png"):
+        Image.fromarray(texture(np.random.default_rng(ord(name[0])))).save(tmp_path / name)
+    (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:60])
+    words = ("eval", "correspondence", "--weights", "random", "--backbone", "resnet18w0.125", "--no-floors")
+    words += ("--data", f"homography:{tmp_path}", "size=32", "--out", str(tmp_path / "results"))
+    code, _, err = sslbench(*words)
+    assert code == 1 and "cannot be read" in err and "a.png: truncated PNG" in err and "Traceback" not in err
+    code, _, err = sslbench(*words, "--on-error", "skip")
+    assert code == 0 and "6 of 12 images cannot be read and are left out" in err, err

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from PIL import Image
 
 from sslbench.arrays import OfRows
+from sslbench.data.changed import ChangedPictures
 from sslbench.data.decode.files import orientation, stored_size, strict_and_silent, upright_size
-from sslbench.data.decode.picture import UPRIGHT
+from sslbench.data.decode.picture import UPRIGHT, UnreadableImage
 from sslbench.data.images import Files
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
@@ -55,7 +56,7 @@ def _head(images: Images, index: int) -> tuple[tuple[int, int] | None, int, bool
             turn = orientation(image) if tagged else 1
             size = upright_size(image, turn)
             return size, turn, size == stored_size(image)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+    except (OSError, SyntaxError, ValueError, UnreadableImage, Image.DecompressionBombError):
         return None, 1, True
 
 
@@ -74,6 +75,8 @@ def unknown_orientation(name: str, images: Images, *, sized: bool) -> str | None
     """
     while hasattr(images, "images"):  # crops, or channels, of others
         images = images.images
+    if isinstance(images, ChangedPictures):  # of upright pictures, with annotations of the changed ones
+        return None
     with ThreadPoolExecutor(_THREADS) as pool:
         heads = list(pool.map(lambda index: _head(images, index), range(len(images))))
     turned = [index for index, (_, turn, same) in enumerate(heads) if turn in UPRIGHT and (same or not sized)]
