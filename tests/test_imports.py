@@ -128,9 +128,15 @@ def parsed(file):
 
 
 @functools.cache
+def nodes_of(file):
+    """All that stands in a module, walked once for all tests."""
+    return list(ast.walk(parsed(file)))
+
+
+@functools.cache
 def import_nodes(file):
     """The import statements of a module, wherever in the file."""
-    return [node for node in ast.walk(parsed(file)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [node for node in nodes_of(file) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def part_of(file):
@@ -280,7 +286,7 @@ def hidden_imports(file):
     importing module does not load: `eval PROTOCOL --help` reads the protocol's module, and no torch. In `cli` a
     command's function imports what the command needs.
     """
-    functions = [node for node in ast.walk(parsed(file)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [node for node in nodes_of(file) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     statements = {
         node.lineno: node
         for function in functions
@@ -340,8 +346,7 @@ def test_one_module_knows_torch_distributed():
     for file in modules():
         if "distributed" not in file.read_text(encoding="utf-8"):
             continue
-        tree = parsed(file)
-        used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        used = {ast.unparse(node) for node in nodes_of(file) if isinstance(node, ast.Attribute)}
         names = {*imported(file), *used}
         if any(f"{name}.".startswith("torch.distributed.") for name in names) and part_of(file) != "distributed":
             wrong.append(str(file.relative_to(ROOT)))
@@ -354,8 +359,7 @@ def test_only_the_command_line_knows_hydra_and_prints():
     for file in modules():
         if part_of(file) in ("cli", "__main__"):
             continue
-        tree = parsed(file)
-        called = [n.func for n in ast.walk(tree) if isinstance(n, ast.Call)]
+        called = [n.func for n in nodes_of(file) if isinstance(n, ast.Call)]
         plain = [f for f in called if getattr(f, "id", getattr(f, "attr", "")) in ("print", "exit")]
         prints = [f for f in plain if ast.unparse(f) in ("print", "sys.exit")]
         banned = ("click",) if file == ROOT / "library" / "recipes.py" else ("hydra", "omegaconf", "click")
