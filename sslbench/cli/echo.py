@@ -25,7 +25,7 @@ def echo(message: Any = "", *, err: bool = False, before: str = "", after: str =
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the reader of stderr has gone; continue without it
 
 
-def echo_text(message: Any, *, err: bool = False, before: str = "", indent: int = 4) -> None:
+def echo_text(message: Any, *, err: bool = False, before: str = "", after: str = "", indent: int = 4) -> None:
     """Print lines of text; on a terminal those that are too long are wrapped at words, their rest indented."""
     text = visible(str(message))
     if (sys.stderr if err else sys.stdout).isatty():
@@ -33,8 +33,11 @@ def echo_text(message: Any, *, err: bool = False, before: str = "", indent: int 
         fill = textwrap.TextWrapper(
             width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
         ).fill
-        text = "\n".join(map(fill, (first + text).splitlines())).removeprefix(first)
-    echo(text, err=err, before=before)
+        last = click.unstyle(after)
+        text = "\n".join(map(fill, (first + text + last).splitlines())).removeprefix(first)
+        # What is wrapped itself loses its style.
+        text, after = (text.removesuffix(last), after) if text.endswith(last) else (text, "")
+    echo(text, err=err, before=before, after=after)
 
 
 LEVEL = "sslbench.level"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sslbench.cli.echo import echo
+from sslbench.cli.echo import echo, echo_text
 from sslbench.text import table_cell, visible
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def section(title: str, rows: list[tuple[str, str, str]]) -> None:
     width = max((len(name) for name, _, _ in rows), default=0)
     for name, value, origin in rows:
         behind = click.style(f"  [{visible(origin)}]", dim=True) if origin else ""
-        echo(f"  {name:<{width}}  {value}", after=behind)
+        echo_text(f"  {name:<{width}}  {value}", after=behind, indent=width + 4)
 
 
 def together(rows: list[tuple[str, str, str]], origins: tuple[str, ...]) -> list[tuple[str, str, str]]:

@@ -8,6 +8,7 @@ import sys
 import time
 import types
 
+import click
 import pytest
 from helpers.waiting import SECONDS, until
 
@@ -163,5 +164,12 @@ def test_long_lines_are_wrapped_at_words_on_a_terminal_alone(monkeypatch, capsys
     lines = written().splitlines()
     assert lines[0] == "warning: knn/photos top1: a.pth is best" and lines[-1] == "  short: 1  2"
     assert all(len(line) <= 40 for line in lines) and all(line.startswith("    ") for line in lines[1:-1])
+    echo_text("  resize  256", err=True, after=click.style("  [the default of torchvision]", dim=True), indent=10)
+    echo_text("  crop  224", err=True, after=click.style("  [asked for]", dim=True))
+    assert written().splitlines()[len(lines) :] == [
+        "  resize  256  [the default of",
+        "          torchvision]",
+        "  crop  224\x1b[2m  [asked for]\x1b[0m",
+    ]
     echo_text(text)
     assert capsys.readouterr().out == text + "\n"
