@@ -274,7 +274,7 @@ def _fail(message: str, code: int) -> int:
         head, *rest = message.splitlines() or [""]
         echo_text(head, err=True, before=click.style("error: ", fg="red", bold=True))
         for line in rest:
-            echo("  " + line, err=True)
+            echo_text("  " + line, err=True)
 
     show_once(message, show)
     return code

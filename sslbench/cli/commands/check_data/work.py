@@ -11,7 +11,7 @@ import click
 
 from sslbench.cli import options
 from sslbench.cli.commands.check_data.flags import CheckFlags
-from sslbench.cli.echo import echo, is_verbose
+from sslbench.cli.echo import echo, echo_text, is_verbose
 from sslbench.data.checks import maps as map_checks
 from sslbench.data.checks import sheets
 from sslbench.data.checks.duplicates import THRESHOLD, Finding, Pair, as_csv, near_copies, small_pictures
@@ -229,9 +229,9 @@ def show(checked: CheckedParts, *, pairs: Path | None) -> None:
 def show_findings(findings: Sequence[Finding], hint: str = "") -> None:
     """Print the findings, one per line, a hint, and last their number; see `exit_code`."""
     for finding in findings:
-        echo(finding.message, before=click.style(f"{finding.level}: ", fg=_COLOURS[finding.level]))
+        echo_text(finding.message, before=click.style(f"{finding.level}: ", fg=_COLOURS[finding.level]))
     if hint:
-        echo(hint)
+        echo_text(hint)
     numbers = Counter(finding.level for finding in findings)
     counts = [f"{n} {level}{'s' if n > 1 else ''}" for level in ("error", "warning") if (n := numbers[level])]
     leak = "; test images lie in train" if any(finding.leak for finding in findings) else ""

@@ -395,7 +395,7 @@ def print_holes(
     for text, remedy in texts.items():
         echo_text(f"  {text}", err=err)
         if remedy:
-            echo(f"    {remedy}", err=err)
+            echo_text(f"    {remedy}", err=err)
 
 
 def dry_run(plan: Plan) -> None:
