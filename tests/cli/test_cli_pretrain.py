@@ -45,6 +45,21 @@ def test_a_run_ends_in_weights_and_says_what_to_do_with_them(tmp_path, sslbench)
     assert "knn" in out
 
 
+def test_the_following_command_names_columns_and_decoders(tmp_path, sslbench, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_reader.py").write_text("def read(path, file):\n    return None\n")
+    (tmp_path / "t.csv").write_text("".join(["kind,at\n", *(f"{i % 2},{i}.png\n" for i in range(16))]))
+    for i in range(16):
+        Image.fromarray(np.full((16, 16, 3), 9 * i, np.uint8)).save(tmp_path / f"{i}.png")
+    own = ["--data", "t.csv", "--image-col", "at", "--label-col", "kind", "decoder=[own_reader.read]"]
+    code, out, err = sslbench(*RUN, *own, "--batch-size", "8", "epochs=1", "--out", "a")
+    assert code == 0, err
+    following = shlex.split(out.splitlines()[1])
+    assert following[6:] == ["--data", "t.csv", *own[2:6], "--decoder", "own_reader.read"]
+    code, out, err = sslbench("eval", "knn", *following[4:], "--no-floors", "k=1")
+    assert code == 0, err
+
+
 def test_the_folder_of_a_run_is_named_by_method_and_architecture(sslbench):
     words = [word if word != "resnet18w0.125" else "resnet18w0.125,zero_init_residual=true" for word in RUN]
     code, out, err = sslbench(*words, "--dry-run")

@@ -68,7 +68,10 @@ def run(request: PretrainRequest, given: PretrainFlags) -> None:
     echo(outcome.weights)
     data, test = request.eval_data or request.data, request.eval_test_data
     words = ["sslbench", "eval", "knn", "linear", "--weights", str(outcome.weights), "--data", data]
-    echo(shlex.join([*words, *(["--test-data", test] if test else [])]))
+    columns = {"--image-col": request.image_column, "--label-col": request.label_column}
+    for flag, value in {"--test-data": test, **columns, "--decoder": ",".join(request.settings.decoder)}.items():
+        words += [flag, value] if value else []
+    echo(shlex.join(words))
 
 
 def _own_observer(spec: str) -> Observer:
