@@ -311,7 +311,7 @@ def test_imports_inside_functions_are_of_heavy_or_optional_libraries():
 
 def test_the_search_for_heavy_libraries_follows_imports():
     assert loaded("sslbench.results") == {"numpy"}
-    assert {"numpy", "scipy"} <= loaded("sslbench.protocols.linear")
+    assert {"numpy", "scipy", "cv2"} <= loaded("sslbench.protocols.robustness")
     assert "torch" not in loaded("sslbench.protocols.linear")
     assert "torch" in loaded("sslbench.train.loop")
 

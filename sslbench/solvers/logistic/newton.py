@@ -26,7 +26,6 @@ problem is one with two classes and half the penalty on each, with the same resu
 import dataclasses
 
 import numpy as np
-from scipy.special import entr
 
 from sslbench.arrays import FloatArray
 from sslbench.solvers.logistic.problem import Fit, HessianOperator, LossAndGradient, Precision, Problem
@@ -48,6 +47,8 @@ def relative_gap(
         bias: (K,).
         penalty: factor of half the squared length of the weights.
     """
+    from scipy.special import entr
+
     sums = problem.class_sums
     predicted = sums.positive + loss.by_bias
     ratio = sums.positive / np.maximum(predicted, _TINY)
