@@ -31,7 +31,7 @@ bench: .venv/installed  ## speed and memory, side by side with what one would us
 bench-scale: .venv/installed  ## protocols at ImageNet's size within 4 GB of memory; an hour or two
 	$(BIN)/python -m pytest -m scale -s tests/scale
 
-# The table begins no row after 300 seconds; numbers take 145 seconds in seven processes of an H200.
+# The table begins no row after 240 seconds; numbers take 145 seconds in seven processes of an H200.
 bench-gpu: .venv/installed  ## a CUDA GPU beside the CPU in at most 8 minutes: numbers, then a table of speeds beside bare loops
 	$(BIN)/python -m pytest -q -m gpu -n 7 --dist worksteal tests/gpu; status=$$?; $(BIN)/python tests/gpu/table.py && exit $$status
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes of the work: batch and side of images, JPEG files, rows of features, and updates."""
+    """Sizes of the work: batch and side of images, JPEG files, rows of features, updates, and settings of protocols."""
 
     networks: tuple[str, ...] = ("timm:vit_base_patch16_224", "resnet50")
     precisions: tuple[str, ...] = ("bf16",)
@@ -71,15 +71,19 @@ class Sizes:
     probes: tuple[str, ...] = ("linear", "retrieval", "clustering")
     updates: int = 12
     methods: tuple[str, ...] = ("dino", "mae")
-    vit: str = "timm:vit_small_patch16_224"
+    vit: str = "timm:vit_small_patch16_224,dynamic_img_size=True"
     detector: int = 800
     smoke: bool = False
+    settings: Mapping[str, Mapping[str, Any]] = dataclasses.field(
+        default_factory=lambda: {"clustering": {"restarts": 1}}
+    )
 
 
 FULL = Sizes(
     precisions=("fp32", "bf16"),
     probe_rows=(1_281_167, 50_000),
     probes=("linear", "retrieval", "clustering", "lsr", "low-shot", "svm"),
+    settings={},
 )
 IN_SMALL = {
     "knn": {"k": (2, 5)},
@@ -90,7 +94,10 @@ IN_SMALL = {
     "svm": {"costs": (1.0,)},
 }
 SMOKE = Sizes(
-    ("resnet18w0.125",), ("fp32",), 2, 32, 8, (60, 20), (60, 20), 8, 3, FULL.probes, 1, ("mae",), runs.VIT, 64, True
+    ("resnet18w0.125",),
+    ("fp32",),
+    *(2, 32, 8, (60, 20), (60, 20), 8, 3, FULL.probes, 1),
+    *(Sizes().methods, runs.VIT, 64, True, IN_SMALL),
 )
 
 
@@ -225,7 +232,8 @@ def decoding(sizes: Sizes, folder: Path) -> Iterator[Row]:
         from timm.data import create_dataset, create_loader
 
         options = {"input_size": (3, 224, 224), "batch_size": sizes.batch, "num_workers": cores, "device": DEVICE}
-        stored = create_dataset("", folder / "photos", split="val")
+        stored = create_dataset("", folder / "photos", search_split=False)
+        assert len(stored) == len(files)
         prefetching = functools.partial(create_loader, stored, persistent_workers=False, **options)
         yield Row(f"{title}, beside timm's loader", mine, seconds_of(lambda: by_hand(prefetching), 1), remark=rate)
 
@@ -257,7 +265,7 @@ def product_rate() -> float:
 def probe(name: str, train: Features, test: Features, sizes: Sizes) -> tuple[float, float, float]:
     """Run a protocol; return its seconds, those of its products alone, and those that were estimated."""
     protocol, shape = protocols.find(name), (len(train), len(test), *train.x.shape[1:], sizes.classes)
-    settings = protocol.settings(**(IN_SMALL.get(name, {}) if sizes.smoke else {}))
+    settings = protocol.settings(**sizes.settings.get(name, {}))
     cost = protocol.kind.cost(settings, protocols.Shapes(*shape))
     assert isinstance(cost, protocols.Cost), cost
     expected = estimate.seconds_of(cost, str(DEVICE))
@@ -311,7 +319,8 @@ def probes(sizes: Sizes, folder: Path) -> Iterator[Row]:
     train, test = (features(rows, sizes, folder, seed) for seed, rows in enumerate(sizes.probe_rows))
     for name in sizes.probes:
         mine, bare, expected = probe(name, train, test, sizes)
-        title = f"{name}, {len(train):,} x {sizes.width:,} x {sizes.classes:,}"
+        given = "".join(f", {key}={value}" for key, value in sizes.settings.get(name, {}).items())
+        title = f"{name}, {len(train):,} x {sizes.width:,} x {sizes.classes:,}{given}"
         most = None
         if name == "linear":
             most = 8.0 if len(train) == Sizes().probe_rows[0] else 240.0
@@ -341,9 +350,12 @@ def updates(sizes: Sizes, folder: Path) -> Iterator[Row]:
 def method_update(method: str, sizes: Sizes) -> Row:
     """Update of a method by the training loop, beside its loss in a loop by hand."""
     batch = max(2, sizes.batch // 4)
-    views = [sizes.side] * 2 + [sizes.side * 3 // 7 // 16 * 16] * 8 if method == "dino" else [sizes.side]
+    small = sizes.side * 3 // 7 // 16 * 16 or sizes.side // 2
+    views = [sizes.side] * 2 + [small] * 8 if method == "dino" else [sizes.side]
     settings = runs.METHODS[method][0] if sizes.smoke else compose_pretraining(method, {}, {}).values["method"]
-    case = simclr_updates.MethodCase({**settings, "name": method}, sizes.vit, tuple(views), batch, str(DEVICE))
+    case = simclr_updates.MethodCase(
+        {**settings, "name": method}, sizes.vit, tuple(views), batch, str(DEVICE), sizes.precisions[-1]
+    )
     batches = case.batches(1) * sizes.updates
     ours, by_hand = case.by_the_loop(batches), case.by_hand(batches)
     ours(), by_hand()
@@ -455,7 +467,7 @@ def commands(sizes: Sizes, folder: Path) -> Iterator[Row]:
         )
 
 
-BENCHMARKS = (encoding, decoding, neighbours, probes, updates, lightly, detector, commands)
+BENCHMARKS = (encoding, decoding, updates, commands, neighbours, detector, lightly, probes)
 
 
 def about() -> str:
@@ -483,6 +495,9 @@ def measured(sizes: Sizes, budget: float, chosen: Sequence[str]) -> tuple[list[R
                     for row in benchmark(sizes, Path(folder)):
                         print(" | ".join(row.cells()), f"({time.perf_counter() - began:.0f} s)", flush=True)
                         rows.append(row)
+                        if time.perf_counter() - began > budget:
+                            missing.append(f"{name} after {row.work}: {budget:.0f} s were over")
+                            break
                 except Exception as error:  # noqa: BLE001  a row must not take the others along
                     missing.append(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[-1:]}")
     return sorted(rows, key=lambda row: row.score), missing
@@ -493,7 +508,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, on any device")
     parser.add_argument("--full", action="store_true", help="all sizes, without a limit of time")
-    parser.add_argument("--seconds", type=float, default=300, help="after which no further row begins")
+    parser.add_argument("--seconds", type=float, default=240, help="after which no further row begins")
     parser.add_argument("--only", nargs="*", default=[], choices=[each.__name__ for each in BENCHMARKS])
     given = parser.parse_args(words)
     if DEVICE.type == "cpu" and not given.smoke:

@@ -17,7 +17,18 @@ IN_PROCESS = [each.__name__ for each in table.BENCHMARKS if each is not table.co
 def test_every_row_runs_in_tiny_sizes(capsys):
     assert table.main(["--smoke", "--only", *IN_PROCESS]) == 0
     out = capsys.readouterr().out
-    for work in ("knn", "linear", "svm", "low-shot", "features of tensors", "JPEGs", "SimCLR", "mae", "Faster R-CNN"):
+    for work in (
+        "knn",
+        "linear",
+        "svm",
+        "low-shot",
+        "features of tensors",
+        "JPEGs",
+        "SimCLR",
+        "dino",
+        "mae",
+        "Faster R-CNN",
+    ):
         assert work in out
     assert out.rstrip().endswith("not shown: commands: not chosen")
 
@@ -28,6 +39,17 @@ def test_rows_without_time_or_with_an_error_are_not_shown(monkeypatch, capsys):
     monkeypatch.setattr(table, "product_rate", lambda: 1 / 0)
     assert table.main(["--smoke", "--only", "neighbours"]) == 1
     assert "not shown: neighbours: ZeroDivisionError" in capsys.readouterr().out
+
+
+def test_a_benchmark_ends_with_the_row_after_which_the_time_is_over(monkeypatch):
+    def benchmark(sizes, folder):
+        yield table.Row("first", 1.0)
+        raise AssertionError("a second row was begun")
+
+    monkeypatch.setattr(table, "BENCHMARKS", (benchmark,))
+    monkeypatch.setattr(table.time, "perf_counter", iter([0.0, 1.0, 5.0, 5.0]).__next__)
+    rows, missing = table.measured(table.SMOKE, 3.0, ())
+    assert [row.work for row in rows] == ["first"] and missing == ["benchmark after first: 3 s were over"]
 
 
 def test_the_best_row_is_the_last_one():
