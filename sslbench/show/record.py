@@ -147,14 +147,9 @@ def _protocol(result: Result, typed: AsTyped) -> str:
     """Return the protocol of a record whose images can be shown."""
     if result.weights.format == "features":
         raise ResultError(f"{result.file} is of features made elsewhere, so there are no images to show")
-    protocol = typed.protocol or from_file(
+    return typed.protocol or from_file(
         result.protocol.name, f"{result.file}: protocol.name", f"sslbench show {{}} {result.file}"
     )
-    if find_protocol(protocol).kind.several_sets:
-        raise ResultError(
-            f"{result.file}: {result.protocol.name} scores several sets of images, which show cannot draw"
-        )
-    return protocol
 
 
 def _requested(

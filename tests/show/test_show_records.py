@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -142,6 +143,20 @@ def test_records_without_classes_of_single_images_have_pictures_too(photos, sslb
     assert code == 0 and len(list(Path("out").glob("*.png"))) >= 1, err
     if protocol == "similarity":
         assert "right candidate minus" in Path("out/index.html").read_text()
+
+
+def test_records_of_further_sets_are_shown_with_their_data(photos, sslbench):
+    shutil.copytree("photos/test", "further")
+    Image.new("RGB", (18, 20)).save("further/red/0.png")
+    sets = ("corrupt=[]", "rotations=[]", "scales=[]", "crops=[]", "sets={further: further}")
+    assert sslbench("eval", "robustness", *NET, *SMALL, *sets)[0] == 0
+    every = {records.read(file).data.test.name: file for file in Path("results/robustness").glob("*.json")}
+    assert len(every) == 2
+    for name, file in every.items():
+        code, _, err = sslbench("show", file, "--limit", "1", "--out", "out")
+        assert code == (name == "further") and ("--test-data" in err) == (name == "further"), err
+    code, _, err = sslbench("show", every["further"], "--limit", "1", "--test-data", "further", "--out", "further_out")
+    assert code == 0 and Path("further_out/worst.png").is_file(), err
 
 
 def test_a_record_of_zero_shot_is_shown_without_its_texts_and_its_weights(photos, sslbench):
