@@ -247,6 +247,7 @@ def _outcome(best: _Clusters, train: Features, test: Features, settings: Setting
         train=agreement(train.target.values, best.train)[_HEADLINE],
         selected=selected,
         converged=best.settled,
+        chance={"ari": 0.0},  # its expectation for clusters that have nothing to do with the classes
         notes=tuple(notes),
     )
 

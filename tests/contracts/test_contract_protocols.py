@@ -341,7 +341,8 @@ def chance_of(outcome, train, test):
     levels = [floor[metric.name] for floor in stated if metric.name in floor]
     guessed = guessing(train.target, test.target).values()
     levels += [floor[metric.name] / metric.scale for floor in guessed if metric.name in floor]
-    return max(levels or [metric.chance], key=lambda level: metric.direction * level)
+    assert levels, f"no floor of {metric.name} is stated that needs no features"
+    return max(levels, key=lambda level: metric.direction * level)
 
 
 OF_IMAGES = ("orientation",)
