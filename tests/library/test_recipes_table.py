@@ -68,7 +68,7 @@ def test_the_table_holds_the_values_of_every_recipe():
 
 
 def starts_whole_and_shortened(name):
-    whole = composed(name)
+    whole = copy.deepcopy(composed(name))
     fields = dataclasses.fields(find_method(whole["method"]["name"]).config_type)
     whole["method"] |= {field.name: "random" for field in fields if field.metadata.get("required")}
     one = copy.deepcopy(whole) | {"epochs": 1}
