@@ -81,9 +81,11 @@ def test_one_in_a_hundred_is_scored_by_more_than_accuracy(tmp_path, monkeypatch,
     y = (np.arange(1000) % 100 == 0).astype(np.int64)
     np.save("y.npy", y)
     np.save("x.npy", (rng.normal(size=(1000, 4)) + 2 * y[:, None]).astype(np.float32))
-    code, _, err = sslbench("eval", "linear", "--features", "x.npy", "--labels", "y.npy")
+    code, out, err = sslbench("eval", "linear", "--features", "x.npy", "--labels", "y.npy")
     assert code == 0, err
     record, scores = only()
+    assert record.headline == "balanced_accuracy"
+    assert out.index("balanced_accuracy") < out.index("macro_auroc") < out.index("top1")
     assert "imbalanced: 792 images of '0', 8 of '1'" in err
     predicted = scores.scores.argmax(axis=1)
     expected = metrics.balanced_accuracy_score(scores.labels, predicted)
