@@ -287,7 +287,7 @@ def _refuse_columns(spec: str, request: SampleRequest[Any], understood: frozense
     if request.attribute_columns and "attribute" not in understood:
         raise UsageError(
             f"'{spec}' has no column '{request.attribute_columns[0]}': it is neither a table nor a manifest",
-            "List the images in a .csv with the columns path, label and the ones to group by.",
+            "List the images in a .csv with the columns path, label and this one.",
         )
     named: list[tuple[Column, str | None]] = [("image", request.image_column), ("label", request.label_column)]
     for column, name in named:

@@ -102,7 +102,10 @@ def read_permutations(path: Path, n: int) -> npt.NDArray[np.int64]:
     try:
         values = np.load(path, allow_pickle=False)
     except (OSError, zipfile.BadZipFile, *UNREADABLE_HEADER) as error:
-        raise UsageError(f"method.permutation_file: {path} cannot be read as an array of orders: {error}") from error
+        raise UsageError(
+            f"method.permutation_file: {path} cannot be read as an array of orders: {error}",
+            "Give a .npy file, or leave the key out: orders are then chosen.",
+        ) from error
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "iuf" or values.shape[1:] != (PIECES,):
         found = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else "several arrays"
         raise UsageError(f"method.permutation_file: {path} holds {found}, not numbers (orders, {PIECES})")

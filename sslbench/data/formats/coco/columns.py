@@ -314,7 +314,9 @@ def refuse_unknown_keys(spec: str, columns: Columns, attributes: Sequence[str]) 
     """Refuse attributes that no image has."""
     unknown = next((name for name in attributes if name not in columns.attributes), None)
     if unknown is not None:
-        raise UsageError(f"no image of {spec} has a key '{unknown}' (to group by)", did_you_mean(unknown, columns.keys))
+        raise UsageError(
+            f"no image of {spec} has a key '{unknown}' (of groups or targets)", did_you_mean(unknown, columns.keys)
+        )
 
 
 def _entries(spec: str) -> Iterator[tuple[str, Any, bool]]:

@@ -315,7 +315,7 @@ def _numbers(table: TableColumns, names: Sequence[str]) -> Target:
 
 def _attribute(table: TableColumns, name: str) -> list[str]:
     """Return a column as text."""
-    column = _find(table, name, (), "to group by") or name
+    column = _find(table, name, (), "of groups or targets") or name
     # Equal cells share one text, so that a million rows of a few values cost little.
     texts: dict[str, str] = {}
     return [texts.setdefault(text, text) for text in map(_text, table.columns[column])]
