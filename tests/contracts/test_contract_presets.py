@@ -259,8 +259,8 @@ def test_a_preset_runs_on_the_architecture_that_it_was_published_for(
     task = make_task(preset.protocol, shortened(name) | named, preset=preset)
     request = Request(
         weights="random",
-        data=task.kind.default[0] or str(own.get(kind, photos)),
-        limit=24 if task.kind.default[0] else None,
+        data=str(own.get(kind) or task.kind.default[0] or photos),
+        limit=24 if task.kind.default[0] and kind not in own else None,
         value_columns=("lat", "lon") if kind == "value" else (),
         tasks=(task,),
         backbone=preset.published_for,
