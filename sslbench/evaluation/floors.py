@@ -1,5 +1,6 @@
 """Floors of a score: chance, majority class, raw pixels, and the same network untrained."""
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,10 @@ from sslbench import paths
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.in_memory import untrained_copy, untrained_heads
 from sslbench.backbones.load import load_backbone
+from sslbench.data.decode.handlers import picture_decoder
+from sslbench.data.decode.picture import UnreadableImage
+from sslbench.data.loading.loader import read
+from sslbench.data.source import Source
 from sslbench.errors import ResultError
 from sslbench.evaluation.groups import with_details
 from sslbench.identity import record_id
@@ -32,6 +37,7 @@ log = logging.getLogger("sslbench")
 # against 37.8), for a sixteenth of the SVM's work.
 PIXELS = "pixels:8"
 _RESAMPLES = 300  # half-samples of metrics without a closed form
+_TRIED = 16  # images of which one should be readable
 UNTRAINED_SEEDS = (0, 1, 2)
 """Seeds of the untrained backbones: fixed, so that their floors are computed once per data set."""
 _TESTED = (Classes, Compared, Texts)
@@ -89,11 +95,16 @@ class FloorBackbones:
     missing: dict[str, str]
 
 
-def floor_backbones(backbone: Backbone, *, is_floor: bool, seeds: Sequence[int] = UNTRAINED_SEEDS) -> FloorBackbones:
-    """Return the backbones whose scores stand beside this one's: pixels, and the same architecture untrained."""
+def floor_backbones(
+    backbone: Backbone, *, is_floor: bool, seeds: Sequence[int] = UNTRAINED_SEEDS, deep: bool = False
+) -> FloorBackbones:
+    """Return the backbones whose scores stand beside this one's: pixels, and the same architecture untrained.
+
+    deep: the answer of `sees_16_bits`.
+    """
     if backbone.kind.pixels:
         return FloorBackbones({}, {})
-    found = {"pixels": (_pixels_like(backbone),)}
+    found = {"pixels": (_pixels_like(backbone, deep=deep),)}
     if is_floor:
         return FloorBackbones(found, {})
     untrained = all_untrained(backbone, seeds)
@@ -125,29 +136,46 @@ def untrained_like(backbone: Backbone, seed: int = UNTRAINED_SEEDS[0]) -> Backbo
     )
 
 
-def _pixels_like(backbone: Backbone) -> Backbone:
-    """Return the pixels of the same images: decoded in the same way, with as many channels (RGB for one channel)."""
+def sees_16_bits(backbone: Backbone, source: Source) -> bool:
+    """Return whether a backbone of one channel is given 16 bits of the first readable image."""
+    if backbone.preprocessing.channels != 1:
+        return False
+    images = source.every_image().images
+    decoder = picture_decoder(backbone.preprocessing, images)
+    for index in range(min(_TRIED, len(images))):
+        with contextlib.suppress(UnreadableImage):
+            return read(images, index, decoder).image.is_floating_point()
+    return False
+
+
+def _pixels_like(backbone: Backbone, *, deep: bool) -> Backbone:
+    """Return the pixels of the same images: decoded in the same way, with as many channels (RGB for one channel).
+
+    `deep`: one channel, normalised as for the network: RGB would cut 16 bits to 8, in which small ranges are one value.
+    """
     pixels, same = load_backbone(PIXELS), backbone.preprocessing
-    own = pixels.preprocessing if same.channels == 1 else pixels.preprocessing.for_channels(same.channels)
+    own = pixels.preprocessing
+    if deep:
+        own = dataclasses.replace(own, mean=same.mean, std=same.std, space=same.space)
+    elif same.channels != 1:
+        own = own.for_channels(same.channels)
     own = dataclasses.replace(own, decoder=same.decoder, max_pixels=same.max_pixels)
     return dataclasses.replace(pixels, preprocessing=own)
 
 
-def pixel_grid(backbone: Backbone, grid: tuple[int, int]) -> Backbone:
-    """Return the colours of the same images in the cells of a grid, for protocols on grids of features."""
+def pixel_grid(pixels: Backbone, grid: tuple[int, int]) -> Backbone:
+    """Return the colours of the same images in the cells of a grid, for protocols on grids of features.
+
+    pixels: those of `floor_backbones`.
+    """
     from torch import nn
 
-    pixels, (rows, columns) = _pixels_like(backbone), grid
-    channels = pixels.preprocessing.channels
+    (rows, columns), channels = grid, pixels.preprocessing.channels
     own = dataclasses.replace(
-        pixels.preprocessing,
-        resize=grid,
-        squash=None,
-        crop=None,
-        mean=(0.5,) * channels,
-        std=(0.25,) * channels,
-        origin=f"pixels:{rows}x{columns}",
+        pixels.preprocessing, resize=grid, squash=None, crop=None, origin=f"pixels:{rows}x{columns}"
     )
+    if channels > 1:
+        own = dataclasses.replace(own, mean=(0.5,) * channels, std=(0.25,) * channels)
     return dataclasses.replace(
         pixels,
         name=f"pixels:{rows}x{columns}",

@@ -174,10 +174,11 @@ def floors_of(prepared: Prepared, tasks: Sequence[Task]) -> floors.FloorBackbone
     expensive = any("untrained" in task.kind.lacking_floors(baseline=False) for task in tasks)
     seeds = floors.UNTRAINED_SEEDS[: 1 if expensive and prepared.run.baseline else None]
     is_floor = prepared.request.weights == "random"
-    found = floors.floor_backbones(prepared.backbone, is_floor=is_floor, seeds=seeds)
+    deep = floors.sees_16_bits(prepared.backbone, prepared.data.train)
+    found = floors.floor_backbones(prepared.backbone, is_floor=is_floor, seeds=seeds, deep=deep)
     cells = prepared.request.view.pixel_cells(prepared.layers)
     if cells is not None and "pixels" in found.found:
-        pixels = floors.pixel_grid(prepared.backbone, cells)
+        pixels = floors.pixel_grid(found.found["pixels"][0], cells)
         return floors.FloorBackbones({**found.found, "pixels": (pixels,)}, found.missing)
     return found
 

@@ -22,10 +22,10 @@ def bands(tmp_path, monkeypatch):
     """Writes images of two classes that differ by less than a step of 8 bits."""
     monkeypatch.chdir(tmp_path)
 
-    def write(channels, dtype, suffix):
+    def write(channels, dtype, suffix, darker=0):
         rng = np.random.default_rng(0)
-        low, high = {"uint8": (100, 160), "uint16": (30_000, 30_100)}[dtype]
-        mean, std = {"uint8": ("0.51", "0.1"), "uint16": ("0.4586", "0.0005")}[dtype]
+        low, high = {"uint8": (100, 160), "uint16": (30_000 - darker, 30_100 - darker)}[dtype]
+        mean, std = {"uint8": ("0.51", "0.1"), "uint16": (f"{0.4586 - darker / 65_535:.4f}", "0.0005")}[dtype]
         for part in ("train", "test"):
             for value in (low, high):
                 folder = Path("bands", part, str(value))
@@ -60,6 +60,26 @@ def test_bands_are_scored_with_weights_of_as_many_channels(bands, sslbench, chan
     assert "16 bit to 8 bit" not in err and "grey to RGB" not in err
     [record] = read_tree(Path("results"))
     assert record.metrics["top1"].value == 100
+
+
+@pytest.mark.parametrize(("suffix", "darker"), [("tif", 0), ("png", 0), ("png", 29_000), ("npy", 0)])
+def test_the_floor_of_pixels_has_the_16_bits_of_a_network_of_one_channel(bands, sslbench, suffix, darker):
+    torch.save(build("resnet18w0.125,in_chans=1").module.state_dict(), "w.pth")
+    look = [word for word in LOOK if word != "--no-floors"]
+    code, _, err = sslbench("eval", "knn", "--weights", "w.pth", *bands(1, "uint16", suffix, darker), *look)
+    assert code == 0, err
+    [record] = [one for one in read_tree(Path("results")) if not one.is_floor]
+    assert record.floors["pixels"]["top1"] == 100
+
+
+def test_networks_of_one_and_three_channels_share_the_pixels_of_8_bits(bands, sslbench):
+    bands(1, "uint8", "tif")
+    look = [word for word in LOOK if word != "--no-floors"]
+    for name in ("resnet18w0.125", "resnet18w0.125,in_chans=1"):
+        torch.save(build(name).module.state_dict(), "w.pth")
+        code, _, err = sslbench("eval", "knn", "--weights", "w.pth", "--data", "bands", *look)
+        assert code == 0, err
+    assert [one.weights.name for one in read_tree(Path("results"))].count("pixels:8") == 1
 
 
 def test_a_stem_of_other_channels_is_refused_unless_asked_for_and_told(bands, sslbench):
