@@ -1,6 +1,7 @@
 """Paired comparison of results on the same test samples."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from sslbench.targets import kinds
 RESAMPLES = 1000
 _LISTED = 20
 """Largest number of differences in a message; those of 75 corrupted sets say no more."""
+_NAMED = 3  # results, or differences, in a line
 _ROUNDING = 1e-4
 """Largest difference, as a share, between a recorded rate and the same from scores in single precision."""
 _REGIONS = ("", "mask_", "boundary_", "keypoint_", "uniform_keypoint_")
@@ -383,12 +385,9 @@ def with_holm(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 def pairs(first: Sequence[Result], second: Sequence[Result], metric: str | None = None) -> list[tuple[Result, Result]]:
     """Return all comparable pairs of two lists, each once: equal but for the backbone, with equal seeds and layers."""
-    # Where both have one result only for a seed, their layers may differ. Floors (untrained, pixels) are left out where
-    # a list has anything else.
+    # Where both have one result only for a seed, their layers may differ.
     found = dict[frozenset[str], tuple[Result, Result]]()
-    sides = (without_parts(first), without_parts(second))
-    newest = [newest_of_each(side, groups_of(side, metric)) for side in sides]
-    results_a, results_b = ([result for result in side if not result.is_floor] or side for side in newest)
+    results_a, results_b = _candidates(first, second, metric)
     for a in results_a:
         alike = [b for b in results_b if b.seed == a.seed and a.id != b.id and not differing(a, b, metric)]
         same_layer = [b for b in alike if b.layer == a.layer]
@@ -396,3 +395,37 @@ def pairs(first: Sequence[Result], second: Sequence[Result], metric: str | None 
         for b in same_layer or (alike if len(alike) == 1 and only_one else []):
             found.setdefault(frozenset((a.id, b.id)), (a, b))
     return [*found.values()]
+
+
+def left_out(
+    first: Sequence[Result],
+    second: Sequence[Result],
+    matched: Sequence[tuple[Result, Result]],
+    metric: str | None = None,
+) -> str:
+    """Return a line about the results of two lists that none of their `pairs` has; '' if there are none."""
+    paired = {result.id for pair in matched for result in pair}
+    sides = _candidates(first, second, metric)
+    alone = {result.id: result for side in sides for result in side if result.id not in paired}
+    if not alone:
+        return ""
+    names = [*dict.fromkeys(f"{result.weights.name} ({result.protocol.name})" for result in alone.values())]
+    listed = ", ".join(names[:_NAMED]) + ", ..." * (len(names) > _NAMED)
+    line = f"{len(alone)} result{'s' * (len(alone) > 1)} without a comparable counterpart left out: {listed}"
+    others = [(a, b) for a, b in itertools.product(*sides) if a.id != b.id and (a.id in alone or b.id in alone)]
+    apart = min((_apart(a, b, metric) for a, b in others), key=len, default=[])
+    reason = ", ".join(f"{key}: {one} / {other}" for key, one, other in apart[:_NAMED])
+    return f"{line}; the nearest two differ in (A / B) {reason}" if reason else line
+
+
+def _apart(a: Result, b: Result, metric: str | None) -> list[tuple[str, str, str]]:
+    """Return the differences that keep two results of folders from being a pair."""
+    own = [("seed", str(a.seed), str(b.seed)), ("layer", a.layer, b.layer)]
+    return [*differing(a, b, metric), *(row for row in own if row[1] != row[2])]
+
+
+def _candidates(first: Sequence[Result], second: Sequence[Result], metric: str | None) -> list[list[Result]]:
+    """Return the results that may be compared: of each the newest, without floors where a list has anything else."""
+    sides = (without_parts(first), without_parts(second))
+    newest = [newest_of_each(side, groups_of(side, metric)) for side in sides]
+    return [[result for result in side if not result.is_floor] or side for side in newest]

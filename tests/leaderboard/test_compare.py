@@ -13,7 +13,7 @@ from sslbench.cli.main import cli
 from sslbench.errors import ResultError, UsageError
 from sslbench.evaluation.beside import write_predicted
 from sslbench.leaderboard import table
-from sslbench.leaderboard.compare import compare, differing, pairs, with_holm
+from sslbench.leaderboard.compare import compare, differing, left_out, pairs, with_holm
 from sslbench.leaderboard.selective import selective
 from sslbench.metrics.catalog import find
 from sslbench.metrics.differences import sign_flip
@@ -189,13 +189,30 @@ def test_the_command_compares_records_and_folders(three, tmp_path):
     assert "A better" in run(best.file, far.file).output
     (found,) = json.loads(run(best.file, far.file, "--json").output)
     assert found["verdict"] == "A better" and found["a"]["weights"] == "best" and found["p_holm"] is None
+    assert "left out" not in run(tmp_path / "best", tmp_path / "far").output
     write(make("best", protocol="svm"), RIGHT, tmp_path / "best")
     write(make("far", protocol="svm"), FAR, tmp_path / "far")
     write(make("far", protocol="linear"), FAR, tmp_path / "far")
-    output = run(tmp_path / "best", tmp_path / "far").output
+    done = run(tmp_path / "best", tmp_path / "far")
+    (line,) = [line for line in done.stderr.splitlines() if "left out" in line]
+    assert "1 result without" in line and "far (linear); the nearest two differ in (A / B) protocol: knn / " in line
+    done_json = run(tmp_path / "far", tmp_path / "near", "--json")
+    assert len(json.loads(done_json.stdout)) == 1 and "2 results without" in done_json.stderr
+    output = done.output
     assert output.count("A better") == 2 and "2 comparisons" in output and "Holm p" in output
     done = run(tmp_path / "best", tmp_path / "best")
     assert isinstance(done.exception, ResultError) and "the same results" in str(done.exception)
+
+
+def test_a_seed_and_a_layer_without_a_counterpart_are_told(tmp_path):
+    one = [make("a", layer=layer, seed=seed) for layer, seed in (("res4", 0), ("res5", 0), ("res5", 1))]
+    other = [make("b", layer="res5", seed=0)]
+    matched = pairs(one, other)
+    assert [(a.layer, a.seed) for a, _ in matched] == [("res5", 0)]
+    line = "2 results without a comparable counterpart left out: a (knn); the nearest two differ in (A / B) "
+    assert left_out(one, other, matched) == f"{line}layer: res4 / res5"
+    assert left_out(one[2:], [*one[2:], *other], []).endswith("seed: 1 / 0")
+    assert left_out(one[1:2], other, matched) == ""
 
 
 def drawn(name, folder, rights, **changes):

@@ -1,6 +1,7 @@
 """`sslbench compare`."""
 
 import json
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,13 +15,15 @@ from sslbench.cli.flags import LocalPath, argument_options, flag
 from sslbench.cli.tables import INTERVAL, print_table
 from sslbench.errors import ResultError, UsageError
 from sslbench.leaderboard.columns import precision_text
-from sslbench.leaderboard.compare import compare, differing, pairs, with_holm
+from sslbench.leaderboard.compare import compare, differing, left_out, pairs, with_holm
 from sslbench.results import plain
 from sslbench.results.records import read, read_tree
 
 if TYPE_CHECKING:
     from sslbench.leaderboard.compare import Comparison
     from sslbench.results import Result
+
+log = logging.getLogger("sslbench")
 
 
 @click.command("compare", context_settings={"allow_extra_args": True})
@@ -59,6 +62,8 @@ def command(
         if not matched:
             raise _nothing(a, b, results_a, results_b)
         found = with_holm([compare(one, other, metric=metric) for one, other in matched])
+        if line := left_out(results_a, results_b, matched, metric):
+            log.info(line)
     if as_json:
         echo(json.dumps(plain([_plain(one) for one in found]), indent=1, allow_nan=False))
     else:
