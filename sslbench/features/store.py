@@ -393,7 +393,7 @@ def left_out_warning(source: Source, paths: Sequence[str]) -> str:
     """Return the warning about unreadable images that are left out, with the first of them."""
     return (
         f"{source.name}: {len(paths)} of {len(source)} images cannot be read and are left out (skipped.csv lists "
-        f"them): {some(paths)}"
+        f"them): {some(list(dict.fromkeys(paths)))}"
     )
 
 
@@ -440,7 +440,8 @@ def unreadable_error(source: Source, unreadable: Sequence[tuple[str, str]]) -> D
 
 
 def _listed(images: Sequence[tuple[str, str]]) -> str:
-    lines = [f"  {path}: {reason}" for path, reason in images[:50]]
-    if len(images) > 50:
-        lines.append(f"  ... and {len(images) - 50} more")
+    files = list(dict.fromkeys(images))  # one file may be several images, changed in different ways
+    lines = [f"  {path}: {reason}" for path, reason in files[:50]]
+    if len(files) > 50:
+        lines.append(f"  ... and {len(files) - 50} more")
     return "\n".join(lines)
