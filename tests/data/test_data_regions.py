@@ -24,7 +24,7 @@ from sslbench.data.formats.coco.rows import json_list
 from sslbench.data.objects import view
 from sslbench.data.objects.regions import collate
 from sslbench.data.open import open_as, open_data, open_objects
-from sslbench.errors import DataError, UsageError
+from sslbench.errors import DataError, UnreachableError, UsageError
 from sslbench.metrics.detection import masks
 from sslbench.targets.texts import Texts
 
@@ -262,6 +262,12 @@ def test_masks_are_streamed_from_an_address(tmp_path, monkeypatch):
         shown = [picture_of(each.images, 0, picture_decoder(None, each.images)) for each in (local, far)]
         assert shown[0].image.equal(shown[1].image)
         assert server.fetched()["sa_000000.tar"] == 2
+        assert len(open_data(f"{server.address}/sa_000000.tar")["all"]) == len(SAMPLES)  # as any tar file of images
+        for file in remote.folder().rglob("*.tar"):
+            file.unlink()
+    monkeypatch.setattr(remote, "PAUSES_S", ())
+    with pytest.raises(UnreachableError, match="sa_000000.tar cannot be read: it cannot be reached"):
+        open_as(f"{server.address}/sa_000000.tar", Texts)
     remote._HELD.clear()
 
 

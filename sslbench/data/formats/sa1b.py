@@ -31,7 +31,7 @@ from sslbench.data.objects.regions import RegionTexts, region_readers
 from sslbench.data.regular import open_regular, reading
 from sslbench.data.strings import expanded
 from sslbench.data.wording import counted, some
-from sslbench.errors import DataError, UsageError
+from sslbench.errors import DataError, UnreachableError, UsageError
 from sslbench.targets.target import Images
 from sslbench.targets.texts import as_texts, captions_in
 from sslbench.text import printable
@@ -62,6 +62,8 @@ def recognises(spec: str) -> bool:
             return any(map(_annotates, _first_json(path)))
         is_tar = path.suffix.lower() == ".tar" and (path.is_file() or remote.is_copy(path))
         return is_tar and _tar_annotates(path)
+    except UnreachableError:
+        raise
     except (OSError, DataError, UsageError):
         return False
 
