@@ -266,7 +266,7 @@ def test_masks_are_streamed_from_an_address(tmp_path, monkeypatch):
         for file in remote.folder().rglob("*.tar"):
             file.unlink()
     monkeypatch.setattr(remote, "PAUSES_S", ())
-    with pytest.raises(UnreachableError, match="sa_000000.tar cannot be read: it cannot be reached"):
+    with pytest.raises(UnreachableError, match=r"sa_000000\.tar cannot be read: it cannot be reached"):
         open_as(f"{server.address}/sa_000000.tar", Texts)
     remote._HELD.clear()
 
