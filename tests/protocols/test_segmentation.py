@@ -282,8 +282,9 @@ def test_the_rates_are_those_of_mmsegmentation():
 def test_what_cannot_be_used_is_listed_before_training(backbone, tmp_path):
     train = map_pictures(8, 1)
     train.target.maps.maps[2], train.target.maps.maps[5] = -5, -5
-    with pytest.raises(DataError, match=r"2 targets of pictures 1 cannot be used:\n  a value.*\n  a value"):
+    with pytest.raises(DataError, match=r"2 targets of pictures 1 cannot be used:\n  a value.*\n  a value") as caught:
         run(backbone, tmp_path, train=train)
+    assert "check-data --label-maps`" in str(caught.value.remedy)
     nothing = map_pictures(8, 1)
     nothing = dataclasses.replace(
         nothing, target=nothing.target.changed(maps=ArrayMaps(np.full_like(nothing.target.maps.maps, -1)))

@@ -17,6 +17,7 @@ from sslbench.errors import DataError, SslbenchError
 from sslbench.features.array import ExtractSettings
 from sslbench.protocols._parts.dense.task import Cells
 from sslbench.runtime.progress import StageProgress
+from sslbench.targets.label_maps import LabelMaps
 
 # Function from a target and the height and width of a grid to sums and numbers in its cells; picklable.
 ReadCells = Callable[[PixelTarget, tuple[int, int]], Cells]
@@ -94,11 +95,13 @@ def refuse_problems(protocol: str, no_value: str, found: Sequence[tuple[Source, 
     if problems := [text for _, surveyed in found for text in surveyed.problems]:
         where = " and ".join(source.name for source, surveyed in found if surveyed.problems)
         more = f"\n  and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
+        # Some layouts with maps, such as manifests, are checked as images without it.
+        flag = " --label-maps" if isinstance(found[0][0].target, LabelMaps) else ""
         raise DataError(
             f"{protocol}: {counted(len(problems), 'target')} of {where} cannot be used:\n  "
             + "\n  ".join(problems[:_LISTED])
             + more,
-            "Repair or remove them; `sslbench check-data` lists all of them.",
+            f"Repair or remove them; `sslbench check-data{flag}` lists all of them.",
         )
     empty = [source.name for source, each in found if len(each.unknown) + each.unreadable == len(source)]
     if empty:
