@@ -79,6 +79,7 @@ def own_cache(tmp_path_factory, run_folder, monkeypatch):
     monkeypatch.setenv("SSLBENCH_CACHE", str(cache))
     for name in ("SSLBENCH_PATH", "SSLBENCH_DATA", "RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)  # 80 in each process of a run on several
     yield
     shutil.rmtree(cache, ignore_errors=True)  # a file may be open still
 
