@@ -32,6 +32,10 @@ class Numbers(Target):
         """Return the numbers, joined by ';'."""
         return ";".join(repr(float(value)) for value in self.values[index])
 
+    def size_text(self) -> str:
+        """Return the names of the numbers."""
+        return f"numbers: {', '.join(self.classes)}"
+
     @classmethod
     def measures(cls, values: Rows, scores: Rows, units: Units, how: Probabilities | None = None) -> list[Measure]:
         """Return errors and correlations of predicted numbers."""

@@ -161,6 +161,7 @@ def test_chance_is_the_expectation_over_cells_by_frequency():
 def test_each_bundled_digit_lies_around_a_point_of_its_own():
     places, digits = (open_data(f"sklearn:{name}")["all"] for name in ("digit-places", "digits"))
     assert places.images.digests().tolist() == digits.images.digests().tolist()
+    assert places.target.size_text() == "numbers: lat, lon"
     of_digit = [places.target.values[digits.target.values == digit] for digit in range(10)]
     centres = np.array([each.mean(axis=0) for each in of_digit])
     apart = great_circle_distances(centres[:, None].repeat(10, 1).reshape(-1, 2), np.tile(centres, (10, 1)))
