@@ -1,6 +1,7 @@
 """Printing with control characters escaped, since messages contain names from files."""
 
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -26,7 +27,10 @@ def echo(message: Any = "", *, err: bool = False, before: str = "", after: str =
 
 
 def echo_text(message: Any, *, err: bool = False, before: str = "", after: str = "", indent: int = 4) -> None:
-    """Print lines of text; on a terminal those that are too long are wrapped at words, their rest indented."""
+    """Print lines of text; on a terminal those that are too long are wrapped at words, their rest indented.
+
+    What stands between backticks, mostly a command to be copied, stays in one piece.
+    """
     text = visible(str(message))
     if (sys.stderr if err else sys.stdout).isatty():
         width, first = shutil.get_terminal_size().columns, " " * len(click.unstyle(before))
@@ -34,7 +38,8 @@ def echo_text(message: Any, *, err: bool = False, before: str = "", after: str =
             width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
         ).fill
         last = click.unstyle(after)
-        text = "\n".join(map(fill, (first + text + last).splitlines())).removeprefix(first)
+        whole = re.sub(r"`[^`\n]+`", lambda command: command[0].replace(" ", "\0"), first + text + last)
+        text = "\n".join(map(fill, whole.splitlines())).replace("\0", " ").removeprefix(first)
         # What is wrapped itself loses its style.
         text, after = (text.removesuffix(last), after) if text.endswith(last) else (text, "")
     echo(text, err=err, before=before, after=after)

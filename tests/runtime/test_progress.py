@@ -157,6 +157,13 @@ def test_a_message_beside_a_bar_has_a_line_of_its_own(monkeypatch):
     assert "a warning" in shown.splitlines()
 
 
+def test_commands_in_messages_can_be_copied_as_one_line(monkeypatch):
+    written = narrow(monkeypatch)
+    command = "`sslbench check-data photos/ --label-maps --test-data more/`"
+    echo_text(f"The maps of photos/ cannot be used. {command} lists them, and others.", err=True)
+    assert command in written() and len(written().splitlines()) == 3
+
+
 def test_long_lines_are_wrapped_at_words_on_a_terminal_alone(monkeypatch, capsys):
     written = narrow(monkeypatch)
     text = "knn/photos top1: a.pth is best (81.20), tied with b.pth and c.pth\n  short: 1  2"
