@@ -412,7 +412,8 @@ def left_out(
     names = [*dict.fromkeys(f"{result.weights.name} ({result.protocol.name})" for result in alone.values())]
     listed = ", ".join(names[:_NAMED]) + ", ..." * (len(names) > _NAMED)
     line = f"{len(alone)} result{'s' * (len(alone) > 1)} without a comparable counterpart left out: {listed}"
-    others = [(a, b) for a, b in itertools.product(*sides) if a.id != b.id and (a.id in alone or b.id in alone)]
+    few = {*itertools.islice(alone, _NAMED)}  # all pairs of two large folders would take minutes
+    others = [(a, b) for a, b in itertools.product(*sides) if a.id != b.id and not few.isdisjoint((a.id, b.id))]
     apart = min((_apart(a, b, metric) for a, b in others), key=len, default=[])
     reason = ", ".join(f"{key}: {one} / {other}" for key, one, other in apart[:_NAMED])
     return f"{line}; the nearest two differ in (A / B) {reason}" if reason else line

@@ -204,6 +204,19 @@ def test_the_command_compares_records_and_folders(three, tmp_path):
     assert isinstance(done.exception, ResultError) and "the same results" in str(done.exception)
 
 
+def test_the_reason_of_what_is_left_out_is_not_looked_for_in_all_pairs_of_two_large_folders(monkeypatch):
+    looked_at = []
+
+    def counted(*given):
+        looked_at.append(given)
+        return differing(*given)
+
+    monkeypatch.setattr("sslbench.leaderboard.compare.differing", counted)
+    sides = [[make(name, layer=f"{name}{i}", seed=seed) for i in range(20)] for seed, name in enumerate("ab")]
+    assert left_out(*sides, []).startswith("40 results")
+    assert len(looked_at) <= 3 * 20
+
+
 def test_a_seed_and_a_layer_without_a_counterpart_are_told(tmp_path):
     one = [make("a", layer=layer, seed=seed) for layer, seed in (("res4", 0), ("res5", 0), ("res5", 1))]
     other = [make("b", layer="res5", seed=0)]
