@@ -18,7 +18,9 @@ def echo(message: Any = "", *, err: bool = False, before: str = "", after: str =
         # Names of files and tensors may hold escape sequences, which would move the cursor or hide lines.
         # `click` would write past the stream of a bar, into the bar's line.
         stream = sys.stderr if err else None
-        click.echo(before + visible(str(message)) + after, file=stream, err=err)
+        # `click` does not know the variable that people set against colours (no-color.org).
+        plain = False if os.environ.get("NO_COLOR") else None
+        click.echo(before + visible(str(message)) + after, file=stream, err=err, color=plain)
     except BrokenPipeError:
         # `main` ends a command whose output has no reader any more.
         if not err:

@@ -180,3 +180,12 @@ def test_long_lines_are_wrapped_at_words_on_a_terminal_alone(monkeypatch, capsys
     ]
     echo_text(text)
     assert capsys.readouterr().out == text + "\n"
+
+
+def test_a_terminal_without_colours_gets_none(monkeypatch):
+    written = narrow(monkeypatch)
+    echo("one", err=True, before=click.style("error: ", fg="red"))
+    assert "\x1b" in written()
+    monkeypatch.setenv("NO_COLOR", "1")
+    echo("two", err=True, before=click.style("error: ", fg="red"))
+    assert written().splitlines()[-1] == "error: two"
