@@ -217,8 +217,8 @@ def alignment(case: Case) -> None:
     for i, (prediction, target, mask) in enumerate(zip(predictions, targets, masks, strict=True)):
         small, limit = (prediction, target, mask), args["max_resolution"]
         if limit is not None and (factor := min(limit / length for length in shape)) < 1:
-            taken = np.stack([each.astype(np.float64) for each in small])
-            taken = nn.functional.interpolate(torch.from_numpy(taken)[None], scale_factor=float(factor))[0].numpy()
+            taken = np.stack([each.astype(np.float64) for each in small])  # theirs leaves out columns alone
+            taken = nn.functional.interpolate(torch.from_numpy(taken), scale_factor=float(factor)).numpy()
             small = taken[0], taken[1], taken[2].astype(bool)
         if not mask.any():
             assert np.isnan(depth.align_depth(*small, "scale_shift", negative=True)).all()  # theirs changes something
@@ -317,6 +317,7 @@ def _bins(args: dict[str, Any], code: str, number: int) -> Tensor:
     low, high = args["min_depth"], args["max_depth"] or (80.0 if code == "dinov3" else 10.0)
     if args["bins_strategy"] in ("UD", "linear"):
         return dense.depth_bins(number, low, high)
+    assert args["bins_strategy"] in ("SID", "log"), args["bins_strategy"]
     if code in ("dinov2", "probe3d"):
         return torch.logspace(low, high, number)
     return dense.depth_bins(number, low, high, spacing="logarithmic")

@@ -40,7 +40,8 @@ def compare(case: Case, names: Iterable[str], loss: Callable[[Inputs], Tensor], 
     """Compare loss and gradients with respect to the inputs `names`, in float32 and float64.
 
     Where the reference's float32 value is no number, ours is compared with its float64 value; where that is none
-    either, any finite value is right.
+    either, any finite value is right, or the same one. In float32 ours may be twice as far off as the reference's own
+    float32 value is from its float64 value.
 
     Args:
         case: a case of the topic of losses.
@@ -58,7 +59,8 @@ def compare(case: Case, names: Iterable[str], loss: Callable[[Inputs], Tensor], 
         value = loss(inputs)
         instead = "f64" if "f64" in precisions and not np.isfinite(wanted[f"{precision}/loss"]).all() else precision
         rtol = LOSS_TOLERANCE["f32"] if precision == "f32" else f64
-        close(value.detach().numpy(), wanted[f"{instead}/loss"].reshape(()), rtol=rtol, atol=1e-6 * (rtol > 1e-7))
+        atol = (1e-6 if rtol > 1e-7 else 1e-14) + _rounding(wanted, "loss")[precision]
+        close(value.detach().numpy(), wanted[f"{instead}/loss"].reshape(()), rtol=rtol, atol=atol)
         if not compared:
             continue
         value.backward()
@@ -66,8 +68,18 @@ def compare(case: Case, names: Iterable[str], loss: Callable[[Inputs], Tensor], 
             gradient = wanted[f"{instead}/grad_{name}"]
             share = GRADIENT_TOLERANCE["f32"] if precision == "f32" else max(f64, GRADIENT_TOLERANCE["f64"])
             largest = np.abs(gradient[np.isfinite(gradient)]).max(initial=0.0)
-            atol = share * largest + (1e-8 if share > 1e-7 else 1e-15)
+            atol = share * largest + (1e-8 if share > 1e-7 else 1e-15) + _rounding(wanted, f"grad_{name}")[precision]
             close(inputs[name].grad.numpy(), gradient, rtol=0, atol=atol)
+
+
+def _rounding(wanted: Mapping[str, np.ndarray], name: str) -> dict[str, float]:
+    """Return twice the distance of the reference's own float32 result from its float64 one, by precision."""
+    single, double = (wanted.get(f"{precision}/{name}") for precision in PRECISIONS)
+    if single is None or double is None:
+        return dict.fromkeys(PRECISIONS, 0.0)
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(single - double)
+    return {"f32": 2 * float(apart[np.isfinite(apart)].max(initial=0.0)), "f64": 0.0}
 
 
 def inputs_in(case: Case, precision: str) -> dict[str, Tensor]:
@@ -80,9 +92,9 @@ def inputs_in(case: Case, precision: str) -> dict[str, Tensor]:
 
 
 def close(ours: np.ndarray, recorded: np.ndarray, *, rtol: float, atol: float) -> None:
-    """Assert that ours are the recorded values, and finite where the reference has no number."""
+    """Assert that ours are the recorded values; where the reference has no number, the same none or any number."""
     known = np.isfinite(recorded)
-    assert np.isfinite(ours).all()
+    assert (np.isfinite(ours) | (ours == recorded) | (np.isnan(ours) & np.isnan(recorded))).all()
     np.testing.assert_allclose(ours[known], recorded[known], rtol=rtol, atol=atol)
 
 
@@ -269,9 +281,10 @@ def _swav(case: Case) -> None:
             exact = np.eye(exact.shape[1])[exact.argmax(axis=1)] if hard else exact
             close(code.numpy(), exact, rtol=1e-4, atol=1e-6)
         assert loss(x).isfinite()
-    if f"{precision}/queue_emb_after" in wanted:
+    if f"{precision}/queue_emb_after" in wanted:  # VISSL fills its queue once it is in use, ours before
         new = torch.stack([x["emb"].chunk(crops)[view] for view in config.assign_views])
-        np.testing.assert_array_equal(shift_in(x["queue_emb"], new).numpy(), wanted[f"{precision}/queue_emb_after"])
+        after = shift_in(x["queue_emb"], new) if queue_in_use else x["queue_emb"]
+        np.testing.assert_array_equal(after.numpy(), wanted[f"{precision}/queue_emb_after"])
 
 
 def _within_range(exponents: np.ndarray, *, double: bool) -> bool:

@@ -71,6 +71,80 @@ def test_a_reference_that_is_nan(missing, tmp_path):
     run_topic(topic)
 
 
+def test_a_reference_whose_float32_is_less_exact_than_ours(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(10, 6)).astype(np.float32)
+    value, gradient = nt_xent(rows, 0.2)
+    expected = {"f64/loss": np.float64(value), "f64/grad_embedding": gradient}
+    expected |= {"f32/loss": np.float32(value * (1 + 1e-5)), "f32/grad_embedding": (gradient * 1.0005).astype("f")}
+    case = {"args": {"temperature": 0.2}}, {"embedding": rows}, expected
+    run_topic(write_topic(tmp_path, "01_losses", {"vissl_simclr_y": case}))
+
+
+def test_variances_of_maps_of_embeddings(tmp_path):
+    """lightly's VICReg takes (images, positions, d): each position is a set of its own."""
+    za, zb = np.random.default_rng(0).normal(size=(2, 5, 3, 4))
+    value = 25 * ((za - zb) ** 2).mean()
+    for z in (za, zb):
+        deviation = np.sqrt(z.var(axis=0, ddof=1) + 1e-4)
+        covariances = [np.cov(z[:, position].T) for position in range(3)]
+        value += 12.5 * np.maximum(0, 1 - deviation).mean()
+        value += np.mean([(c**2).sum() - (np.diag(c) ** 2).sum() for c in covariances]) / 4
+    case = {"callable": "lightly.loss.VICRegLoss", "args": {}}, {"za": za, "zb": zb}, {"f64/loss": np.float64(value)}
+    run_topic(write_topic(tmp_path, "01_losses", {"lightly_vicreg_maps": case}))
+
+
+def test_a_queue_of_swav_that_is_not_in_use_yet(tmp_path):
+    """VISSL leaves it as it is, and the codes of equal scores are equal shares."""
+    given = {"scores0": np.zeros((4, 5)), "queue_scores0": np.ones((2, 6, 5)), "emb": np.ones((4, 3))}
+    given["queue_emb"] = np.random.default_rng(0).normal(size=(2, 6, 3)).astype(np.float32)
+    expected = {"f64/loss": np.float64(math.log(5)), "f64/queue_emb_after": given["queue_emb"]}
+    args = {"num_crops": 2, "queue": {"local_queue_length": 6, "start_iter": 3}, "_iter": 2}
+    run_topic(write_topic(tmp_path, "01_losses", {"swav_early": ({"args": args}, given, expected)}))
+
+
+def test_average_precision_of_no_sample(tmp_path):
+    """All weights are 0: VISSL's is 0, ours no number."""
+    given = {"targets": np.array([1, 0]), "scores": np.array([0.5, 0.1]), "weights": np.zeros(2)}
+    run_topic(write_topic(tmp_path, "04_svm_ap", {"ap_none": ({"args": {}}, given, {"ap": np.zeros(1)})}))
+
+
+def test_whitening_to_more_components_than_there_are(tmp_path):
+    x = np.array([[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+    expected = {"mean": np.zeros(2), "abs_applied": np.array([[1 / math.sqrt(18), 0], [0, 1 / math.sqrt(2)]])}
+    case = {"args": {"n_components": 5}}, {"X": x, "query": np.eye(2)}, expected
+    run_topic(write_topic(tmp_path, "06_retrieval", {"pca_more": case}))
+
+
+def test_cross_entropy_of_each_pixel(tmp_path):
+    target = np.array([[[0, 1], [255, 1]]], np.uint8)
+    logits = np.random.default_rng(0).normal(size=(1, 2, 2, 2))
+    log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    own = np.take_along_axis(log_probs, np.minimum(target, 1)[:, None], axis=1)[:, 0]
+    expected = {"f64/avg_all/loss": np.where(target == 255, 0, -own)}
+    case = {"args": {"reduction": "none", "ignore_index": 255}}, {"logits": logits, "target": target}, expected
+    run_topic(write_topic(tmp_path, "13_segmentation_metrics", {"ce_each": case}))
+
+
+def test_a_predicted_segment_of_no_category(tmp_path):
+    """panopticapi refuses it; ours counts it for none of the categories."""
+    given = {"gt_ids/0": np.ones((2, 2), np.uint8), "pred_ids/0": np.ones((2, 2), np.uint8),
+             "gt_segments/0": np.array([[1, 2, 0]]), "pred_segments/0": np.array([[1, 7]])}  # fmt: skip
+    recorded = {"pq_x": {"error": "KeyError: unknown category"}}
+    case = {"args": {"isthing": {"2": 1}}}, given, {}
+    run_topic(write_topic(tmp_path, "13_segmentation_metrics", {"pq_x": case}, recorded))
+
+
+def test_alignment_at_a_largest_resolution(tmp_path):
+    """DINOv3 takes an image for a row of channels: it leaves out columns alone."""
+    prediction = np.random.default_rng(0).uniform(1, 5, (6, 8)).astype(np.float32)
+    target = (prediction**2).astype(np.float32)
+    columns = np.stack([prediction[:, ::2].ravel(), np.ones(24)], axis=1)
+    scale, shift = np.linalg.lstsq(columns, target[:, ::2].ravel(), rcond=None)[0]
+    expected = {"dinov3/scale": np.array([scale]), "dinov3/shift": np.array([shift])}
+    case = {"args": {"max_resolution": 4}}, {"pred": prediction, "gt": target}, expected
+    run_topic(write_topic(tmp_path, "14_depth_normals_metrics", {"align_x": case}))
+
+
 def test_a_wrong_value_is_still_wrong(tmp_path):
     rows = np.random.default_rng(0).normal(size=(10, 6)).astype(np.float32)
     value, gradient = nt_xent(rows, 0.2)
