@@ -23,19 +23,9 @@ from sslbench.config import setting
 from sslbench.data.decode.transforms import renormalise
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import cross_entropy, top1
-from sslbench.methods._parts.masks import (
-    filled_masks_of,
-    masked_rows,
-    need_masked_count,
-    take_rows,
-)
+from sslbench.methods._parts.masks import filled_masks_of, masked_rows, need_masked_count, take_rows
 from sslbench.methods._parts.tokenizers import RandomTokenizer, Tokenizer, read_tokenizer
-from sslbench.methods._parts.vision_transformers import (
-    embed,
-    grid_of,
-    need_plain_blocks,
-    need_vision_transformer,
-)
+from sslbench.methods._parts.vision_transformers import embed, grid_of, need_plain_blocks, need_vision_transformer
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 

@@ -13,7 +13,6 @@ import dataclasses
 import math
 
 import torch
-from timm.layers.drop import DropPath
 from timm.layers.mlp import Mlp
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -22,13 +21,7 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32, sinkhorn
-from sslbench.methods._parts.masks import (
-    image_generators,
-    inverse_block_masks,
-    need_masked_count,
-    take,
-    view_by_view,
-)
+from sslbench.methods._parts.masks import image_generators, inverse_block_masks, need_masked_count, take, view_by_view
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update_copies
 from sslbench.methods._parts.self_distillation import UnitLinear
 from sslbench.methods._parts.vision_transformers import (
@@ -36,6 +29,7 @@ from sslbench.methods._parts.vision_transformers import (
     embed,
     give_blocks,
     keep_patches,
+    need_no_other_drop_path,
     need_vision_transformer,
     run_blocks,
 )
@@ -178,11 +172,7 @@ class Method(method.Method[Config]):
                 f"{config.predictor_heads}, which rotary positions need",
                 f"Set method.predictor_heads={math.gcd(vit.embed_dim // 4, config.predictor_heads)}.",
             )
-        if config.drop_path and any(isinstance(part, DropPath) and part.drop_prob for part in vit.modules()):
-            raise UsageError(
-                "capi: method.drop_path replaces the stochastic depth of the backbone",
-                "Leave drop_path_rate out of the backbone's name, or set method.drop_path=0.",
-            )
+        need_no_other_drop_path(vit, config.drop_path, method="capi")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)

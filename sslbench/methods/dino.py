@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update_copies
-from sslbench.methods._parts.networks import drop_gradients, encode
+from sslbench.methods._parts.networks import encode
 from sslbench.methods._parts.self_distillation import (
     DinoHead,
     PendingLogits,
+    TeacherSettings,
     dino_loss,
     teacher_probabilities,
     warmed_up,
@@ -26,34 +27,17 @@ from sslbench.train.method import Batch, Loss, Setup, Step, need_several_images
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(TeacherSettings):
     """Settings of DINO."""
 
     teacher_views: int = setting(2, "number of views of the teacher; they come first", within="[1, inf)")
     prototypes: int = setting(65536, "output dimension K", within="[1, inf)")
-    hidden: tuple[int, ...] = setting((2048, 2048), "widths of the head's hidden layers", within="[1, inf)")
-    bottleneck: int = setting(256, "dimension of the unit vectors before the last layer", within="[1, inf)")
     head_norm: bool = setting(False, "BatchNorm in the head")
     normalize_last_layer: bool = setting(True, "fix the length of the last layer's rows at 1 (otherwise it is learnt)")
-    frozen_epochs: float = setting(
-        1.0, "the last layer is frozen during the first epochs", unit="epochs", within="[0, inf)"
-    )
-    student_temperature: float = setting(0.1, "temperature of the student's softmax", within="(0, inf)")
-    teacher_temperature: float = setting(
-        0.07, "temperature of the teacher's softmax after the warm-up", within="(0, inf)"
-    )
-    first_teacher_temperature: float = setting(
-        0.04, "temperature of the teacher's softmax at the start", within="(0, inf)"
-    )
-    temperature_epochs: float = setting(
-        30.0, "length of the warm-up of the teacher's temperature", unit="epochs", within="[0, inf)"
-    )
     temperature_steps: Literal["epoch", "update"] = setting(
         "epoch", "steps of that warm-up: every epoch (the published code) or every update (VISSL)"
     )
     center_momentum: float = setting(0.9, "decay of the centre", within="[0, 1]")
-    momentum: float = setting(0.996, "decay of the teacher at the start of training", within="[0, 1]")
-    final_momentum: float = setting(1.0, "decay at the end; half a cosine in between", within="[0, 1]")
 
 
 class Method(method.Method[Config]):
@@ -110,7 +94,7 @@ class Method(method.Method[Config]):
     def before_update(self, step: Step) -> None:
         """Drop the gradient of the last layer while it is frozen (appendix C)."""
         if step.index < round(self.config.frozen_epochs * step.per_epoch):
-            drop_gradients(self.head.last_layer)
+            self.head.last_layer.zero_grad()
 
     def after_update(self, step: Step) -> None:
         """Update the centre by the logits of this update, and the teacher by the student."""

@@ -17,13 +17,12 @@ import dataclasses
 from typing import Any, Literal
 
 import torch
-from timm.layers.drop import DropPath
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional
 
 from sslbench.backbones.load import load_backbone
-from sslbench.config import setting
+from sslbench.config import other_default, setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32, sinkhorn
 from sslbench.methods._parts.masks import (
@@ -35,9 +34,10 @@ from sslbench.methods._parts.masks import (
     take_rows,
 )
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update, update_copies
-from sslbench.methods._parts.networks import drop_gradients, encode, mlp
+from sslbench.methods._parts.networks import encode, initialise_linear, mlp
 from sslbench.methods._parts.self_distillation import (
     DinoHead,
+    MaskedTeacherSettings,
     PendingLogits,
     UnitLinear,
     dino_loss,
@@ -52,6 +52,7 @@ from sslbench.methods._parts.vision_transformers import (
     give_blocks,
     grid_of,
     need_class_token,
+    need_no_other_drop_path,
     need_vision_transformer,
     run_blocks,
 )
@@ -60,15 +61,11 @@ from sslbench.train.method import Batch, Loss, Setup, Step, need_several_images
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(MaskedTeacherSettings):
     """Settings of DINOv2."""
 
-    teacher_views: int = setting(
-        2, "number of views of the teacher; they come first and are masked for the student", within="[1, inf)"
-    )
     prototypes: int = setting(131072, "output dimension of the head of class tokens", within="[1, inf)")
-    hidden: tuple[int, ...] = setting((2048, 2048), "widths of the hidden layers of both heads", within="[1, inf)")
-    bottleneck: int = setting(384, "dimension of the unit vectors before the last layer", within="[1, inf)")
+    bottleneck: int = other_default(MaskedTeacherSettings, "bottleneck", 384)
     patch_prototypes: int | None = setting(
         131072,
         "output dimension of the head of patches; null: patches and class tokens share a head",
@@ -76,9 +73,6 @@ class Config:
     )
     patch_bottleneck: int = setting(
         256, "dimension of the unit vectors before the last layer of the head of patches", within="[1, inf)"
-    )
-    frozen_epochs: float = setting(
-        1.0, "the last layers are frozen during the first epochs", unit="epochs", within="[0, inf)"
     )
     nested: tuple[float, ...] = setting(
         (),
@@ -89,29 +83,13 @@ class Config:
         "blocks", "masks of rectangles, or of all but one rectangle, which wraps around the edges (CAPI, Franca)"
     )
     mask_probability: float = setting(0.5, "share of masked large views", within="(0, 1]")
-    mask_ratio: tuple[float, float] = setting(
-        (0.1, 0.5), "range of the share of masked patches in a masked view", within="[0, 1)"
-    )
-    class_weight: float = setting(1.0, "weight of the class tokens' loss", within="[0, inf)")
-    patch_weight: float = setting(1.0, "weight of the masked patches' loss", within="[0, inf)")
     koleo_weight: float = setting(0.1, "weight of KoLeo, of each large view", within="[0, inf)")
     centering: Literal["sinkhorn", "center"] = setting(
         "sinkhorn", "balance of the targets: Sinkhorn-Knopp on the batch, or DINO's moving centre"
     )
     iterations: int = setting(3, "iterations of Sinkhorn-Knopp", within="[1, inf)")
     center_momentum: float = setting(0.9, "decay of both centres (centering=center)", within="[0, 1]")
-    student_temperature: float = setting(0.1, "temperature of the student's softmax", within="(0, inf)")
-    teacher_temperature: float = setting(
-        0.07, "temperature of the teacher's softmax after the warm-up", within="(0, inf)"
-    )
-    first_teacher_temperature: float = setting(
-        0.04, "temperature of the teacher's softmax at the start", within="(0, inf)"
-    )
-    temperature_epochs: float = setting(
-        30.0, "length of the warm-up of the teacher's temperature", unit="epochs", within="[0, inf)"
-    )
-    momentum: float = setting(0.994, "decay of the teacher at the start of training", within="[0, 1]")
-    final_momentum: float = setting(1.0, "decay at the end; half a cosine in between", within="[0, 1]")
+    momentum: float = other_default(MaskedTeacherSettings, "momentum", 0.994)
     drop_path: float = setting(
         0.4, "share of the images of a batch that each residual branch of the student leaves out", within="[0, 1)"
     )
@@ -183,10 +161,7 @@ class NestedHead(nn.Module):
         super().__init__()
         layers = mlp([width, *config.hidden, bottleneck], activation=nn.GELU)
         self.mlp = nn.Sequential(nn.Linear(dim, width), *layers, nn.GELU())
-        for layer in self.mlp:
-            if isinstance(layer, nn.Linear):
-                nn.init.trunc_normal_(layer.weight, std=0.02)
-                nn.init.zeros_(layer.bias)
+        initialise_linear(self.mlp)
         self.last_layer = UnitLinear(bottleneck, prototypes, fixed_length=False)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -214,11 +189,7 @@ class Method(method.Method[Config]):
         need_class_token(vit, setup, method="dinov2")
         need_teacher_views(setup, config.teacher_views, method="dinov2")
         check_shares(config.mask_ratio, method="dinov2")
-        if config.drop_path and any(isinstance(part, DropPath) and part.drop_prob for part in vit.modules()):
-            raise UsageError(
-                "dinov2: method.drop_path replaces the stochastic depth of the backbone",
-                "Leave drop_path_rate out of the backbone's name, or set method.drop_path=0.",
-            )
+        need_no_other_drop_path(vit, config.drop_path, method="dinov2")
         if config.nested and (
             list(config.nested) != sorted(set(config.nested)) or config.nested[0] * vit.embed_dim < 1
         ):
@@ -346,8 +317,8 @@ class Method(method.Method[Config]):
     def before_update(self, step: Step) -> None:
         """Drop the gradients of the last layers while they are frozen."""
         if step.index < round(self.config.frozen_epochs * step.per_epoch):
-            heads = self._levels(self.head) + self._levels(self._patch_heads()[0])
-            drop_gradients(*(head.last_layer for head in heads))
+            for head in self._levels(self.head) + self._levels(self._patch_heads()[0]):
+                head.last_layer.zero_grad()
 
     def after_update(self, step: Step) -> None:
         """Update the centres, the teacher by the student, and at intervals the Gram teacher by the teacher."""

@@ -28,9 +28,10 @@ from sslbench.methods._parts.masks import (
     view_by_view,
 )
 from sslbench.methods._parts.momentum import copy_of, cosine_momentum, update_copies
-from sslbench.methods._parts.networks import drop_gradients, encode
+from sslbench.methods._parts.networks import encode
 from sslbench.methods._parts.self_distillation import (
     DinoHead,
+    MaskedTeacherSettings,
     PendingLogits,
     UnitLinear,
     dino_loss,
@@ -51,50 +52,25 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(MaskedTeacherSettings):
     """Settings of iBOT."""
 
-    teacher_views: int = setting(
-        2, "number of views of the teacher; they come first and are masked for the student", within="[1, inf)"
-    )
     prototypes: int = setting(8192, "output dimension K", within="[1, inf)")
     patch_prototypes: int | None = setting(
         None,
         "output dimension of a last layer for patches; null: patches and class tokens share the last layer",
         within="[1, inf)",
     )
-    hidden: tuple[int, ...] = setting((2048, 2048), "widths of the head's hidden layers", within="[1, inf)")
-    bottleneck: int = setting(256, "dimension of the unit vectors before the last layer", within="[1, inf)")
     normalize_last_layer: bool = setting(True, "fix the length of the last layer's rows at 1 (otherwise it is learnt)")
-    frozen_epochs: float = setting(
-        1.0, "the last layer is frozen during the first epochs", unit="epochs", within="[0, inf)"
-    )
     mask_probability: float = setting(0.5, "probability that a large view is masked", within="(0, 1]")
-    mask_ratio: tuple[float, float] = setting(
-        (0.1, 0.5), "range of the share of masked patches in a masked view", within="[0, 1)"
-    )
     mask_shape: Literal["blocks", "random"] = setting("blocks", "masks of rectangles, or of single patches")
-    class_weight: float = setting(1.0, "weight of the class tokens' loss", within="[0, inf)")
-    patch_weight: float = setting(1.0, "weight of the masked patches' loss", within="[0, inf)")
-    student_temperature: float = setting(0.1, "temperature of the student's softmax", within="(0, inf)")
-    teacher_temperature: float = setting(
-        0.07, "temperature of the teacher's softmax after the warm-up", within="(0, inf)"
-    )
-    first_teacher_temperature: float = setting(
-        0.04, "temperature of the teacher's softmax at the start", within="(0, inf)"
-    )
     patch_temperature: float = setting(
         0.07, "temperature of the teacher's softmax of patches after the warm-up", within="(0, inf)"
     )
     first_patch_temperature: float = setting(
         0.04, "temperature of the teacher's softmax of patches at the start", within="(0, inf)"
     )
-    temperature_epochs: float = setting(
-        30.0, "length of the warm-up of the teacher's temperatures", unit="epochs", within="[0, inf)"
-    )
     center_momentum: float = setting(0.9, "decay of both centres", within="[0, 1]")
-    momentum: float = setting(0.996, "decay of the teacher at the start of training", within="[0, 1]")
-    final_momentum: float = setting(1.0, "decay at the end; half a cosine in between", within="[0, 1]")
 
 
 def draw_masks(views: int, grid: tuple[int, int], config: Config, generator: torch.Generator | None = None) -> Tensor:
@@ -224,9 +200,9 @@ class Method(method.Method[Config]):
     def before_update(self, step: Step) -> None:
         """Drop the gradients of the last layers while they are frozen."""
         if step.index < round(self.config.frozen_epochs * step.per_epoch):
-            drop_gradients(self.head.last_layer)
+            self.head.last_layer.zero_grad()
             if self.config.patch_prototypes is not None:
-                drop_gradients(self.patch_layer)
+                self.patch_layer.zero_grad()
 
     def after_update(self, step: Step) -> None:
         """Update the centres by the logits of this update, and the teacher by the student."""

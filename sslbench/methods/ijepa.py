@@ -23,11 +23,13 @@ from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32
 from sslbench.methods._parts.masks import block, image_generators, random_numbers, take, unpack, update_generator
 from sslbench.methods._parts.momentum import copy_of, update_copies
+from sslbench.methods._parts.networks import initialise_linear
 from sslbench.methods._parts.vision_transformers import (
     embed,
     fix_positions,
     grid_of,
     keep_patches,
+    need_sincos_widths,
     need_vision_transformer,
     run_blocks,
     sincos,
@@ -139,10 +141,7 @@ class Predictor(nn.Module):
         self.blocks = nn.Sequential(*blocks)
         self.norm = norm(width)
         self.project = nn.Linear(width, dim)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                nn.init.zeros_(module.bias)
+        initialise_linear(self)
         nn.init.trunc_normal_(self.mask_token, std=0.02)
         self.register_buffer("positions", sincos(grid, width), persistent=False)
 
@@ -186,11 +185,7 @@ class Method(method.Method[Config]):
                 f"ijepa: predictor_dim={config.predictor_dim} is no multiple of "
                 f"predictor_heads={config.predictor_heads}"
             )
-        for name, width in (("method.predictor_dim", config.predictor_dim), ("the backbone's width", vit.embed_dim)):
-            if width % 4:
-                raise UsageError(
-                    f"ijepa: {name} is {width}, no multiple of 4, which positions of sines and cosines need"
-                )
+        need_sincos_widths(vit, config.predictor_dim, "method.predictor_dim", method="ijepa")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)

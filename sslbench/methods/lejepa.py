@@ -16,7 +16,7 @@ from sslbench.config import setting
 from sslbench.distributed.collectives import broadcast_, mean_with_gradient, world_size
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32
-from sslbench.methods._parts.networks import encode, mlp
+from sslbench.methods._parts.networks import embed_views, mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
@@ -93,10 +93,9 @@ class Method(method.Method[Config]):
     def loss(self, batch: Batch, step: Step) -> Loss:
         """Return the weighted sum of prediction and SIGReg."""
         config = self.config
-        projected = self.projector(torch.cat(encode(self.backbone, batch.views)))
-        embeddings = projected.view(len(batch.views), len(batch.views[0]), -1)
-        dtype = torch.float64 if projected.dtype == torch.float64 else torch.float32
-        directions = torch.randn(embeddings.shape[-1], config.directions, device=projected.device, dtype=dtype)
+        embeddings = embed_views(self.backbone, self.projector, batch.views)
+        dtype = torch.float64 if embeddings.dtype == torch.float64 else torch.float32
+        directions = torch.randn(embeddings.shape[-1], config.directions, device=embeddings.device, dtype=dtype)
         # All processes test the same directions: their statistics are averaged.
         directions = broadcast_(directions / directions.norm(dim=0))
         prediction = prediction_loss(embeddings, config.large_views)

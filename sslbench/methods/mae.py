@@ -22,6 +22,7 @@ from sslbench.methods._parts.vision_transformers import (
     fix_positions,
     initialise,
     keep_patches,
+    need_sincos_widths,
     need_vision_transformer,
     run_blocks,
     sincos,
@@ -132,9 +133,7 @@ class Method(method.Method[Config]):
             raise UsageError(
                 f"mae: decoder_dim={config.decoder_dim} is no multiple of decoder_heads={config.decoder_heads}"
             )
-        for name, width in (("method.decoder_dim", config.decoder_dim), ("the backbone's width", vit.embed_dim)):
-            if width % 4:
-                raise UsageError(f"mae: {name} is {width}, no multiple of 4, which positions of sines and cosines need")
+        need_sincos_widths(vit, config.decoder_dim, "method.decoder_dim", method="mae")
 
     def __init__(self, backbone: nn.Module, config: Config, setup: Setup) -> None:
         super().__init__(backbone, config, setup)

@@ -18,19 +18,8 @@ from torch.nn import functional
 from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32
-from sslbench.methods._parts.masks import (
-    filled_masks_of,
-    masked_rows,
-    need_masked_count,
-    patchify,
-    take_rows,
-)
-from sslbench.methods._parts.vision_transformers import (
-    embed,
-    grid_of,
-    need_vision_transformer,
-    run_blocks,
-)
+from sslbench.methods._parts.masks import filled_masks_of, masked_rows, need_masked_count, patchify, take_rows
+from sslbench.methods._parts.vision_transformers import embed, grid_of, need_vision_transformer, run_blocks
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 

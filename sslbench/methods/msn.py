@@ -25,7 +25,7 @@ from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32, sinkhorn
 from sslbench.methods._parts.masks import update_generator
 from sslbench.methods._parts.momentum import copy_of, update_copies
-from sslbench.methods._parts.networks import encode, mlp
+from sslbench.methods._parts.networks import encode, initialise_linear, mlp
 from sslbench.methods._parts.vision_transformers import (
     embed,
     grid_of,
@@ -122,10 +122,7 @@ class Method(method.Method[Config]):
         super().__init__(backbone, config, setup)
         self.large = setup.sizes[0]
         self.projector = mlp([setup.feature_dim, *config.projector], norm=True, activation=nn.GELU)
-        for layer in self.projector:
-            if isinstance(layer, nn.Linear):
-                nn.init.trunc_normal_(layer.weight, std=0.02)
-                nn.init.zeros_(layer.bias)
+        initialise_linear(self.projector)
         bound = config.projector[-1] ** -0.5
         self.prototypes = nn.Parameter(torch.empty(config.prototypes, config.projector[-1]).uniform_(-bound, bound))
         self.target_backbone = copy_of(self.backbone)

@@ -13,22 +13,19 @@ from torch import nn
 from sslbench.config import setting
 from sslbench.methods._parts.losses import unit_length
 from sslbench.methods._parts.masks import image_generators
-from sslbench.methods._parts.memory import Contrast, MemoryBank
+from sslbench.methods._parts.memory import ContrastSettings, MemoryBank
 from sslbench.methods._parts.networks import mlp
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Needs, Setup, Step
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(ContrastSettings):
     """Settings of NPID."""
 
     negatives: int = setting(
         4096, "random images that each image is contrasted with; 32,000 in NPID++", within="[1, inf)"
     )
-    temperature: float = setting(0.07, "temperature of the similarities", within="(0, inf)")
-    momentum: float = setting(0.5, "share of the old embedding when the memory is updated", within="[0, 1)")
-    contrast: Contrast = setting("nce", "loss: nce (noise-contrastive estimation) or info_nce (cross entropy)")
     projector: tuple[int, ...] = setting(
         (128,), "widths of the projection head's layers, the last is the memory's", within="[1, inf)"
     )

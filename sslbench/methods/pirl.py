@@ -13,7 +13,7 @@ from torch import nn
 from sslbench.config import setting
 from sslbench.methods._parts.losses import unit_length
 from sslbench.methods._parts.masks import image_generators
-from sslbench.methods._parts.memory import Contrast, MemoryBank
+from sslbench.methods._parts.memory import ContrastSettings, MemoryBank
 from sslbench.methods._parts.networks import mlp
 from sslbench.methods._parts.patches import PIECES, concatenated, need_patches, reorder
 from sslbench.train import method
@@ -21,13 +21,9 @@ from sslbench.train.method import Batch, Loss, Setup, Step
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(ContrastSettings):
     """Settings of PIRL."""
 
-    negatives: int = setting(32000, "random images that each image is contrasted with", within="[1, inf)")
-    temperature: float = setting(0.07, "temperature of the similarities", within="(0, inf)")
-    momentum: float = setting(0.5, "share of the old embedding when the memory is updated", within="[0, 1)")
-    contrast: Contrast = setting("nce", "loss: nce (noise-contrastive estimation) or info_nce (cross entropy)")
     patches_weight: float = setting(
         0.5, "weight of the patches' loss; the image has the rest (lambda of eq. 5)", within="(0, 1)"
     )

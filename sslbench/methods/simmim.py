@@ -17,12 +17,7 @@ from sslbench.config import setting
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32
 from sslbench.methods._parts.masks import image_generators, masked_rows, patchify, take_rows, unit_masks, view_by_view
-from sslbench.methods._parts.vision_transformers import (
-    embed,
-    grid_of,
-    need_vision_transformer,
-    run_blocks,
-)
+from sslbench.methods._parts.vision_transformers import embed, grid_of, need_vision_transformer, run_blocks
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Setup, Step
 

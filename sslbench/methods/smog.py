@@ -16,13 +16,7 @@ from sslbench.config import setting
 from sslbench.distributed.collectives import broadcast_, gather_with_gradient
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import cross_entropy, in_float32, unit_length
-from sslbench.methods._parts.memory import (
-    need_whole_updates,
-    random_rows,
-    replace_oldest_,
-    spherical_kmeans,
-    sums_of,
-)
+from sslbench.methods._parts.memory import need_whole_updates, random_rows, replace_oldest_, spherical_kmeans, sums_of
 from sslbench.methods._parts.momentum import copy_of, update_copies
 from sslbench.methods._parts.networks import mlp
 from sslbench.train import method

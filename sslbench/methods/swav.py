@@ -22,7 +22,7 @@ from sslbench.errors import UsageError
 from sslbench.methods._parts import momentum as momentum_copies
 from sslbench.methods._parts.losses import in_float32, sinkhorn, unit_length
 from sslbench.methods._parts.memory import shift_in
-from sslbench.methods._parts.networks import Prototypes, drop_gradients, encode, mlp
+from sslbench.methods._parts.networks import Prototypes, encode, mlp
 from sslbench.runtime.device import widest_float
 from sslbench.train import method
 from sslbench.train.method import Batch, Loss, Needs, Setup, Step
@@ -198,7 +198,7 @@ class Method(method.Method[Config]):
     def before_update(self, step: Step) -> None:
         """Drop the gradient of frozen prototypes."""
         if step.index < self.config.frozen_updates:
-            drop_gradients(self.prototypes)
+            self.prototypes.zero_grad()
 
     @torch.no_grad()
     def after_update(self, step: Step) -> None:

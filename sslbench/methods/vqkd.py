@@ -23,6 +23,7 @@ from sslbench.distributed.collectives import broadcast_, gather, sum_
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32, unit_length
 from sslbench.methods._parts.memory import counts_of, random_rows, spherical_kmeans, sums_of
+from sslbench.methods._parts.networks import initialise_linear
 from sslbench.methods._parts.tokenizers import nearest_codes
 from sslbench.methods._parts.vision_transformers import (
     embed,
@@ -86,14 +87,6 @@ def moved_codes(codes: Tensor, sums: Tensor, counts: Tensor, decay: float) -> Te
     """
     means = torch.where(counts[:, None] > 0, functional.normalize(sums, dim=1), codes)
     return functional.normalize(decay * codes + (1 - decay) * means, dim=1)
-
-
-def initialise_linear(network: nn.Module) -> None:
-    """Initialise linear layers as the authors do."""
-    for module in network.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.trunc_normal_(module.weight, std=0.02)
-            nn.init.zeros_(module.bias)
 
 
 class Decoder(nn.Module):

@@ -3,36 +3,32 @@
 A memory holds an embedding of every training image (NPID, PIRL) or the newest ones (MoCo, DenseCL).
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sslbench.config import setting
 from sslbench.distributed.collectives import gather, rank, sum_, world_size
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32
 from sslbench.train.method import Step
 
-Contrast = Literal["nce", "info_nce"]
 
-
-class ContrastSettings(Protocol):
+@dataclasses.dataclass(frozen=True)
+class ContrastSettings:
     """Settings of a contrast with a memory bank."""
 
-    @property
-    def negatives(self) -> int:
-        """Number of random images that each image is contrasted with."""
-
-    @property
-    def temperature(self) -> float:
-        """Temperature of the similarities."""
-
-    @property
-    def contrast(self) -> Contrast:
-        """Loss."""
+    negatives: int = setting(32000, "random images that each image is contrasted with", within="[1, inf)")
+    temperature: float = setting(0.07, "temperature of the similarities", within="(0, inf)")
+    momentum: float = setting(0.5, "share of the old embedding when the memory is updated", within="[0, 1)")
+    contrast: Literal["nce", "info_nce"] = setting(
+        "nce", "loss: nce (noise-contrastive estimation) or info_nce (cross entropy)"
+    )
 
 
 _EPSILON = torch.finfo(torch.float32).eps  # added to every denominator in the published code
@@ -114,7 +110,7 @@ class MemoryBank(nn.Module):
         return torch.einsum("bd,bkd->bk", embeddings, self.vectors[chosen]) / temperature
 
     @in_float32
-    def loss(self, logits: Tensor, contrast: Contrast) -> Tensor:
+    def loss(self, logits: Tensor, contrast: Literal["nce", "info_nce"]) -> Tensor:
         """Return the mean loss of a batch; the first one with 'nce' estimates the normalisation.
 
         `logits`: (B, 1 + K), see `logits`.

@@ -34,6 +34,14 @@ def mlp(
     return nn.Sequential(*layers)
 
 
+def initialise_linear(network: nn.Module) -> None:
+    """Initialise linear layers with a normal distribution, cut off at two standard deviations, and biases with 0."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+            nn.init.zeros_(module.bias)
+
+
 class Prototypes(nn.Module):
     """One or several sets of prototypes, each a linear layer without bias.
 
@@ -76,13 +84,6 @@ def embed_views(network: nn.Module, head: nn.Module, views: Sequence[Tensor]) ->
     """Return the embeddings (V, B, d) of V views by a network and a head on its output."""
     embeddings: Tensor = head(torch.cat(encode(network, views))).unflatten(0, (len(views), -1))
     return embeddings
-
-
-def drop_gradients(*frozen: nn.Module) -> None:
-    """Remove the gradients of modules, so that the next update changes none of their parameters."""
-    for module in frozen:
-        for parameter in module.parameters():
-            parameter.grad = None
 
 
 def feature_map(network: ResNet | AlexNet, images: Tensor) -> Tensor:

@@ -1,16 +1,55 @@
 """Self-distillation: head, targets and losses that DINO, iBOT and DINOv2 share."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sslbench.config import setting
 from sslbench.distributed.collectives import sum_
 from sslbench.errors import UsageError
 from sslbench.methods._parts.losses import in_float32
-from sslbench.methods._parts.networks import mlp
+from sslbench.methods._parts.networks import initialise_linear, mlp
 from sslbench.train.method import Setup
+
+
+@dataclasses.dataclass(frozen=True)
+class TeacherSettings:
+    """Settings of the temperatures, and of the teacher, a moving average of the student."""
+
+    hidden: tuple[int, ...] = setting((2048, 2048), "widths of the hidden layers of a head", within="[1, inf)")
+    bottleneck: int = setting(256, "dimension of the unit vectors before the last layer", within="[1, inf)")
+    frozen_epochs: float = setting(
+        1.0, "the last layer of a head is frozen during the first epochs", unit="epochs", within="[0, inf)"
+    )
+    student_temperature: float = setting(0.1, "temperature of the student's softmax", within="(0, inf)")
+    teacher_temperature: float = setting(
+        0.07, "temperature of the teacher's softmax after the warm-up", within="(0, inf)"
+    )
+    first_teacher_temperature: float = setting(
+        0.04, "temperature of the teacher's softmax at the start", within="(0, inf)"
+    )
+    temperature_epochs: float = setting(
+        30.0, "length of the warm-up of the teacher's temperature", unit="epochs", within="[0, inf)"
+    )
+    momentum: float = setting(0.996, "decay of the teacher at the start of training", within="[0, 1]")
+    final_momentum: float = setting(1.0, "decay at the end; half a cosine in between", within="[0, 1]")
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedTeacherSettings(TeacherSettings):
+    """Settings of a teacher whose student sees large views with masked patches, and of the losses of both."""
+
+    teacher_views: int = setting(
+        2, "number of views of the teacher; they come first and are masked for the student", within="[1, inf)"
+    )
+    mask_ratio: tuple[float, float] = setting(
+        (0.1, 0.5), "range of the share of masked patches in a masked view", within="[0, 1)"
+    )
+    class_weight: float = setting(1.0, "weight of the class tokens' loss", within="[0, inf)")
+    patch_weight: float = setting(1.0, "weight of the masked patches' loss", within="[0, inf)")
 
 
 @in_float32
@@ -116,10 +155,7 @@ class DinoHead(nn.Module):
     ) -> None:
         super().__init__()
         self.mlp = mlp([dim, *hidden, bottleneck], norm=norm, activation=nn.GELU)
-        for layer in self.mlp:
-            if isinstance(layer, nn.Linear):
-                nn.init.trunc_normal_(layer.weight, std=0.02)
-                nn.init.zeros_(layer.bias)
+        initialise_linear(self.mlp)
         self.last_layer = UnitLinear(bottleneck, prototypes, fixed_length=fixed_length)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from timm.layers.drop import DropPath
 from timm.layers.patch_embed import PatchEmbed
 from timm.layers.pos_embed_sincos import build_sincos2d_pos_embed
 from timm.models._manipulate import checkpoint_seq
@@ -57,6 +58,24 @@ def need_class_token(vit: VisionTransformer, setup: Setup, *, method: str) -> No
             "Choose a vision transformer with a class token, such as timm:vit_small_patch16_224, and do not set its "
             "global_pool.",
         )
+
+
+def need_no_other_drop_path(vit: VisionTransformer, rate: float, *, method: str) -> None:
+    """Refuse stochastic depth of the backbone beside that of `drop_samples`."""
+    if rate and any(isinstance(part, DropPath) and part.drop_prob for part in vit.modules()):
+        raise UsageError(
+            f"{method}: method.drop_path replaces the stochastic depth of the backbone",
+            "Leave drop_path_rate out of the backbone's name, or set method.drop_path=0.",
+        )
+
+
+def need_sincos_widths(vit: VisionTransformer, width: int, name: str, *, method: str) -> None:
+    """Require widths of the backbone and of a setting `name` for which there are positions of sines and cosines."""
+    for what, value in ((name, width), ("the backbone's width", vit.embed_dim)):
+        if value % 4:
+            raise UsageError(
+                f"{method}: {what} is {value}, no multiple of 4, which positions of sines and cosines need"
+            )
 
 
 def grid_of(vit: VisionTransformer, size: int) -> tuple[int, int]:
