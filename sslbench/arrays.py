@@ -49,6 +49,15 @@ Rows = Matrix | RowSubset
 """Matrix that is read in ranges of rows."""
 
 
+def rows_of_each(numbers: npt.NDArray[np.integer], n: int = 0) -> list[IntArray]:
+    """Return the ascending rows of each number from 0 on, of at least `n` numbers.
+
+    >>> [rows.tolist() for rows in rows_of_each(np.array([2, 0, 2]))]
+    [[1], [], [0, 2]]
+    """
+    return np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers, minlength=n))[:-1])
+
+
 class OfRows:
     """Dataclass in which the fields of `of_rows` have an entry per row: arrays, tuples, or things that select rows."""
 

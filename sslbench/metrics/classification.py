@@ -155,26 +155,6 @@ def per_class_recall(classes: IntArray, predicted: IntArray, n_classes: int) -> 
     return np.asarray(ClassCounts(classes, predicted, n_classes).recall(np.ones((1, len(classes))))[0])
 
 
-def balanced_accuracy(classes: IntArray, predicted: IntArray, n_classes: int) -> float:
-    """Return the mean recall of the classes that have samples; arguments as for `per_class_recall`.
-
-    >>> balanced_accuracy(np.array([0, 0, 1]), np.array([0, 1, 1]), n_classes=2)
-    0.75
-    """
-    return float(ClassCounts(classes, predicted, n_classes).balanced_accuracy(np.ones((1, len(classes))))[0])
-
-
-def macro_f1(classes: IntArray, predicted: IntArray, n_classes: int) -> float:
-    """Return the mean F1 of the classes that have samples or were predicted; arguments as for `per_class_recall`.
-
-    A class that is never predicted rightly counts 0.
-
-    >>> round(macro_f1(np.array([0, 0, 1]), np.array([0, 1, 1]), n_classes=2), 3)
-    0.667
-    """
-    return float(ClassCounts(classes, predicted, n_classes).macro_f1(np.ones((1, len(classes))))[0])
-
-
 # Naeini et al. 2015; Guo et al. 2017, eq. 3: samples are put into bins by the probability of the predicted class, and
 # the distance between mean probability and accuracy of each bin is averaged over the samples. Bins are of equal width,
 # right-closed, or (adaptive; Nguyen and O'Connor 2015) of equal numbers of samples.

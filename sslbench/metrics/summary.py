@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import FloatArray, IntArray
+from sslbench.arrays import FloatArray, IntArray, rows_of_each
 from sslbench.metrics import classification, ranking, regression
 from sslbench.metrics.answers import BestScores, ClassScores, Confidences, places, predicted_classes
 from sslbench.metrics.intervals import Statistic, Units, Values, biases, ends, mean_errors, on_halves, standard_errors
@@ -146,7 +146,7 @@ def class_measures(
     # With fewer than five classes there is no top-5: NaN for every sample makes it NaN throughout.
     found = places(values, scores)
     right = [(found < k).astype(np.float64) if k <= n_classes else np.full(len(values), np.nan) for k in (1, 5)]
-    by_class = np.split(np.argsort(values, kind="stable"), np.cumsum(np.bincount(values, minlength=n_classes))[:-1])
+    by_class = rows_of_each(values, n_classes)
     class_units = tuple(units.having(rows) for rows in by_class if len(rows))
     measured = [
         dataclasses.replace(_means((classification.TOP1, classification.TOP5), right), binary=True),

@@ -12,7 +12,7 @@ from typing import Self
 
 import numpy as np
 
-from sslbench.arrays import FloatArray, IntArray, Matrix
+from sslbench.arrays import FloatArray, IntArray, Matrix, rows_of_each
 from sslbench.metrics.answers import softmax
 from sslbench.metrics.intervals import Interval, Units
 from sslbench.metrics.metric import ANY, LOSS, Metric
@@ -237,19 +237,13 @@ def transrate(features: LabelledFeatures) -> Interval:
     inverse = features.vectors / (1 + shrunk) @ features.vectors.T / (2 * _DISTORTION)
     each = features.influences(lambda block, own: np.einsum("nd,nd->n", block @ inverse, block))
     through_mean, number = np.zeros(features.x.shape[1]), len(features.shares)
-    for c, rows in enumerate(_rows_of_classes(features.classes)):
+    for c, rows in enumerate(rows_of_each(features.classes)):
         rate, own, direction = _class_rate(features.x[rows].astype(np.float64) - features.mean)
         value -= rate / number
         each[rows] -= own / (features.shares[c] * number)
         through_mean += direction / number
     each += features.influences(lambda block, own: np.asarray(block @ through_mean))
     return features.interval(TRANSRATE, value, each)
-
-
-def _rows_of_classes(classes: IntArray) -> Iterator[IntArray]:
-    """Yield the ascending rows of each class 0 to C - 1."""
-    order, ends = np.argsort(classes, kind="stable"), np.cumsum(np.bincount(classes))
-    yield from np.split(order, ends[:-1])
 
 
 def _class_rate(x: FloatArray) -> tuple[float, FloatArray, FloatArray]:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import FloatArray, IntArray, Matrix
+from sslbench.arrays import FloatArray, IntArray, Matrix, rows_of_each
 from sslbench.config import setting
 from sslbench.data.groups import groups_by_first_sample, source_groups
 from sslbench.data.source import Source
@@ -113,16 +113,11 @@ def bags_of(part: Features | Source, groups: IntArray | None, name: str) -> tupl
     return first, bag
 
 
-def rows_of_bags(bag: IntArray) -> list[IntArray]:
-    """Return the ascending rows of the images of each bag."""
-    return np.split(np.argsort(bag, kind="stable"), np.cumsum(np.bincount(bag))[:-1])
-
-
 def pooled(part: Features, pooling: str, name: str) -> Features:
     """Return the features with a row per bag, known by the id of its first image; one bag is read at a time."""
     first, bag = bags_of(part, part.groups, name)
     x = np.empty((len(first), part.x.shape[1]), np.float32)
-    for number, rows in enumerate(rows_of_bags(bag)):
+    for number, rows in enumerate(rows_of_each(bag)):
         own = part.x[rows]
         x[number] = own.max(axis=0) if pooling == "max" else own.mean(axis=0, dtype=np.float64)
     rank = None
@@ -253,7 +248,7 @@ def _attend(
     mean, std = np.zeros(parts[0].x.shape[1]), np.ones(parts[0].x.shape[1])
     if settings.scale == "standard":
         mean, std = mean_and_deviation(parts[0].x)
-    stored = [Bags(part.x, rows_of_bags(bags_of(part, part.groups, "")[1]), mean, std, device) for part in parts]
+    stored = [Bags(part.x, rows_of_each(bags_of(part, part.groups, "")[1]), mean, std, device) for part in parts]
     labels, test = bags[0].target, bags[1].target
     seeds, found, scores, trained, epochs = seeds_of(seed, settings.trainings), [], [], [], []
     probabilities: Literal["softmax"] | None = "softmax" if isinstance(test, Classes) else None

@@ -11,6 +11,7 @@ from PIL import Image
 from scipy.optimize import minimize
 
 from sslbench.api import evaluate
+from sslbench.arrays import rows_of_each
 from sslbench.cli.main import main
 from sslbench.data.labels import single_labels
 from sslbench.data.open import open_data
@@ -169,7 +170,7 @@ def test_attention_is_equation_9_and_the_same_for_bags_in_several_passes(monkeyp
     torch.manual_seed(0)
     network = GatedAttention(5, 2, projection=4, attention=3, hidden=(6,)).eval()
     part = bags_of_instances(9, 0, of_classes)
-    rows = bags.rows_of_bags(bags.bags_of(part, part.groups, "test")[1])
+    rows = rows_of_each(bags.bags_of(part, part.groups, "test")[1])
     stored = gated_attention.Bags(part.x, rows, np.zeros(5), np.ones(5), "cpu")
     found = stored.outputs(network, range(9))
     weights = {name: value.double().numpy() for name, value in network.state_dict().items()}

@@ -10,12 +10,12 @@ import functools
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sslbench.arrays import FloatArray, IntArray
+from sslbench.arrays import FloatArray, IntArray, rows_of_each
 from sslbench.data.groups import choose_groups, groups_by_first_sample
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
@@ -28,14 +28,6 @@ from sslbench.protocols._parts.selection import class_sizes, folds_of
 from sslbench.results import Outcome
 from sslbench.targets.classes import Classes
 from sslbench.targets.target import Target
-
-
-class Shuffler(Protocol):
-    """Source of random orders: one of numpy's generators, or `ByName`."""
-
-    def permutation(self, x: IntArray, /) -> IntArray:
-        """Return the same rows in another order."""
-        ...
 
 
 class ByName:
@@ -126,7 +118,7 @@ def largest_k(labels: Target) -> tuple[int, str]:
     return int(possible[least]), text
 
 
-def k_per_class(labels: Target, k: int, shuffler: Shuffler, *, groups: IntArray | None = None) -> Draw:
+def k_per_class(labels: Target, k: int, shuffler: ByName, *, groups: IntArray | None = None) -> Draw:
     """Draw the same number of images of every class in train (single label).
 
     `labels`: of train; every class it has at all has at least k samples; `groups`: (N,) the group of each sample of
@@ -136,12 +128,9 @@ def k_per_class(labels: Target, k: int, shuffler: Shuffler, *, groups: IntArray 
     return _draw(labels, rows, groups)
 
 
-def orders(labels: Target, shuffler: Shuffler) -> list[IntArray]:
+def orders(labels: Target, shuffler: ByName) -> list[IntArray]:
     """Return the rows of each class in train, shuffled, class by class (single label)."""
-    order = np.argsort(labels.values, kind="stable")
-    counts = np.bincount(labels.values, minlength=len(labels.classes))
-    members = np.split(order, np.cumsum(counts)[:-1])
-    return [shuffler.permutation(rows) for rows in members if len(rows)]
+    return [shuffler.permutation(rows) for rows in rows_of_each(labels.values) if len(rows)]
 
 
 def _spread(order: IntArray, groups: IntArray | None) -> IntArray:
@@ -156,7 +145,7 @@ def _spread(order: IntArray, groups: IntArray | None) -> IntArray:
     return order[np.argsort(turn, kind="stable")]
 
 
-def k_with_and_without(labels: Target, k: int, shuffler: Shuffler, *, groups: IntArray | None = None) -> Draw:
+def k_with_and_without(labels: Target, k: int, shuffler: ByName, *, groups: IntArray | None = None) -> Draw:
     """Draw for every class k samples that have it and (C - 1) k that do not (multi-label); never one marked -1.
 
     `labels`: of train, with enough samples; C counts the classes that have positives; `groups`: (N,) the group of each
@@ -175,7 +164,7 @@ def k_with_and_without(labels: Target, k: int, shuffler: Shuffler, *, groups: In
 
 
 def share(
-    labels: Target, fraction: float, seed: int, shuffler: Shuffler, *, stratified: bool, groups: IntArray | None = None
+    labels: Target, fraction: float, seed: int, shuffler: ByName, *, stratified: bool, groups: IntArray | None = None
 ) -> Draw:
     """Draw a share of train with all its labels.
 
