@@ -53,7 +53,7 @@ def by_pycocotools(truth, found):
         {
             **{"id": i + 1, "image_id": int(image), "category_id": int(label), "area": float(area)},
             **{"iscrowd": int(crowd), "keypoints": points.ravel().tolist(), "bbox": box},
-            "num_keypoints": int((points[:, 2] > 0).sum()),
+            "num_keypoints": 0 if truth.difficult[i] else int((points[:, 2] > 0).sum()),
         }
         for i, (image, label, area, crowd, points, box) in enumerate(rows)
     ]

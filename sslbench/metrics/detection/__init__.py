@@ -11,14 +11,16 @@ trainings. All values are fractions.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
 
 from sslbench.arrays import FloatArray
-from sslbench.metrics.detection import coco, lvis, oks
 from sslbench.metrics.detection import curves as precision_recall
+from sslbench.metrics.detection import lvis, oks
+from sslbench.metrics.detection.average_precision import RULES
 from sslbench.metrics.detection.matches import (
     AT_75,
     COCO_MOST,
@@ -51,7 +53,6 @@ __all__ = [
 VocMetric = Literal["11-point", "area"]
 Region = Literal["boxes", "masks", "boundaries"]
 
-_RULES = {"11-point": precision_recall.eleven_points, "area": precision_recall.area_below}
 _COCO_MOST = (1, 10, COCO_MOST)
 _COCO_TITLES = {
     "AP": "Average precision, mean over overlaps of .5 to .95",
@@ -140,21 +141,12 @@ def voc_ap(
     # leaves their order to an unstable sort, so that with many ties its number differs between machines. A class
     # without a counted object is left out of the means (here Detectron2 counts 0); on VOC itself there is none.
     matches = match_voc(truth, detections, as_text=as_text)
-    curves = [precision_recall.curves(m) for m in matches]
+    rule = RULES[metric]
 
-    def tables(weights: FloatArray) -> FloatArray:
-        return precision_recall.average_precisions(curves, weights, _RULES[metric])[:, 0]
+    def values_of(_: object, curves: precision_recall.Curves, weights: FloatArray) -> list[FloatArray]:
+        return _three(precision_recall.average_precisions(curves, weights, rule)[:, 0])
 
-    def statistic(counts: FloatArray) -> FloatArray:
-        return np.column_stack(_three(tables(np.ascontiguousarray(counts.T))))
-
-    once = tables(np.ones((truth.n_images, 1)))
-    values = [float(v[0]) for v in _three(once)]
-    metrics = bootstrapped(
-        ("AP", "AP50", "AP75"), values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples
-    )
-    table = once[:, :, 0]
-    return DetectionScores(metrics, _named(truth, table.mean(axis=1)), _named(truth, table[:, 0]))
+    return _scores(truth, matches, ("AP", "AP50", "AP75"), values_of, rule, seed, resamples)
 
 
 def coco_ap(
@@ -171,30 +163,10 @@ def coco_ap(
     >>> round(found.metrics["AP"][0], 6), found.metrics["APl"][0]
     (1.0, nan)
     """
-    # The values are those of pycocotools (computed by faster-coco-eval; of boundaries by our own matches, which are the
-    # same and faster), except that difficult objects, which COCO does not have, are left out together with their
-    # detections.
-    if kind != "boxes" and (truth.masks is None or detections.masks is None):
-        raise ValueError("masks are to be scored, but the objects or the detections have none")
-    areas = areas_of(detections, masks=kind != "boxes")
-    matches = match_coco(truth, detections, areas, kind=kind) if resamples or kind == "boundaries" else []
-    curves = [precision_recall.curves(m) for m in matches]
-    if kind == "boundaries":
-        once = np.ones((truth.n_images, 1))
-        values = _coco_statistic(matches, curves, once)[0].tolist()
-        table = precision_recall.average_precisions(curves, once, precision_recall.coco_points)[:, 0, :, 0].T
-    else:
-        precision, recall = coco.evaluate(truth, detections, areas, kind=kind)
-        # in the order of `_COCO_NAMES`
-        parts = [*(precision[:, :, :, a, -1] for a in range(4)), *(precision[t, :, :, 0, -1] for t in (0, AT_75))]
-        parts += [recall[:, :, 0, m] for m in range(3)] + [recall[:, :, a, -1] for a in (1, 2, 3)]
-        values, table = coco.means(parts), precision[:, :, :, 0, -1].mean(axis=1)
-
-    def statistic(counts: FloatArray) -> FloatArray:
-        return _coco_statistic(matches, curves, np.ascontiguousarray(counts.T))
-
-    metrics = bootstrapped(_COCO_NAMES, values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples)
-    return DetectionScores(metrics, _named(truth, table.mean(axis=0)), _named(truth, table[0]))
+    # The values are those of pycocotools, except that difficult objects, which COCO does not have, are left out
+    # together with their detections.
+    matches = match_coco(truth, detections, _areas(truth, detections, kind), kind=kind)
+    return _scores(truth, matches, _COCO_NAMES, _coco_values, precision_recall.coco_points, seed, resamples)
 
 
 def lvis_ap(
@@ -214,20 +186,10 @@ def lvis_ap(
     >>> round(found.metrics["APr"][0], 6), found.metrics["APf"][0]
     (1.0, nan)
     """
-    if kind != "boxes" and (truth.masks is None or detections.masks is None):
-        raise ValueError("masks are to be scored, but the objects or the detections have none")
-    matches = lvis.match_lvis(truth, detections, areas_of(detections, masks=kind != "boxes"), kind=kind)
-    curves = [precision_recall.curves(m) for m in matches]
+    matches = lvis.match_lvis(truth, detections, _areas(truth, detections, kind), kind=kind)
     frequencies = () if truth.federated is None else truth.federated.frequencies
-    once = np.ones((truth.n_images, 1))
-
-    def statistic(counts: FloatArray) -> FloatArray:
-        return np.column_stack(lvis.values_of(matches, curves, frequencies, np.ascontiguousarray(counts.T)))
-
-    values = [float(value[0]) for value in lvis.values_of(matches, curves, frequencies, once)]
-    metrics = bootstrapped(lvis.NAMES, values, statistic, Units.of(truth.n_images, truth.groups), seed, resamples)
-    table = precision_recall.average_precisions(curves, once, precision_recall.coco_points)[:, 0, :, 0]
-    return DetectionScores(metrics, _named(truth, table.mean(axis=1)), _named(truth, table[:, 0]))
+    values_of = functools.partial(lvis.values_of, frequencies=frequencies)
+    return _scores(truth, matches, lvis.NAMES, values_of, precision_recall.coco_points, seed, resamples)
 
 
 def keypoint_ap(truth: Truth, detections: Detections, *, seed: int = 0, resamples: int = 1000) -> DetectionScores:
@@ -244,24 +206,43 @@ def keypoint_ap(truth: Truth, detections: Detections, *, seed: int = 0, resample
     >>> round(keypoint_ap(truth, found, resamples=0).metrics["AP"][0], 6)
     0.8
     """
-    # The values are those of pycocotools (computed by faster-coco-eval), except that difficult objects, which COCO does
-    # not have, are left out together with their detections. Whether a detection that matches nothing is medium or large
-    # depends on its box, as for results with `bbox` in pycocotools.
+    # The values are those of pycocotools, except that difficult objects, which COCO does not have, are left out
+    # together with their detections. Whether a detection that matches nothing is medium or large depends on its box, as
+    # for results with `bbox` in pycocotools.
     there = truth.keypoints is not None and truth.skeleton is not None and bool(truth.skeleton.sigmas)
     if not there or (detections.keypoints is None and len(detections)):
         raise ValueError("keypoints are to be scored, but the objects or the detections have none, or no sigmas")
-    areas = areas_of(detections, masks=False)
-    precision, recall = coco.evaluate(truth, detections, areas, kind="keypoints")
-    values, table = oks.values_of_coco(precision, recall), precision[:, :, :, 0, -1].mean(axis=1)
-    matches = match_coco(truth, detections, areas, kind="keypoints", most=oks.MOST) if resamples else []
-    curves = [precision_recall.curves(m) for m in matches]
+    matches = match_coco(truth, detections, areas_of(detections, masks=False), kind="keypoints", most=oks.MOST)
+    return _scores(truth, matches, tuple(oks.TITLES), oks.values_of, precision_recall.coco_points, seed, resamples)
+
+
+def _areas(truth: Truth, detections: Detections, kind: Region) -> FloatArray:
+    """Return the areas of the detections' boxes or masks, in pixels."""
+    if kind != "boxes" and (truth.masks is None or detections.masks is None):
+        raise ValueError("masks are to be scored, but the objects or the detections have none")
+    return areas_of(detections, masks=kind != "boxes")
+
+
+def _scores(
+    truth: Truth,
+    matches: Sequence[ClassMatches],
+    names: tuple[str, ...],
+    values_of: Callable[[Sequence[ClassMatches], precision_recall.Curves, FloatArray], list[FloatArray]],
+    rule: precision_recall.Rule,
+    seed: int,
+    resamples: int,
+) -> DetectionScores:
+    """Return the metrics with these names, whose values (R,) follow from weights of the images (N, R)."""
+    curves = [precision_recall.curves(match) for match in matches]
 
     def statistic(counts: FloatArray) -> FloatArray:
-        return np.column_stack(oks.values_of(matches, curves, np.ascontiguousarray(counts.T)))
+        return np.column_stack(values_of(matches, curves, np.ascontiguousarray(counts.T)))
 
-    units = Units.of(truth.n_images, truth.groups)
-    metrics = bootstrapped(tuple(oks.TITLES), values, statistic, units, seed, resamples)
-    return DetectionScores(metrics, _named(truth, table.mean(axis=0)), _named(truth, table[0]))
+    once = np.ones((1, truth.n_images))
+    values, units = statistic(once)[0].tolist(), Units.of(truth.n_images, truth.groups)
+    table = precision_recall.average_precisions(curves, once.T, rule)[:, 0, :, 0]
+    metrics = bootstrapped(names, values, statistic, units, seed, resamples)
+    return DetectionScores(metrics, _named(truth, table.mean(axis=1)), _named(truth, table[:, 0]))
 
 
 def _three(tables: FloatArray) -> list[FloatArray]:
@@ -270,18 +251,18 @@ def _three(tables: FloatArray) -> list[FloatArray]:
     return [precision_recall.mean_over(pick) for pick in picks]
 
 
-def _coco_statistic(
-    matches: Sequence[ClassMatches],
-    curves: precision_recall.Curves,
-    weights: FloatArray,
-) -> FloatArray:
+def _coco_values(
+    matches: Sequence[ClassMatches], curves: precision_recall.Curves, weights: FloatArray
+) -> list[FloatArray]:
     tables = precision_recall.average_precisions(curves, weights, precision_recall.coco_points)
-    columns = [_three(tables[:, area]) for area in range(4)]
-    values = [column[0] for column in columns] + columns[0][1:]
-    for area, most in [(0, m) for m in _COCO_MOST] + [(a, COCO_MOST) for a in (1, 2, 3)]:
-        per_class = [precision_recall.recall(m, area, most, weights) for m in matches]
-        values.append(precision_recall.mean_over(per_class))
-    return np.column_stack(values)
+    of_all, *of_sizes = (_three(tables[:, area]) for area in range(4))
+    recalls = [(0, most) for most in _COCO_MOST] + [(area, COCO_MOST) for area in (1, 2, 3)]
+    return [
+        of_all[0],
+        *(values[0] for values in of_sizes),
+        *of_all[1:],
+        *(precision_recall.mean_recall(matches, area, most, weights) for area, most in recalls),
+    ]
 
 
 def _named(truth: Truth, values: FloatArray) -> dict[str, float]:

@@ -133,6 +133,13 @@ def recall(
     return np.asarray(share / len(at_thresholds))
 
 
+def mean_recall(
+    matches: Sequence[ClassMatches], area: int, most: int, weights: FloatArray, thresholds: slice = slice(None)
+) -> FloatArray:
+    """Return the mean recalls (R,) of the classes with objects; arguments as for `recall`."""
+    return mean_over([recall(of_class, area, most, weights, thresholds) for of_class in matches])
+
+
 def mean_over(values: Sequence[FloatArray]) -> FloatArray:
     """Return the means (R,) of arrays (R,), leaving out NaN; NaN where there is nothing else."""
     table = np.stack(values)

@@ -40,7 +40,7 @@ def match_lvis(truth: Truth, detections: Detections, areas: FloatArray, *, kind:
 
 
 def values_of(
-    matches: Sequence[ClassMatches], curves: precision_recall.Curves, frequencies: Sequence[str], weights: FloatArray
+    matches: Sequence[ClassMatches], curves: precision_recall.Curves, weights: FloatArray, frequencies: Sequence[str]
 ) -> list[FloatArray]:
     """Return the metrics in the order of `NAMES`, each (R,), for weights of the images (N, R).
 
@@ -52,8 +52,7 @@ def values_of(
     found += [_mean(tables[:, area].mean(axis=1)) for area in (1, 2, 3)]
     of_kind = np.array(frequencies, dtype=object)
     found += [_mean(overall[of_kind == kind]) for kind in _FREQUENCIES]
-    recalls = [precision_recall.recall(one, 0, MOST, weights) for one in matches]
-    return [*found, precision_recall.mean_over(recalls)]
+    return [*found, precision_recall.mean_recall(matches, 0, MOST, weights)]
 
 
 def _mean(rows: FloatArray) -> FloatArray:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from sslbench.arrays import FloatArray
-from sslbench.metrics.detection import coco
 from sslbench.metrics.detection import curves as precision_recall
 from sslbench.metrics.detection.matches import AT_75, ClassMatches, Truth
 
@@ -42,17 +41,7 @@ def values_of(
         precision_recall.mean_over([table[at].mean(axis=0) for table in precision[:, area]])
         for area, at in (*_EACH, *_OF_AREAS)
     ]
-    return found + [
-        precision_recall.mean_over([precision_recall.recall(m, area, MOST, weights, at) for m in matches])
-        for area, at in (*_EACH, *_OF_AREAS)
-    ]
-
-
-def values_of_coco(precision: FloatArray, recall: FloatArray) -> list[float]:
-    """Return the metrics in the order of `TITLES` from the tables of `coco.evaluate`; NaN where there are none."""
-    parts = [precision[at, :, :, 0] for _, at in _EACH] + [precision[:, :, :, area] for area in (1, 2)]
-    parts += [recall[at, :, 0] for _, at in _EACH] + [recall[:, :, area] for area in (1, 2)]
-    return coco.means(parts)
+    return found + [precision_recall.mean_recall(matches, area, MOST, weights, at) for area, at in (*_EACH, *_OF_AREAS)]
 
 
 def with_one(truth: Truth, keypoint: int) -> Truth:
