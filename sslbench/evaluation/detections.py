@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from sslbench.identity import digest, record_id
 from sslbench.metrics.detection import Detections, Truth, keypoint_ap
 from sslbench.metrics.detection.average_precision import DEFINITIONS, detector_difference
 from sslbench.metrics.detection.files import TestObjects, read_results, write_objects, write_results
+from sslbench.metrics.differences import PairedDifference
 from sslbench.results import DataPart, MetricValue, Result, percent, records
 
 log = logging.getLogger("sslbench")
@@ -147,9 +149,7 @@ def compared(
         # The same boxes beside each training: only the detector varies.
         beside = dict.fromkeys(own.found, boxes)
         found = detector_difference(truth, own.found, beside, "AP", definition, seed=run.seed)
-        notes += at_constant_box(
-            result, floors[CONSTANT_BOX]["AP"], percent(found.difference), percent(found.low), percent(found.high)
-        )
+        notes += not_above(result, _BOX_WORDS, "AP", floors[CONSTANT_BOX]["AP"], found)
         if poses is not None:
             floors[MEAN_POSE], said = _at_mean_pose(own, truth, poses, run)
             notes += said
@@ -158,15 +158,17 @@ def compared(
         weights = other.result.weights
         for metric in compared_by:
             found = detector_difference(truth, own.found, other.found, metric, definition, seed=run.seed)
-            difference, low, high = map(percent, (found.difference, found.low, found.high))
-            variants[f"{metric}{_LESS}{weights.name}"] = {"difference": difference, "low": low, "high": high}
-            notes.append(verdict(result, other.result, difference, low, high, truth.n_images, metric))
+            variants[f"{metric}{_LESS}{weights.name}"] = {
+                name: percent(getattr(found, name)) for name in ("difference", "low", "high")
+            }
+            notes.append(verdict(result, other.result, found, truth.n_images, metric))
         if weights.untrained:
             floors["untrained"] = {name: metric.value for name, metric in other.result.metrics.items()}
     return dataclasses.replace(result, variants=variants, notes=tuple(notes), floors=floors)
 
 
 _LESS = " less that of "
+_BOX_WORDS = "the constant box, the median of the training boxes of each class, without pixels"
 
 
 def _at_mean_pose(
@@ -178,14 +180,8 @@ def _at_mean_pose(
     each = [keypoint_ap(truth, found, resamples=0).metrics for found in beside.values()]
     means = {f"{prefix}{name}": percent(float(np.mean([one[name][0] for one in each]))) for name in each[0]}
     found = detector_difference(truth, own.found, beside, f"{prefix}AP", "coco", seed=run.seed)
-    difference, low, high = map(percent, (found.difference, found.low, found.high))
-    floor = means[f"{prefix}AP"]
-    if floor is None or difference is None or low is None or high is None or low > 0:
-        return means, []
-    return means, [
-        f"{own.result.weights.name} is not clearly above the mean pose, the same keypoints in every detected box: "
-        f"{prefix}AP {floor:.1f} ({difference:+.1f}, 95 % interval {low:+.1f} .. {high:+.1f})"
-    ]
+    metric, words = f"{prefix}AP", "the mean pose, the same keypoints in every detected box"
+    return means, not_above(own.result, words, metric, means[metric], found)
 
 
 def without_comparisons(result: Result) -> Result:
@@ -203,31 +199,23 @@ def without_comparisons(result: Result) -> Result:
     )
 
 
-def at_constant_box(
-    own: Result, box: float | None, difference: float | None, low: float | None, high: float | None
-) -> list[str]:
-    """Return a warning if a detector is not clearly above the constant box by a paired bootstrap; else nothing."""
-    if box is None or difference is None or low is None or high is None or low > 0:
+def not_above(own: Result, floor: str, metric: str, value: float | None, found: PairedDifference) -> list[str]:
+    """Return a warning if a detector is not clearly above a floor of this value by a paired bootstrap; else nothing."""
+    if value is None or not found.low <= 0:  # NaN says nothing
         return []
+    difference, low, high = 100 * found.difference, 100 * found.low, 100 * found.high
     return [
-        f"{own.weights.name} is not clearly above the constant box, the median of the training boxes of each class, "
-        f"without pixels: AP {box:.1f} ({difference:+.1f}, 95 % interval {low:+.1f} .. {high:+.1f})"
+        f"{own.weights.name} is not clearly above {floor}: {metric} {value:.1f} ({difference:+.1f}, 95 % interval "
+        f"{low:+.1f} .. {high:+.1f})"
     ]
 
 
-def verdict(
-    own: Result,
-    other: Result,
-    difference: float | None,
-    low: float | None,
-    high: float | None,
-    images: int,
-    metric: str = "AP",
-) -> str:
+def verdict(own: Result, other: Result, found: PairedDifference, images: int, metric: str = "AP") -> str:
     """'w.torch: AP 34.2, clearly above the 21.0 of resnet18 untrained (+13.2, 95 % interval +5.1 .. +20.9 ...)'."""
     first, second = (result.metrics[metric].value for result in (own, other))
+    difference, low, high = 100 * found.difference, 100 * found.low, 100 * found.high
     names = own.weights.name, other.weights.name
-    if difference is None or low is None or high is None or first is None or second is None:
+    if first is None or second is None or math.isnan(difference + low + high):
         return f"{names[0]} and {names[1]} cannot be compared: {metric} is not defined."
     if low > 0:
         words = f"clearly above the {second:.1f} of {names[1]}"
