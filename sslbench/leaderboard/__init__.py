@@ -1,13 +1,11 @@
 """Tables of result records, in which only comparable results share a column."""
 
 from sslbench.leaderboard.board import table
+from sslbench.leaderboard.exchange import to_model_card, to_mteb, to_timm_csv
 from sslbench.leaderboard.html import to_html
 from sslbench.leaderboard.model import Board, Cell, Column, Published, Row
-from sslbench.leaderboard.model_card import to_model_card
-from sslbench.leaderboard.mteb import to_mteb
 from sslbench.leaderboard.published import read_published, with_published
 from sslbench.leaderboard.tables import markdown, to_csv, to_latex, to_markdown, to_rich
-from sslbench.leaderboard.timm_csv import to_timm_csv
 
 __all__ = [
     "Board",
