@@ -76,7 +76,7 @@ class Discovery(ObjectSearch[Settings]):
                     f"{unmasked:,} of {len(test):,} images have an object without a mask: none counts in the mask IoU."
                 )
             draw = _drawing(boxes[row], test.target)
-            outcomes[row] = outcome_of_regions(Boxes, scores_of, self, notes, scores[:, 1], draw)
+            outcomes[row] = outcome_of_regions(scores_of, self, notes, scores[:, 1], draw)
         return outcomes
 
 

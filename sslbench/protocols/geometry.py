@@ -120,10 +120,7 @@ def _dimensions(part: Features, device: str) -> Values:
     engine = fastest_engine(device, 2.0 * n**2 * part.x.shape[1])
     squares, _ = nearest(part.x, part.x, number, metric="l2", max_memory=1.0, scope=scope, engine=engine)
     distances = np.sqrt(np.maximum(-squares, 0))
-    return {
-        "two_nn": spectrum.two_nn(distances, groups),
-        "mle_dimension": spectrum.mle_dimension(distances, groups),
-    }
+    return {"two_nn": spectrum.two_nn(distances, groups), "mle_dimension": spectrum.mle_dimension(distances, groups)}
 
 
 def cost(settings: Settings, shapes: Shapes) -> Cost:

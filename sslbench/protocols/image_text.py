@@ -17,14 +17,7 @@ from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.config import setting
 from sslbench.errors import DataError
 from sslbench.features.array import Features
-from sslbench.metrics.retrieval import (
-    IMAGE_RECALL,
-    MEAN_RECALL,
-    RECALLED,
-    TEXT_RECALL,
-    GroundTruth,
-)
-from sslbench.metrics.summary import summarise
+from sslbench.metrics.retrieval import IMAGE_RECALL, MEAN_RECALL, RECALLED, TEXT_RECALL, GroundTruth
 from sslbench.protocols._parts.selection import check_features
 from sslbench.protocols._parts.texts import (
     OnImagesAndTexts,
@@ -79,17 +72,14 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     ranks = _first_ranks(texts, images, of_text, settings, device)
     hits = np.add.reduceat(ranks[:, None] < np.array(RECALLED), first, axis=0, dtype=np.int64)
     scores = np.column_stack([_first_ranks(images, texts, of_image, settings, device), hits]).astype(np.float32)
-    metrics, headline, _ = summarise(Texts, (), number, scores, seed=seed, groups=test.groups)
-    chance, shown = _chance(number), _examples(test, images, texts, scores[:, 0].astype(np.float64))
-    note = f"{len(owner):,} texts of {len(test):,} images by {source.title}."
-    return Outcome(
-        metrics=metrics,
-        headline=headline,
-        scores=scores,
-        per_class={},
-        chance=chance,
-        notes=(note,),
-        neighbours=shown,
+    return Outcome.of(
+        target,
+        scores,
+        seed=seed,
+        groups=test.groups,
+        chance=_chance(number),
+        notes=(f"{len(owner):,} texts of {len(test):,} images by {source.title}.",),
+        neighbours=_examples(test, images, texts, scores[:, 0].astype(np.float64)),
     )
 
 

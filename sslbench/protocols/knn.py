@@ -31,14 +31,15 @@ from sslbench.errors import UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.catalog import find
 from sslbench.metrics.differences import Predictions, difference
+from sslbench.metrics.intervals import Interval
 from sslbench.metrics.retrieval import COMPRESSION_LOSS
 from sslbench.metrics.summary import summarise
 from sslbench.protocols._parts.compression import CompressionSettings, compressions
 from sslbench.protocols._parts.selection import (
+    best_of,
     check_features,
     headline_by_blocks,
     holdout_rows,
-    is_better,
     no_holdout,
     percent,
 )
@@ -129,9 +130,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     kind, values = type(test.target), test.target.values
     scores, halves = _vote(found, chosen, ks, train, settings, seed)
     selected = halves or selected
-    metrics, name, per_class = summarise(
-        kind, test.target.classes, values, scores, seed=seed, probabilities="scores", groups=test.groups
-    )
+    name, further = kind.metric, dict[str, Interval]()
     for compression, code in compressions(settings, train.order, train.regions):
         database, queries = code(train.x, test.x)
         coded_train, coded_test = dataclasses.replace(train, x=database), dataclasses.replace(test, x=queries)
@@ -140,14 +139,15 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         value = summarise(kind, test.target.classes, values, other, seed=seed, groups=test.groups)[0][name]
         whole, part = (Predictions.of(seed, each) for each in (scores, other))
         change = difference(name, kind, values, whole, part, groups=test.groups, seed=seed)
-        metrics[f"{name}({compression})"] = value
-        metrics[f"{COMPRESSION_LOSS.name}({compression})"] = change.difference, change.low, change.high
+        further[f"{name}({compression})"] = value
+        further[f"{COMPRESSION_LOSS.name}({compression})"] = change.difference, change.low, change.high
     others = [k for k in ks if k != chosen or halves]
-    return Outcome(
-        metrics=metrics,
-        headline=name,
-        scores=scores,
-        per_class=per_class,
+    return Outcome.of(
+        test.target,
+        scores,
+        seed=seed,
+        groups=test.groups,
+        further=further,
         selected=selected,
         variants={f"k={k}": {name: _headline(found, k, train.target, test.target, settings)} for k in others},
         notes=tuple(notes),
@@ -195,10 +195,10 @@ def choose_k(
     # Train may be larger than memory, so held-out rows are masked, not copied.
     found = _search(train, train, fitting[-1], settings, device, Scope(parts[1], left_out))
     held_out_labels = train.target.select(parts[1])
-    score = functools.partial(_headline, found, train=train.target, test=held_out_labels, settings=settings)
-    best, best_score = _best_k(fitting, score, held_out_labels.sign())
+    scores = [_headline(found, k, train.target, held_out_labels, settings) for k in fitting]
+    best = best_of(scores, held_out_labels.sign())
     on = f"held-out {percent(_HOLDOUT) if share == _HOLDOUT else f'{len(parts[1]):,} samples'} of train"
-    return best, {"k": best, "on": on, "score": best_score, "seed": seed}, notes
+    return fitting[best], {"k": fitting[best], "on": on, "score": scores[best], "seed": seed}, notes
 
 
 def scores(train: Features, test: Features, k: int, settings: Settings, device: str = "cpu") -> npt.NDArray[np.float32]:
@@ -323,14 +323,6 @@ def _usable_k(settings: Settings, n_train: int) -> tuple[list[int], list[str]]:
     return used, [f"k={names} is more than the {n_train} training samples; k={n_train}, all of them, was used."]
 
 
-def _best_k(ks: list[int], score: Callable[[int], float], sign: int) -> tuple[int, float]:
-    best, best_score = ks[0], float("nan")
-    for k in ks:
-        if is_better(value := score(k), best_score, sign):
-            best, best_score = k, value
-    return best, best_score
-
-
 def _choose_by_the_other_half(
     found: _Neighbours, ks: list[int], train: Features, settings: Settings, seed: int
 ) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
@@ -341,9 +333,8 @@ def _choose_by_the_other_half(
         return found.vote(ks[0], labels, settings), {}
     scores, best_ks = np.empty((len(labels), len(labels.classes)), np.float32), []
     for scored, other in (halves, halves[::-1]):
-        other_scores, own = found.of(other), labels.select(other)
-        score = functools.partial(_headline, other_scores, train=labels, test=own, settings=settings)
-        k, _ = _best_k(ks, score, labels.sign())
+        neighbours, own = found.of(other), labels.select(other)
+        k = ks[best_of([_headline(neighbours, k, labels, own, settings) for k in ks], labels.sign())]
         scores[scored] = found.of(scored).vote(k, labels, settings)
         best_ks.append(k)
     return scores, {"k": best_ks[0], "k of the other half": best_ks[1], "on": "the other half of train", "seed": seed}

@@ -25,16 +25,15 @@ from sslbench.arrays import FloatArray, IntArray, Matrix, RowSubset
 from sslbench.config import setting
 from sslbench.errors import DataError
 from sslbench.features.array import Features
-from sslbench.metrics.summary import summarise
 from sslbench.protocols._parts import heads
 from sslbench.protocols._parts.selection import (
+    best_of,
     check_features,
     decide_by_blocks,
     edge_notes,
     for_all_classes,
     headline_of_blocks,
     holdout_rows,
-    is_better,
     no_holdout,
     percent,
 )
@@ -109,21 +108,16 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     on = test.averaged if settings.select_on == "test" else None
     probe = train_probe(train, settings, seed=seed, on=on, device=device)
     scores = probe.scores(test.by_view, test.target, test.views)
-    probabilities: Literal["softmax"] | None = "softmax" if probe.gives_logits(test.target) else None
-    kind, classes = type(test.target), test.target.classes
-    metrics, name, per_class = summarise(
-        kind, classes, test.target.values, scores, seed=seed, probabilities=probabilities, groups=test.groups
-    )
-    return Outcome(
-        metrics=metrics,
-        headline=name,
-        scores=scores.astype(np.float32),
-        per_class=per_class,
+    return Outcome.of(
+        test.target,
+        scores,
+        seed=seed,
+        groups=test.groups,
         train=probe.on_train,
         selected=probe.selected,
         converged=probe.model.converged,
         notes=probe.notes,
-        probabilities=probabilities,
+        probabilities="softmax" if probe.gives_logits(test.target) else None,
         weights=probe.on_features(test.target),
     )
 
@@ -406,14 +400,9 @@ def _start(tried: Sequence[Point], c: float) -> Fit | None:
 
 
 def _best(tried: Sequence[Point]) -> Point:
-    best = None
     # Refined strengths were tried out of order, and of equal scores the smallest strength wins.
-    for point in sorted(tried, key=lambda point: point.c):
-        if best is None or is_better(point.score, best.score):
-            best = point
-    if best is None:
-        raise ValueError("no value of the regularisation was tried")
-    return best
+    ascending = sorted(tried, key=lambda point: point.c)
+    return ascending[best_of([point.score for point in ascending])]
 
 
 def regress(train: Features, test: Features, settings: Settings, *, seed: int) -> Outcome:
@@ -421,15 +410,12 @@ def regress(train: Features, test: Features, settings: Settings, *, seed: int) -
     standardise = settings.scale == "standard"
     model = fit_regression(train.x, train.target.values, standardise=standardise)
     alpha, selected, notes = _choose_alpha(train, test, model, settings, seed)
-    scores = model.predict(test.x, alpha)
-    kind, values = type(test.target), test.target.values
-    metrics, name, per_number = summarise(kind, test.target.classes, values, scores, seed=seed, groups=test.groups)
-    return Outcome(
-        metrics=metrics,
-        headline=name,
-        scores=scores.astype(np.float32),
-        per_class=per_number,
-        train=kind.headline(train.target.values, model.predict(train.x, alpha)),
+    return Outcome.of(
+        test.target,
+        model.predict(test.x, alpha),
+        seed=seed,
+        groups=test.groups,
+        train=test.target.headline(train.target.values, model.predict(train.x, alpha)),
         selected={"alpha": alpha} | selected,
         notes=notes,
         weights=_on_features(model.axes, model.weights(alpha), model.mean, test.target),
@@ -457,9 +443,7 @@ def _choose_alpha(
         tried = fit_regression(fitted, train.target.values[parts[0]], standardise=settings.scale == "standard")
         predicted = tried.predict_each(held_out, grid)
     scores = [labels.headline(labels.values, values) for values in predicted]
-    best = 0
-    for i, score in enumerate(scores):
-        best = i if is_better(score, scores[best], labels.sign()) else best
+    best = best_of(scores, labels.sign())
     notes = tuple(edge_notes("alpha", grid[best], grid))
     return grid[best], {"on": on, "score": scores[best], "seed": seed}, notes
 
@@ -505,11 +489,6 @@ PROTOCOL = Protocol(
     summary="Linear probe: logistic regression on frozen features, to convergence.",
     settings=Settings,
     kind=OnFeatures(
-        any_labels,
-        run,
-        cost=cost,
-        takes=(Classes, MultiLabel, Numbers),
-        class_subsets=True,
-        averages_views=True,
+        any_labels, run, cost=cost, takes=(Classes, MultiLabel, Numbers), class_subsets=True, averages_views=True
     ),
 )

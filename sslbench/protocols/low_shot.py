@@ -48,12 +48,12 @@ from sslbench.protocols._parts.few_shot import (
     usable_k,
 )
 from sslbench.protocols._parts.selection import (
+    best_of,
     check_features,
     class_sizes,
     decide_by_blocks,
     folds_of_class,
     for_all_classes,
-    is_better,
     percent,
     signed_targets,
 )
@@ -354,15 +354,12 @@ def _best_on_test(
     learner: Classifier, train: Features, test: Target, draws: Sequence[Draw], strengths: Sequence[float], metric: str
 ) -> tuple[tuple[float], dict[str, float]]:
     """Return the strength with the highest mean over the draws of the leading test metric, and the means of all."""
-    means: dict[str, float] = {}
-    best, best_score, sign = strengths[0], float("nan"), find(few_shot.leading_metric(metric, test)).sign
+    means = []
     for strength in strengths:
         fitted = (learner.fit(train.x[draw.rows], draw.labels, (strength,)) for draw in draws)
-        score = float(np.mean([leading(metric, test, one.scores) for one in fitted]))
-        means[f"{strength:g}"] = score
-        if is_better(score, best_score, sign):
-            best, best_score = strength, score
-    return (best,), means
+        means.append(float(np.mean([leading(metric, test, one.scores) for one in fitted])))
+    best = best_of(means, find(few_shot.leading_metric(metric, test)).sign)
+    return (strengths[best],), {f"{strength:g}": mean for strength, mean in zip(strengths, means, strict=True)}
 
 
 def _points(settings: Settings, labels: Target) -> tuple[list[_Point], list[str]]:

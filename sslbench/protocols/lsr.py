@@ -28,7 +28,7 @@ from sslbench.features.array import Features
 from sslbench.metrics.classification import top_k_accuracy
 from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.few_shot import Draw, Fitted, LearningCurve, check_labels, usable_k
-from sslbench.protocols._parts.selection import check_features, for_all_classes, is_better
+from sslbench.protocols._parts.selection import best_of, check_features, for_all_classes
 from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, ProtocolSettings, Shapes
 from sslbench.results import Outcome
 from sslbench.solvers.ridge import LeastSquaresClassifier, fit_classifier
@@ -105,13 +105,12 @@ def _fit_all(train: Features, test: Features, draws: Sequence[Draw], settings: S
     learned = few_shot.present(train.target)
     models = [_model(train, draw, learned) for draw in draws]
     if settings.select == "test" and len(settings.l2) > 1:
-        best, best_score = settings.l2[0], float("nan")
+        means = []
         for l2 in settings.l2:
             decided = (for_all_classes(model.decide(test.x, l2), learned, test.target) for model in models)
-            score = float(np.mean([top_k_accuracy(np.asarray(test.target.values, np.int64), s) for s in decided]))
-            if is_better(score, best_score):
-                best, best_score = l2, score
-        strengths = [best] * len(draws)
+            shares = [top_k_accuracy(np.asarray(test.target.values, np.int64), s) for s in decided]
+            means.append(float(np.mean(shares)))
+        strengths = [settings.l2[best_of(means)]] * len(draws)
     else:
         strengths = [_inside(train, draw, learned, settings) for draw in draws]
     for model, draw, l2 in zip(models, draws, strengths, strict=True):

@@ -69,7 +69,7 @@ class Saliency(ObjectSearch[Settings]):
                 found.setdefault(row, {})[image.index] = np.packbits(regions[""].mask)
         notes = [f"{empty:,} of {len(test):,} masks have no foreground; any region is wrong there."] if empty else []
         return {
-            row: outcome_of_regions(Foreground, scores, self, notes, scores[""][:, 0], _drawing(found[row], masks))
+            row: outcome_of_regions(scores, self, notes, scores[""][:, 0], _drawing(found[row], masks))
             for row, scores in values.items()
         }
 

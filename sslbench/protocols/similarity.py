@@ -22,7 +22,6 @@ from sslbench.config import setting
 from sslbench.errors import DataError
 from sslbench.features.array import Features
 from sslbench.metrics.catalog import find
-from sslbench.metrics.summary import summarise
 from sslbench.protocols._parts.selection import check_features
 from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, ProtocolSettings, Shapes, test_part
 from sslbench.results import Outcome
@@ -60,16 +59,13 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     check_features(train, test)
     kind = Compared.of(test.target)
     scores = kind.score(similarities(test, settings)).astype(np.float32)
-    metrics, headline, _ = summarise(
-        type(kind), kind.classes, kind.values, scores[:, None], seed=seed, groups=test.groups
-    )
-    level = find(headline).chance
-    return Outcome(
-        metrics=metrics,
-        headline=headline,
-        scores=scores[:, None],
-        per_class={},
-        chance={headline: level} if isinstance(level, float) else {},
+    level = find(kind.metric).chance
+    return Outcome.of(
+        kind,
+        scores[:, None],
+        seed=seed,
+        groups=test.groups,
+        chance={kind.metric: level} if isinstance(level, float) else {},
         notes=kind.notes(scores.astype(np.float64)),
     )
 

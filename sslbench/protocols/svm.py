@@ -23,7 +23,6 @@ from sslbench.config import setting
 from sslbench.errors import DataError
 from sslbench.features.array import Features
 from sslbench.metrics import ranking
-from sslbench.metrics.summary import summarise
 from sslbench.protocols._parts.selection import (
     check_features,
     class_sizes,
@@ -116,13 +115,11 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
     if unconverged:
         notes.append(f"{unconverged} of the SVMs did not converge in {settings.max_iter} iterations.")
     scores = for_all_classes(decision, usable, test.target)
-    kind, classes = type(test.target), test.target.classes
-    metrics, name, per_class = summarise(kind, classes, test.target.values, scores, seed=seed, groups=test.groups)
-    return Outcome(
-        metrics=metrics,
-        headline=name,
-        scores=scores.astype(np.float32),
-        per_class=per_class,
+    return Outcome.of(
+        test.target,
+        scores,
+        seed=seed,
+        groups=test.groups,
         train=headline_by_blocks(
             train.target, lambda rows: for_all_classes(models.decide(x[rows]), usable, train.target)
         ),

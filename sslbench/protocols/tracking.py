@@ -37,7 +37,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.metrics.dense.poses import joint_counts
 from sslbench.metrics.dense.segmentation import class_areas
 from sslbench.metrics.dense.video import VideoScores, frame_scores, object_values, objects_in
-from sslbench.metrics.summary import summarise, without_intervals
+from sslbench.metrics.summary import without_intervals
 from sslbench.protocols._parts.untrained import FacetSettings, Fitted, LayerRun, pixel_floors
 from sslbench.protocols.protocol import Cost, Protocol, Shapes
 from sslbench.results import Outcome
@@ -370,12 +370,11 @@ class Tracking(LayerRun[Settings]):
         target = self.test.target
         rows = {key: np.stack([video.rows[key] for video in found]).astype(np.float32) for key in (name, floor, KEPT)}
         kind, values = type(target), target.values
-        metrics, headline, per_class = summarise(kind, target.classes, values, rows[name], seed=self.seed)
-        return Outcome(
-            metrics=metrics,
-            headline=headline,
-            scores=rows[name],
-            per_class=per_class,
+        return Outcome.of(
+            target,
+            rows[name],
+            seed=self.seed,
+            groups=None,
             chance=without_intervals(kind, values, rows[KEPT]),
             floors={"pixels": without_intervals(kind, values, rows[floor])},
             notes=self._notes(rows[name]),

@@ -20,8 +20,6 @@ from sslbench.config import build, read_yaml, setting
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
-from sslbench.metrics.measure import Probabilities
-from sslbench.metrics.summary import summarise
 from sslbench.names import did_you_mean, find_file
 from sslbench.protocols._parts.selection import check_features
 from sslbench.protocols._parts.texts import (
@@ -133,10 +131,7 @@ def words_of(classes: Sequence[str], prompts: Prompts) -> list[str]:
     remedy = "Leave prompts out, or copy its file and write the names as CLASS: words."
     if isinstance(names, Mapping):
         lacking = f"{len(unknown):,} of {counted(len(classes), 'class')}: {some(unknown)}"
-        raise UsageError(
-            f"the prompts of {prompts.title} lack {lacking}",
-            f"They have {some(list(names))}. {remedy}",
-        )
+        raise UsageError(f"the prompts of {prompts.title} lack {lacking}", f"They have {some(list(names))}. {remedy}")
     of_data = f"the prompts of {prompts.title} are of {len(words):,} classes, and the data have {len(classes):,}"
     numbers = [int(found[0]) for name in classes if (found := re.match(r"\d+", name.strip()))]
     keys = sorted(classes) if prompts.sorted else sorted(numbers)
@@ -194,27 +189,17 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
         notes = [
             f"Of classes with equal texts the first is predicted: never {some([labels.classes[i] for i in twice])}."
         ]
-    probabilities: Probabilities | None = "softmax" if isinstance(labels, Classes) else None
-    metrics, headline, per_class = summarise(
-        type(labels),
-        labels.classes,
-        labels.values,
-        scores,
-        seed=seed,
-        probabilities=probabilities,
-        groups=test.groups,
-    )
     each = len({len(group) for group in groups}) == 1
     number = f"{len(groups[0])}" if each else "1 or more"
     pairs = [f"{name}: '{group[0]}'" for name, group in zip(labels.classes, groups, strict=True)]
     note = f"{number} text{'s' * (number != '1')} per class by {source.title}; {some(pairs)}."
-    return Outcome(
-        metrics=metrics,
-        headline=headline,
-        scores=scores,
-        per_class=per_class,
+    return Outcome.of(
+        labels,
+        scores,
+        seed=seed,
+        groups=test.groups,
         notes=(note, *notes),
-        probabilities=probabilities,
+        probabilities="softmax" if isinstance(labels, Classes) else None,
     )
 
 

@@ -10,10 +10,13 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import IntArray
 from sslbench.metrics import catalog
-from sslbench.metrics.intervals import Interval, over_trainings
+from sslbench.metrics.intervals import Interval, Values, over_trainings
 from sslbench.metrics.measure import SampleMeans
+from sslbench.metrics.summary import summarise
 from sslbench.results.parts import MetricValue
+from sslbench.targets.target import Target
 from sslbench.text import without_secrets
 
 
@@ -113,6 +116,32 @@ class Outcome:
     train_part: str = ""
     scored: int | None = None
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        target: Target,
+        scores: npt.NDArray[np.floating],
+        *,
+        seed: int,
+        groups: IntArray | None,
+        further: Values | None = None,
+        **rest: Any,
+    ) -> Self:
+        """Return the outcome with all metrics of scores (N, C), see `summarise`.
+
+        `further`: metrics of the protocol beside these; `rest`: other fields of the outcome.
+        """
+        metrics, headline, per_class = summarise(
+            type(target),
+            target.classes,
+            target.values,
+            scores,
+            seed=seed,
+            probabilities=rest.get("probabilities"),
+            groups=groups,
+        )
+        return cls(metrics | (further or {}), headline, np.asarray(scores, dtype=np.float32), per_class, **rest)
 
 
 def mean_line(metric: str, values: Sequence[float | None], first_seed: int) -> str:

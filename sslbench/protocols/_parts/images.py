@@ -12,17 +12,20 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from sslbench.arrays import IntArray
 from sslbench.backbones.dense import DenseEncoder
 from sslbench.data.decode.handlers import Reading, picture_decoder
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.decode.transforms import normalise, resize_and_crop
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
+from sslbench.distributed.collectives import world_size
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import ExtractSettings
 from sslbench.features.store import unreadable_error
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.untrained import PIXELS, Fitted, MapRun, Shape, fit
+from sslbench.runtime.progress import StageProgress
 
 # Pixels of a cell of such maps, in each direction.
 _SIDE = 8
@@ -67,6 +70,34 @@ def unreadable_images(source: Source, preprocessing: Preprocessing, engine: Extr
     rows = np.arange(len(source))
     found = loader.scan(source, rows, engine.workers, preprocessing=preprocessing, reading=reading)
     return unreadable_error(source, [(path, reason) for _, path, reason in found])
+
+
+def readable_batches(
+    source: Source,
+    rows: IntArray,
+    preprocessing: Preprocessing,
+    engine: ExtractSettings,
+    report: StageProgress | None = None,
+) -> Iterator[loader.PictureBatch]:
+    """Yield batches of the images at the rows of this process, and refuse unreadable ones.
+
+    `report`: called with images done and images in all, of all processes.
+    """
+    done = 0
+    for batch in loader.batches(
+        source,
+        rows,
+        preprocessing,
+        batch_size=engine.batch_size,
+        workers=engine.workers,
+        start_method=engine.start_method,
+    ):
+        if batch.unreadable:
+            raise unreadable_images(source, preprocessing, engine)
+        yield batch
+        done += len(batch.indices)
+        if report is not None:
+            report(min(done * world_size(), len(source)), len(source))
 
 
 def pictures(

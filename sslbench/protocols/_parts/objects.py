@@ -18,13 +18,12 @@ from sslbench.data.decode.transforms import normalise, resize_and_crop, resized
 from sslbench.data.groups import source_groups
 from sslbench.data.loading import loader
 from sslbench.errors import DataError, UsageError
-from sslbench.metrics.summary import summarise, without_intervals
+from sslbench.metrics.summary import without_intervals
 from sslbench.protocols._parts.images import unreadable_images
 from sslbench.protocols._parts.pictures import Drawing, chosen_by_score, sheet
 from sslbench.protocols._parts.untrained import Fit, MapRun, SearchSettings
 from sslbench.results import Outcome
 from sslbench.solvers.discovery import DiscoveredObject, Mask, dino_seg
-from sslbench.targets.target import Target
 
 # Left, upper, right and lower end in pixels of an image.
 Box = tuple[float, float, float, float]
@@ -226,12 +225,7 @@ def _filled(box: Box, size: tuple[int, int]) -> Region:
 
 
 def outcome_of_regions(
-    kind: type[Target],
-    values: Mapping[str, FloatArray],
-    run: MapRun[Any],
-    notes: Sequence[str],
-    overlap: FloatArray,
-    draw: Drawing,
+    values: Mapping[str, FloatArray], run: MapRun[Any], notes: Sequence[str], overlap: FloatArray, draw: Drawing
 ) -> Outcome:
     """Return the outcome of a row, with a sheet of the images of best, median and worst IoU, these below them.
 
@@ -239,15 +233,14 @@ def outcome_of_regions(
     """
     shown = chosen_by_score(overlap)
     captions = {i: f"IoU {overlap[i]:.2f}" for rows in shown.values() for i in rows}
-    labels, scores = run.test.target.values, values[""]
-    metrics, headline, _ = summarise(kind, (), labels, scores, seed=run.seed, groups=source_groups(run.test))
-    return Outcome(
-        metrics=metrics,
-        headline=headline,
-        scores=scores.astype(np.float32),
-        per_class={},
+    target = run.test.target
+    return Outcome.of(
+        target,
+        values[""],
+        seed=run.seed,
+        groups=source_groups(run.test),
         notes=tuple(notes),
-        floors={name: without_intervals(kind, labels, each) for name, each in values.items() if name},
+        floors={name: without_intervals(type(target), target.values, each) for name, each in values.items() if name},
         picture=sheet(run.test, shown, captions, draw, run.preprocessing),
     )
 

@@ -186,12 +186,15 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:g} %"
 
 
-def is_better(score: float, best: float, sign: int = 1) -> bool:
-    """Return True if a score beats the best so far; NaN never does, anything beats NaN, and equals do not.
+def best_of(scores: Sequence[float], sign: int = 1) -> int:
+    """Return the position of the best score, of equals the first; anything beats NaN.
 
     `sign`: that of the metric, `Target.sign`: -1 where less is better.
+
+    >>> best_of([math.nan, 0.2, 0.5, 0.5]), best_of([0.5, 0.2], sign=-1)
+    (2, 1)
     """
-    return not math.isnan(score) and (math.isnan(best) or sign * score > sign * best)
+    return max(range(len(scores)), key=lambda i: (False, 0.0) if math.isnan(scores[i]) else (True, sign * scores[i]))
 
 
 def for_all_classes(decision: npt.NDArray[np.floating], learned: IntArray, labels: Target) -> npt.NDArray[np.float64]:

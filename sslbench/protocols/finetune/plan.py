@@ -58,11 +58,6 @@ class Portion:
             return train.select(few_shot.k_per_class(labels, self.k, shuffler, groups=groups).rows)
         return train if self.rows is None else train.select(self.rows)
 
-    @property
-    def is_drawn(self) -> bool:
-        """True if the samples depend on the seed."""
-        return bool(self.k or 0 < self.fraction < 1)
-
 
 def portions(settings: Settings, train: Source) -> tuple[Portion, ...]:
     """Return the parts of train by the settings; each gives a result."""

@@ -17,18 +17,16 @@ from sslbench.backbones.layers import Layer
 from sslbench.backbones.speed import prepare as prepare_encoder
 from sslbench.data.decode.transforms import normalise
 from sslbench.data.groups import source_groups
-from sslbench.data.loading import loader
 from sslbench.data.sharded import rows_of
 from sslbench.data.source import Source
 from sslbench.distributed.collectives import from_first, rank, sum_, world_size
 from sslbench.features.array import Features
 from sslbench.metrics.measure import Probabilities
-from sslbench.metrics.summary import summarise
 from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.attention import attention_of, head_layers
 from sslbench.protocols._parts.heads import probe
-from sslbench.protocols._parts.images import random_sample, unreadable_images
-from sslbench.protocols._parts.selection import edge_notes, is_better, percent
+from sslbench.protocols._parts.images import random_sample, readable_batches
+from sslbench.protocols._parts.selection import best_of, edge_notes, percent
 from sslbench.protocols.finetune.network import check_backbone
 from sslbench.protocols.finetune.plan import Portion, portions, split
 from sslbench.protocols.finetune.settings import Rates, Settings, candidates
@@ -80,8 +78,8 @@ class FinetuneRun:
         outcomes = {}
         with preserved_random_states():
             for number, portion in enumerate(portions(self.settings, self.whole)):
-                draws = self.settings.draws if portion.is_drawn else 1
-                seeds = few_shot.seeds(self.seed, draws)
+                drawn = portion.k or 0 < portion.fraction < 1
+                seeds = few_shot.seeds(self.seed, self.settings.draws if drawn else 1)
                 trials = [self._trial(portion, each, self.folder / f"{number}.{i}") for i, each in enumerate(seeds)]
                 if rank() == 0:
                     outcome = dataclasses.replace(
@@ -112,7 +110,6 @@ class FinetuneRun:
             return tried[0], {}
         fit, held_out = parts
         stored = _ScoreFile(folder / "selection.json")
-        best, best_score = tried[0], math.nan
         scores: dict[str, float] = {}
         for rates in tried:
             score = stored.get(rates.text)
@@ -123,12 +120,17 @@ class FinetuneRun:
                 f"{rates.text}: " + ("diverged" if math.isnan(score) else f"{100 * score:.2f} on held-out samples")
             )
             scores[rates.text] = score
-            if is_better(score, best_score, source.target.sign()):
-                best, best_score = rates, score
-        if math.isnan(best_score):
+        best = tried[best_of([scores[rates.text] for rates in tried], source.target.sign())]
+        if math.isnan(scores[best.text]):
             raise NotFiniteError("finetune: every training diverged", "Give lower learning rates.")
         on = f"held-out {percent(self.settings.holdout)} of train, then trained on all of it"
-        selected = {"lr": best.lr, "weight_decay": best.weight_decay, "on": on, "score": best_score, "seed": seed}
+        selected = {
+            "lr": best.lr,
+            "weight_decay": best.weight_decay,
+            "on": on,
+            "score": scores[best.text],
+            "seed": seed,
+        }
         return best, {**selected, "tried": scores}
 
     def _held_out_score(self, fit: Source, held_out: Source, rates: Rates, seed: int, folder: Path) -> float:
@@ -167,23 +169,10 @@ class FinetuneRun:
         # Each process fills its own rows; the others stay 0, so that the sum at the end puts all together.
         scores = torch.zeros((len(source), len(source.target.classes)), device=engine.device)
         share = rows_of(source.images, rank(), world_size())
-        done = 0
-        for batch in loader.batches(
-            source,
-            share,
-            preprocessing,
-            batch_size=engine.batch_size,
-            workers=engine.workers,
-            start_method=engine.start_method,
-        ):
-            if batch.unreadable:
-                raise unreadable_images(source, preprocessing, engine)
+        for batch in readable_batches(source, share, preprocessing, engine, report):
             images = normalise(batch.images.to(engine.device, non_blocking=True), preprocessing, encode.dtype)
             with torch.inference_mode():
                 scores[torch.from_numpy(batch.indices).to(engine.device)] = head(encode(images)[self.layer.text])
-            done += len(batch.indices)
-            if report is not None:
-                report(min(done * world_size(), len(source)), len(source))
         return sum_(scores).cpu().numpy()
 
     def _outcome(self, portion: Portion, seeds: Sequence[int], trials: Sequence[_Trial]) -> Outcome:
@@ -200,20 +189,11 @@ class FinetuneRun:
         probabilities: Probabilities | None = "softmax" if isinstance(labels, Classes) else None
         if len(trials) > 1:
             return self._mean(portion, seeds, trials, notes, weights, probabilities)
-        metrics, name, per_class = summarise(
-            type(labels),
-            labels.classes,
-            labels.values,
+        return Outcome.of(
+            labels,
             first.scores,
             seed=self.seed,
-            probabilities=probabilities,
             groups=source_groups(self.test),
-        )
-        return Outcome(
-            metrics=metrics,
-            headline=name,
-            scores=first.scores,
-            per_class=per_class,
             train=first.train,
             selected=first.selected,
             notes=tuple(notes),

@@ -1,7 +1,7 @@
 """Settings of the finetune protocol."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 from sslbench.config import setting
 from sslbench.errors import UsageError
@@ -9,31 +9,21 @@ from sslbench.protocols._parts.heads import HeadedSettings
 from sslbench.targets.classes import Classes
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.target import Target
-from sslbench.train.optimizers.optimizer import OPTIMIZERS, OptimizerSettings, find, refuse_unknown
+from sslbench.train.optimizers.optimizer import OptimizerSettings, find, refuse_unknown
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings(HeadedSettings):
     """Settings of finetuning."""
 
-    epochs: float = setting(30, "epochs, in full batches", unit="epochs", within="(0, inf)")
-    updates: int | None = setting(
-        None,
-        "total number of updates, instead of epochs; parts in epochs (warm-up, milestones) keep their share",
-        within="[1, inf)",
-    )
     batch_size: int = setting(
         128, "images per update over all processes; fewer where train has fewer", unit="images", within="[2, inf)"
     )
     accumulate: int = setting(1, "forward passes per update", within="[1, inf)")
-    optimizer: str = setting("sgd", OPTIMIZERS)
     lr: tuple[float, ...] = setting(
         (),
         "learning rate; of several the best on held-out samples is selected. []: 0.05 for sgd, 0.0005 for adamw",
         distinct=True,
-    )
-    lr_scaling: Literal["linear", "sqrt", "none"] = setting(
-        "linear", "scaling of lr, given for 256 images per update, with batch_size"
     )
     head_lr_factor: float | None = setting(
         None, "learning rate of the head relative to lr; null: 10 for sgd on classes, else 1", within="(0, inf)"
@@ -52,13 +42,6 @@ class Settings(HeadedSettings):
     decay_norm: bool = setting(False, "also decay weights of normalisation layers, and with decay_bias their biases")
     decay_bias: bool = setting(False, "decay biases")
     no_decay: tuple[str, ...] = setting((), "names, or parts of them between dots, of parameters without decay")
-    schedule: dict[str, Any] | str = setting(
-        "cosine",
-        "schedule of lr: cosine or linear (to 0), constant, or a mapping of factors as in configs/schedule",
-        part_of="epochs",
-    )
-    schedule_per: Literal["update", "epoch"] = setting("update", "interval at which the schedule changes lr")
-    warmup_epochs: float = setting(0.0, "epochs of linear warm-up from 0", unit="epochs", part_of="epochs")
     probe_epochs: float = setting(
         0.0, "first epochs, in which only the head is trained", unit="epochs", part_of="epochs", within="[0, inf)"
     )
@@ -75,17 +58,12 @@ class Settings(HeadedSettings):
         None, "decay of a moving average of the network, which is evaluated; null: none", within="(0, 1)"
     )
     drop_path: float = setting(0.0, "stochastic depth: rate of the last block (models of timm)", within="[0, 1)")
-    augment: Literal["crop", "none"] = setting("crop", "crop: random resized crop; none: the evaluation transform")
     scale: tuple[float, float] = setting(
         (0.08, 1.0), "range of the crop's area, as a share of the image's", needs="augment=crop"
     )
     ratio: tuple[float, float] = setting((3 / 4, 4 / 3), "range of the crop's width / height", needs="augment=crop")
     interpolation: Literal["bilinear", "bicubic"] = setting(
         "bilinear", "resampling filter of the crop", needs="augment=crop"
-    )
-    flip: float = setting(0.5, "probability of a horizontal flip")
-    size: int | None = setting(
-        None, "side of the crop in pixels; null: that of the evaluation transform", unit="pixels", needs="augment=crop"
     )
     randaugment: tuple[float, ...] = setting(
         (), "RandAugment: number of operations, and their magnitude from 0 to 10; []: none"

@@ -267,12 +267,7 @@ class _Training(RunOnViews):
 
 
 def _trained(
-    state: State,
-    backbone: Backbone,
-    network: FinetunedNetwork,
-    targets: Targets,
-    epochs: float,
-    notes: tuple[str, ...],
+    state: State, backbone: Backbone, network: FinetunedNetwork, targets: Targets, epochs: float, notes: tuple[str, ...]
 ) -> Finetuned:
     """Return the trained network on the CPU, or its moving average if there is one."""
     if world_size() > 1:

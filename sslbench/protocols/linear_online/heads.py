@@ -288,11 +288,6 @@ class Heads(nn.Module):
         for whole, h, own in self._views:
             own.grad = None if whole.grad is None else whole.grad[h]
 
-    def clear_gradients(self) -> None:
-        """Clear the gradients after an update."""
-        for parameter in self.parameters():
-            parameter.grad = None
-
     def finite(self) -> list[bool]:
         """Return a mask of the heads whose parameters are finite."""
         return [

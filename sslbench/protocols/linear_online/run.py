@@ -17,7 +17,6 @@ from sslbench.backbones.layers import Layer
 from sslbench.data.clips import views_of
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.groups import source_groups
-from sslbench.data.loading import loader
 from sslbench.data.loading.probing import EpochBatches, random_flip
 from sslbench.data.source import Source
 from sslbench.data.views import View
@@ -25,14 +24,12 @@ from sslbench.distributed import this_process
 from sslbench.distributed.collectives import rank, sum_, world_size
 from sslbench.errors import UsageError
 from sslbench.features.array import ExtractSettings
-from sslbench.metrics.measure import Probabilities
-from sslbench.metrics.summary import summarise
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols._parts.attention import attention_of, head_layers
 from sslbench.protocols._parts.heads import probe
-from sslbench.protocols._parts.images import evaluation_side, random_sample, unreadable_images
-from sslbench.protocols._parts.selection import edge_notes, held_out_rows, is_better, percent
+from sslbench.protocols._parts.images import evaluation_side, random_sample, readable_batches, unreadable_images
+from sslbench.protocols._parts.selection import best_of, edge_notes, held_out_rows, percent
 from sslbench.protocols._parts.views import over_views
 from sslbench.protocols.linear_online.heads import AttentiveBank, Bank, Head, Heads, LinearBank, Norm, first_weights
 from sslbench.protocols.linear_online.settings import Settings, optimizer_settings
@@ -196,19 +193,14 @@ def _probe(heads: Heads, number: int, plans: Sequence[BankPlan], labels: Target)
 def _outcome(
     choice: Chosen, on_test: Scored, on_train: Scored, test: Source, settings: Settings, seed: int, notes: Sequence[str]
 ) -> Outcome:
-    number, kind, classes = choice.head.number, type(test.target), test.target.classes
-    logits = on_test.logits[number]
-    probabilities: Probabilities | None = "softmax" if issubclass(kind, Classes) else None
-    metrics, name, per_class = summarise(
-        kind, classes, test.target.values, logits, seed=seed, probabilities=probabilities, groups=source_groups(test)
-    )
+    target, name = test.target, test.target.metric
     selected: dict[str, Any] = {}
     if choice.on:
         selected = {**choice.head.choice, "on": choice.on, "score": choice.score}
         selected |= {} if choice.on == "test" else {"seed": seed}
     # Test scores of the other heads, for information; multi-label data would need the scores of every head.
     variants = (
-        {each.text: {name: on_test.headlines[each.number]} for each in choice.others} if kind.leads_by_right() else {}
+        {each.text: {name: on_test.headlines[each.number]} for each in choice.others} if target.leads_by_right() else {}
     )
     notes = list(notes)
     if choice.on == "test":
@@ -219,16 +211,16 @@ def _outcome(
     if diverged := [each.text for each in choice.others if not each.alive]:
         notes.append(f"Diverged heads were left out: {'; '.join(diverged)}.")
     notes += edge_notes("lr", choice.head.choice["lr"], settings.lr, least=3)
-    return Outcome(
-        metrics=metrics,
-        headline=name,
-        scores=logits,
-        per_class=per_class,
-        train=on_train.headlines[number],
+    return Outcome.of(
+        target,
+        on_test.logits[choice.head.number],
+        seed=seed,
+        groups=source_groups(test),
+        train=on_train.headlines[choice.head.number],
         selected=selected,
         variants=variants,
         notes=tuple(notes),
-        probabilities=probabilities,
+        probabilities="softmax" if isinstance(target, Classes) else None,
     )
 
 
@@ -365,18 +357,7 @@ def score(
     # Each process fills its own rows; the others stay 0, so that the sum at the end puts all together.
     logits = {number: torch.zeros((len(source), len(labels.classes))) for number in wanted}
     right = torch.zeros((len(labels.classes), len(heads.all_heads())), device=device)
-    done = 0
-    batches = loader.batches(
-        source,
-        mine,
-        preprocessing,
-        batch_size=engine.batch_size,
-        workers=engine.workers,
-        start_method=engine.start_method,
-    )
-    for batch in batches:
-        if batch.unreadable:
-            raise unreadable_images(source, preprocessing, engine)
+    for batch in readable_batches(source, mine, preprocessing, engine, progress):
         features = encode(videos.by_view(batch.images))
         with torch.inference_mode():
             # (B, heads of all banks, C)
@@ -387,9 +368,6 @@ def score(
             right.index_add_(0, truth, (answers.argmax(dim=2) == truth[:, None]).float())
         for number, values in logits.items():
             values[batch.indices] = answers[:, number].cpu()
-        done += len(batch.indices)
-        if progress is not None:
-            progress(min(done * world_size(), len(source)), len(source))
     found = {number: sum_(values.to(device)).cpu().numpy() for number, values in logits.items()}
     counted, table = [float("nan")] * len(heads.all_heads()), sum_(right).T.cpu().numpy()
     if labels.leads_by_right():
@@ -435,9 +413,7 @@ def choose(
         alive = [each for each in row if each.alive]
         if not alive:
             continue
-        best = alive[0]
-        for each in alive[1:]:
-            best = each if is_better(values[each.number], values[best.number], sign) else best
+        best = alive[best_of([values[each.number] for each in alive], sign)] if values else alive[0]
         others = tuple(each for each in row if each is not best)
         choices[name] = Chosen(best, others, on, values[best.number]) if others else Chosen(best, ())
     return choices

@@ -1,12 +1,12 @@
 """Settings of the linear-online protocol."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
-from sslbench.config import setting
+from sslbench.config import other_default, setting
 from sslbench.errors import UsageError
 from sslbench.protocols._parts.heads import HeadedSettings
-from sslbench.train.optimizers.optimizer import OPTIMIZERS, OptimizerSettings, find
+from sslbench.train.optimizers.optimizer import OptimizerSettings, find
 
 GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
@@ -15,12 +15,7 @@ GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 class Settings(HeadedSettings):
     """Settings of the probe on images."""
 
-    epochs: float = setting(10, "epochs, in full batches", unit="epochs", within="(0, inf)")
-    updates: int | None = setting(
-        None,
-        "total number of updates, instead of epochs; parts in epochs (warm-up, milestones) keep their share",
-        within="[1, inf)",
-    )
+    epochs: float = other_default(HeadedSettings, "epochs", 10)
     batch_size: int = setting(
         256, "images per update over all processes; fewer where train has fewer", unit="images", within="[1, inf)"
     )
@@ -31,10 +26,6 @@ class Settings(HeadedSettings):
         filled=True,
         distinct=True,
     )
-    lr_scaling: Literal["linear", "sqrt", "none"] = setting(
-        "linear", "scaling of lr, given for 256 images per update, with batch_size"
-    )
-    optimizer: str = setting("sgd", OPTIMIZERS)
     momentum: float = setting(0.9, "momentum of sgd, lars and larc")
     nesterov: bool = setting(False, "Nesterov momentum (sgd, lars, larc)")
     trust_coefficient: float = setting(1e-3, "trust coefficient: norm of a step over norm of the tensor (lars, larc)")
@@ -53,21 +44,6 @@ class Settings(HeadedSettings):
     )
     decay_norm: bool = setting(True, "also decay the scales of norm=affine, and with decay_bias its shifts")
     decay_bias: bool = setting(True, "decay biases")
-    schedule: dict[str, Any] | str = setting(
-        "cosine",
-        "schedule of lr: cosine or linear (to 0), constant, or a mapping of factors as in configs/schedule",
-        part_of="epochs",
-    )
-    schedule_per: Literal["update", "epoch"] = setting("update", "interval at which the schedule changes lr")
-    warmup_epochs: float = setting(0.0, "epochs of linear warm-up from 0", unit="epochs", part_of="epochs")
-    augment: Literal["crop", "none"] = setting("crop", "crop: random resized crop; none: the evaluation transform")
-    scale: tuple[float, float] = setting((0.08, 1.0), "range of the crop's area, as a share of the image's")
-    ratio: tuple[float, float] = setting((3 / 4, 4 / 3), "range of the crop's width / height")
-    interpolation: Literal["bilinear", "bicubic"] = setting("bilinear", "resampling filter of the crop")
-    flip: float = setting(0.5, "probability of a horizontal flip")
-    size: int | None = setting(
-        None, "side of the crop in pixels; null: that of the evaluation transform", unit="pixels", needs="augment=crop"
-    )
     norm: Literal["none", "batch", "affine"] = setting(
         "batch",
         "normalisation before each head: BatchNorm without parameters (batch), with scale and shift (affine), none",

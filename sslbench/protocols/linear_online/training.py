@@ -248,7 +248,7 @@ class _HeadTraining(HeadTraining[tuple[Features, Tensor]]):
 
     def after_update(self, step: Step) -> None:
         """Look at the losses now and then."""
-        self.banks.clear_gradients()
+        self.banks.zero_grad()
         done = step.index + 1
         regular = done % CHECK_EVERY == 0 or done % self.data.steps_per_epoch == 0 or done == self.plan.updates
         # After some seconds too in a single process, where no other has to agree.

@@ -226,27 +226,19 @@ def _outcome_on_set(name: str, classifier: ScoredClassifier, train: Features, pa
     scores = classifier.logits(part.x)[:, columns]
     logits = bool(np.isin(columns, classifier.usable).all())
     labels = part.target
-    metrics, headline, per_class = summarise(
-        Classes,
-        labels.classes,
-        labels.values,
-        scores,
-        seed=seed,
-        probabilities="softmax" if logits else None,
-        groups=part.groups,
-    )
+    further = {}
     if logits:
         sure, correct = -softmax_novelty(scores), top_k_correct(labels.values, scores, 1)
         units = Units.of(len(labels), part.groups)
-        aurra = measures.response_rate_accuracy(sure, correct, units, seed=seed)
-        metrics |= {measures.AURRA.name: aurra}
+        further[measures.AURRA.name] = measures.response_rate_accuracy(sure, correct, units, seed=seed)
     fewer = f"{len(columns):,} of the {len(number):,} classes of train compete." if len(columns) < len(number) else ""
     notes = [fewer, missing_classes(name, labels)]
-    return Outcome(
-        metrics=metrics,
-        headline=headline,
-        scores=scores.astype(np.float32),
-        per_class=per_class,
+    return Outcome.of(
+        Classes(labels.classes, labels.values),
+        scores,
+        seed=seed,
+        groups=part.groups,
+        further=further,
         selected=classifier.selected,
         converged=classifier.converged,
         notes=(*classifier.notes, *filter(None, notes)),

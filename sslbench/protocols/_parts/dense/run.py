@@ -31,7 +31,7 @@ from sslbench.protocols._parts.dense.survey import Survey, refuse_problems, surv
 from sslbench.protocols._parts.dense.task import DenseRow, DenseTask, HeadSettings
 from sslbench.protocols._parts.dense.training import Training, number_of_updates, train
 from sslbench.protocols._parts.images import random_sample, unreadable_images
-from sslbench.protocols._parts.selection import edge_notes, held_out_rows, is_better, percent
+from sslbench.protocols._parts.selection import best_of, edge_notes, held_out_rows, percent
 from sslbench.protocols.protocol import ImageInputs
 from sslbench.results import Outcome
 from sslbench.runtime.progress import stage_progress
@@ -119,11 +119,10 @@ def _outcomes(
     """Return the outcome of each row by its best head; `values`: of the living heads on held-out images, or empty."""
     task, test, settings = scoring.task, own.test, scoring.task.settings
     # The first of heads with equal values, or where no value is known.
-    best: dict[str, DenseHead] = {}
+    of_rows: dict[str, list[DenseHead]] = {}
     for head in living:
-        other = best.setdefault(head.input.row, head)
-        if values and is_better(values[head.number], values[other.number]):
-            best[head.input.row] = head
+        of_rows.setdefault(head.input.row, []).append(head)
+    best = {row: own[best_of([values.get(head.number, math.nan) for head in own])] for row, own in of_rows.items()}
     fixed = {"constant": surveyed.constant, "position only": surveyed.by_position, **task.constants()}
     on_test, floors = scoring.score(list(best.values()), test, "scoring", fixed)
     sample = random_sample(own.train, min(len(test), _TRAIN_IMAGES), own.seed)

@@ -134,12 +134,7 @@ def _windows(images: Tensor, sizes: Sizes) -> list[tuple[slice, slice]]:
 
 
 def _assembled(
-    image: Tensor,
-    maps: Sequence[dict[str, Tensor]],
-    head: DenseHead,
-    multiple: int,
-    task: DenseTask[Any],
-    sizes: Sizes,
+    image: Tensor, maps: Sequence[dict[str, Tensor]], head: DenseHead, multiple: int, task: DenseTask[Any], sizes: Sizes
 ) -> Tensor:
     """Return the output (1, K, H, W) of a head for a view from the maps of its windows, at the size of the view."""
     # `sliding_logits` asks for windows in the order of `_windows`, so the next maps are those of its window.
