@@ -175,9 +175,7 @@ def _of_images(test: ObjectSource) -> tuple[_Reading, ...]:
         _reading("the manifest's ids", ids, _id),
         _reading("paths", test.ids, lambda name: plain_path(name) if isinstance(name, str) else None),
         _reading(
-            "file names",
-            test.ids,
-            lambda name: PurePosixPath(plain_path(name)).name if isinstance(name, str) else None,
+            "file names", test.ids, lambda name: PurePosixPath(plain_path(name)).name if isinstance(name, str) else None
         ),
         _reading("file names without suffix", test.ids, _stem),
         _reading("numbers in file names", test.ids, _digits),

@@ -265,10 +265,5 @@ def rows_of(features: Features, part: Source) -> Features:
     rows = position[present]
     x = features.x if len(rows) == len(stored) else features.x[rows]
     return dataclasses.replace(
-        features,
-        x=x,
-        target=labelled.target,
-        ids=labelled.ids,
-        groups=source_groups(labelled),
-        rank=labelled.rank,
+        features, x=x, target=labelled.target, ids=labelled.ids, groups=source_groups(labelled), rank=labelled.rank
     )

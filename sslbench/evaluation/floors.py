@@ -107,15 +107,10 @@ def floor_backbones(
     found = {"pixels": (_pixels_like(backbone, deep=deep),)}
     if is_floor:
         return FloorBackbones(found, {})
-    untrained = all_untrained(backbone, seeds)
+    untrained = tuple(each for seed in seeds if (each := untrained_like(backbone, seed)) is not None)
     if not untrained:
         return FloorBackbones(found, {"untrained": in_memory(backbone)})
     return FloorBackbones({**found, "untrained": untrained}, {})
-
-
-def all_untrained(backbone: Backbone, seeds: Sequence[int] = UNTRAINED_SEEDS) -> tuple[Backbone, ...]:
-    """Return the same architecture untrained by each seed; none for modules that cannot be built anew."""
-    return tuple(found for seed in seeds if (found := untrained_like(backbone, seed)) is not None)
 
 
 def in_memory(backbone: Backbone) -> str:

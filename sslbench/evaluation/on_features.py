@@ -14,13 +14,7 @@ from sslbench.evaluation import floors, overlaps
 from sslbench.evaluation.beside import write_curves, write_network, write_sheet
 from sslbench.evaluation.encode import encode_parts, encode_together, extract_part, rows_of, store_for
 from sslbench.evaluation.groups import with_details
-from sslbench.evaluation.preparation import (
-    Prepared,
-    as_scored,
-    one_part,
-    one_part_of_features,
-    shared_part,
-)
+from sslbench.evaluation.preparation import Prepared, as_scored, one_part, one_part_of_features, shared_part
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement
 from sslbench.evaluation.request import Task
 from sslbench.evaluation.score import NO_SETS, FurtherSets, row_subjects, rows_of_set, score

@@ -124,10 +124,4 @@ def _of_kinds(kinds: tuple[type[Target], ...], request: Request, run: RunSetting
         choose = choose_train if part == "train" else choose_test
         scored = choose(place, opened(place))
         return TrainTest(scored, scored, f"{scored.name} alone")
-    return train_test_of(
-        opened,
-        request.data,
-        request.test_data,
-        seed=run.seed,
-        test_fraction=run.test_fraction,
-    )
+    return train_test_of(opened, request.data, request.test_data, seed=run.seed, test_fraction=run.test_fraction)

@@ -111,10 +111,7 @@ def encode(
     layers = resolve_layers(backbone, request.layers or named_layers or (backbone.default_layer,))
     if source is None:
         parts = open_data(
-            request.data,
-            image_column=request.image_column,
-            label_column=request.label_column,
-            decoder=run.decoder,
+            request.data, image_column=request.image_column, label_column=request.label_column, decoder=run.decoder
         )
         source = part_to_encode(parts)
         source = source if request.limit is None else limit(source, request.limit, run.seed)

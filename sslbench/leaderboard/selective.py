@@ -15,13 +15,7 @@ from sslbench.metrics.answers import BestScores, ClassScores, Confidences, highe
 from sslbench.metrics.catalog import find
 from sslbench.metrics.intervals import Interval, Units, Values, means, over_trainings
 from sslbench.metrics.measure import Measure
-from sslbench.metrics.selective import (
-    SELECTIVE,
-    SETS,
-    ConformalSets,
-    likely_coverage,
-    selective_statistic,
-)
+from sslbench.metrics.selective import SELECTIVE, SETS, ConformalSets, likely_coverage, selective_statistic
 from sslbench.metrics.summary import with_intervals
 from sslbench.results import Result
 from sslbench.results.records import Scores, best_alone, read_scores, scores_path
@@ -121,10 +115,7 @@ def _sets(
     alone = len(given) == 1 and scores.groups is None and calibration[0].groups is None
     low, high = likely_coverage(len(labels), len(own), rule.alpha)
     return CalibratedSets(
-        rule=rule,
-        calibrated=len(labels),
-        metrics=_recorded(parts),
-        likely=(100 * low, 100 * high) if alone else None,
+        rule=rule, calibrated=len(labels), metrics=_recorded(parts), likely=(100 * low, 100 * high) if alone else None
     )
 
 

@@ -100,11 +100,7 @@ def warning(column: str, worst: GroupScore) -> str | None:
 
 
 def per_class(
-    classes: Sequence[str],
-    values: npt.NDArray[np.integer],
-    scores: ClassScores,
-    *,
-    threshold: float = 0.0,
+    classes: Sequence[str], values: npt.NDArray[np.integer], scores: ClassScores, *, threshold: float = 0.0
 ) -> dict[str, dict[str, float]]:
     """Return the metrics of every class.
 

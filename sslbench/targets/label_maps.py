@@ -71,12 +71,6 @@ class ClassAreas(WithoutValues):
         return segmentation.segmentation_measures(counts_of_rows(scores), units)
 
     @classmethod
-    def headline(cls, values: Rows, scores: Rows) -> float:
-        """Return the mean IoU."""
-        # The areas of all images are summed before they are divided: mIoU is no mean over images.
-        return float(segmentation.segmentation_values(counts_of_rows(scores).sum(axis=0))[0])
-
-    @classmethod
     def per_class(cls, values: Rows, scores: Rows, classes: int) -> list[float]:
         """Return the IoU of every class."""
         return list(map(float, segmentation.iou(counts_of_rows(scores).sum(axis=0))))

@@ -103,10 +103,7 @@ def _prefix(file: Shapes, backbone: Shapes, missing: Sequence[str], unexpected: 
     if not missing or not unexpected:
         return ""
     lacking, extra = backbone.keys() - file.keys(), set(unexpected)
-    for names, prefixed, plain, how in (
-        (unexpected, extra, lacking, "without"),
-        (missing, lacking, extra, "with"),
-    ):
+    for names, prefixed, plain, how in ((unexpected, extra, lacking, "without"), (missing, lacking, extra, "with")):
         for prefix in dict.fromkeys(itertools.chain.from_iterable(prefixes([name]) for name in names[:3])):
             fits = sum(other.removeprefix(prefix) in plain for other in prefixed if other.startswith(prefix))
             if 2 * fits > len(lacking):
