@@ -227,7 +227,7 @@ class _Paired:
                 found = compare_detectors(
                     self.cell.records, cell.records, self.metric, seed=self.seed, resamples=_OF_DETECTORS
                 )
-            elif self._own_scores() and (other := _scores(cell)):
+            elif self._own_scores() and (other := scores_of(cell)):
                 resamples = RESAMPLES if self.metric in TOP_K else _FEWER
                 found = compare_all(self._own_scores(), other, self.metric, seed=self.seed, resamples=resamples)
             else:
@@ -241,11 +241,11 @@ class _Paired:
 
     def _own_scores(self) -> list[Scored]:
         if self.scores is None:
-            self.scores = _scores(self.cell)
+            self.scores = scores_of(self.cell)
         return self.scores
 
 
-def _scores(cell: Cell | None) -> list[Scored]:
+def scores_of(cell: Cell | None) -> list[Scored]:
     """Return all records of a cell (one per seed) with per-sample scores; none where one of them has no scores."""
     paths = [(record, scores_path(record)) for record in cell.records] if cell is not None else []
     scores = [(record, read_scores(path)) for record, path in paths if path is not None]

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from sslbench.arrays import FloatArray
 from sslbench.errors import ResultError
 from sslbench.leaderboard.compare import Scored, compare_all, same_samples, sample_values
-from sslbench.leaderboard.model import Board, Cell, value
+from sslbench.leaderboard.marks import scores_of
+from sslbench.leaderboard.model import Board, value
 from sslbench.metrics.catalog import find
 from sslbench.metrics.differences import difference_of_means
 from sslbench.metrics.intervals import Interval
-from sslbench.results.records import Scores, read_scores, scores_path
+from sslbench.results.records import Scores
 
 MOST_ROWS = 60
 """Rows of a column above which the best one alone is compared with the others: pairs grow with the square."""
@@ -59,11 +60,11 @@ def _of_column(board: Board, position: int) -> Differences:
     found: dict[tuple[int, int], Interval] = {}
     leading: tuple[int, list[Scored]] | None = None
     for i in order:
-        records = _scored(cells[i])
-        if not records or (first is not None and not all(same_samples(first, each) for _, each in records)):
-            continue
-        first = first or records[0][1]
         try:
+            records = scores_of(cells[i])
+            if not records or (first is not None and not all(same_samples(first, each) for _, each in records)):
+                continue
+            first = first or records[0][1]
             if (own := sample_values(records, column.metric)) is not None:
                 vectors[i] = own
             elif leading is None:
@@ -89,13 +90,3 @@ def _of_column(board: Board, position: int) -> Differences:
     if not vectors:
         return Differences(found, f"to the best row, as {column.metric} is no mean over samples")
     return Differences(found, "of all pairs" if several else "to the best row, as there are many pairs")
-
-
-def _scored(cell: Cell) -> list[Scored]:
-    """Return the records of a cell with their scores; none where one has no scores, or detections instead."""
-    paths = [(record, scores_path(record)) for record in cell.records if record.objects_file is None]
-    try:
-        scored = [(record, read_scores(path)) for record, path in paths if path is not None]
-    except ResultError:
-        return []
-    return scored if len(scored) == len(cell.records) else []
