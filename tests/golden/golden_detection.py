@@ -42,11 +42,12 @@ def average_precision(case: Case) -> None:
 
 
 def _in_any_order(content: dict, metric: str, name: str) -> tuple[float, float]:
-    """Return the lowest and highest figure over orders of the images, which decide between equal scores."""
-    random, there, found = np.random.default_rng(0), truth(content, difficult=True), detections(content)
+    """Return the lowest and highest figure over orders of images and detections, which decide between equal scores."""
+    random, there, rows = np.random.default_rng(0), truth(content, difficult=True), content["detections"]
     values = []
     for _ in range(30):
         order = random.permutation(there.n_images)
+        found = detections({**content, "detections": [rows[i] for i in random.permutation(len(rows))]})
         mixed = (dataclasses.replace(each, images=order[each.images]) for each in (there, found))
         values.append(voc_ap(*mixed, metric, resamples=0).metrics[name][0])
     return min(values), max(values)

@@ -3,6 +3,7 @@
 Each case is computed here by itself: with numpy, or with torchvision's networks.
 """
 
+import json
 import math
 import shutil
 
@@ -143,6 +144,55 @@ def test_alignment_at_a_largest_resolution(tmp_path):
     expected = {"dinov3/scale": np.array([scale]), "dinov3/shift": np.array([shift])}
     case = {"args": {"max_resolution": 4}}, {"pred": prediction, "gt": target}, expected
     run_topic(write_topic(tmp_path, "14_depth_normals_metrics", {"align_x": case}))
+
+
+def test_masked_outputs_of_labels_in_a_column(tmp_path):
+    label, head = np.array([[0], [2], [2]]), np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    masked = np.where(np.isin(np.arange(4), label), head, -np.inf)
+    expected = {"masked": masked, "top1": np.float64((masked.argmax(axis=1) == label[:, 0]).mean())}
+    case = {"args": {}}, {"logits": head, "label": label}, expected
+    run_topic(write_topic(tmp_path, "17_robustness", {"vissl_output_mask_x": case}))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_calibration_of_equal_confidences(first, tmp_path):
+    """The first bin has whatever comes first: here the right ones, or the wrong ones."""
+    label = np.array([0, 0, 9, 9], np.int16)
+    expected = {"rms_calibration_error": np.float64(math.sqrt(0.5) * abs(first - 1 / 200))}
+    expected |= {"confidence": np.full(4, 1 / 200)}
+    case = {"args": {"bin": 2}}, {"logits": np.zeros((4, 1000), np.float32), "label": label}, expected
+    recorded = {"class_subsets": {"imagenet_a": list(range(200))}}
+    run_topic(write_topic(tmp_path, "17_robustness", {"imagenet_a_subset": case}, recorded))
+
+
+def test_segmentation_of_one_class_from_its_neighbours(tmp_path):
+    given = {"train_features": np.ones((1, 4, 2)), "train_label": np.zeros((1, 4, 4), np.uint8)}
+    given |= {"val_features": np.ones((1, 4, 2)), "val_label": np.zeros((1, 4, 4), np.uint8)}
+    expected = {"label_hat": np.ones((1, 4, 1)), "prediction": np.zeros((1, 4, 4), np.uint8)}
+    case = {"args": {}}, given, {**expected, "miou_direct": np.float64(1)}
+    run_topic(write_topic(tmp_path, "18_in_context_segmentation", {"hummingbird_x": case}))
+
+
+@pytest.mark.parametrize("middle", [0, 1])
+def test_a_cut_at_a_patch_that_is_at_the_mean(middle, tmp_path):
+    features = np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
+    mask = np.array([[1, middle, 0]], np.uint8)
+    expected = {"eigenvector": np.array([[1.0, 0.0, -1.0]]), "seed": np.int64(0), "mask": mask}
+    expected |= {"box": np.array([0.0, 0, 16 * (1 + middle), 16]), "components": mask.astype(np.uint16)}
+    case = {"args": {"dims": [1, 3], "tau": 0.5}}, {"features": features}, expected
+    run_topic(write_topic(tmp_path, "19_unsupervised_discovery", {"tokencut_x": case}))
+
+
+@pytest.mark.parametrize("value", [50.0, 100.0])
+def test_equal_scores_within_an_image(value, tmp_path):
+    """The right detection comes first or second."""
+    boxes = [{"image_id": 1, "category_id": 1, "score": 0.5, "bbox": [x, 0, 10, 10]} for x in (0, 40)]
+    annotation = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 10, 10]}
+    gt = {"images": [{"id": 1}], "annotations": [annotation], "categories": [{"id": 1, "name": "cat"}]}
+    content = {"gt": gt, "detections": boxes, "expected_voc": {"2012": {"AP50": value}}}
+    (tmp_path / "12_voc_detection_ap").mkdir()
+    (tmp_path / "12_voc_detection_ap" / "cases.json").write_text(json.dumps(content))
+    run_topic(tmp_path / "12_voc_detection_ap")
 
 
 def test_a_wrong_value_is_still_wrong(tmp_path):
