@@ -76,17 +76,6 @@ def part(metric: Metric, *of: str | int) -> Metric:
     return dataclasses.replace(metric, name=f"{metric.name}({','.join(map(str, of))})")
 
 
-def corruption_error(errors: Sequence[float], reference: Sequence[float]) -> float:
-    """Return CE: the sum of the errors over severities, as a share of the reference's (ImageNet-C: AlexNet's).
-
-    Hendrycks and Dietterich, ICLR 2019, eq. in section 4. The mean over the 15 corruptions is mCE.
-
-    >>> corruption_error([0.2, 0.3], [0.4, 0.6])
-    0.5
-    """
-    return float(np.sum(errors) / np.sum(reference))
-
-
 def corruption_means(
     wrong: BoolArray,
     clean: BoolArray,
@@ -96,6 +85,9 @@ def corruption_means(
     reference_clean: float | None = None,
 ) -> SampleMeans:
     """Return the metrics of corruptions as means over images: of all, of each corruption, and of each severity.
+
+    The error of a corruption (CE, Hendrycks and Dietterich, ICLR 2019, section 4) is its sum over severities as a share
+    of the reference's, AlexNet's on ImageNet-C; mCE is the mean of all.
 
     `wrong`: (N, C, S), True where an image is misclassified under a corruption and severity; `clean`: (N,), True where
     it is misclassified without; `reference`: (C, S) errors of the reference classifier; None: no mCE;
