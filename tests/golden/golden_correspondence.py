@@ -49,9 +49,12 @@ def authors(case: Case) -> None:
     points = np.array([target.shape[1] for target in targets])
     pairs = PairHits(np.array(found), points, _classes(args["class_of_pair"], args["classes"]))
     once = np.ones((1, len(points)))
+    of_classes = pairs.of_classes(once)[0]  # up to the last class that has a pair
+    missing = len(args["classes"] or of_classes) - len(of_classes)
+    of_classes = np.pad(of_classes, ((0, missing), (0, 0)), constant_values=np.nan)
     values = {
         "per_pair": pairs.found / points[:, None],
-        "per_class": pairs.of_classes(once)[0],
+        "per_class": of_classes,
         "mean_of_pairs": pairs.per_image(once)[0],
         "mean_of_classes": pairs.per_class(once)[0],
         "pooled_points": pairs.per_point(once)[0],
@@ -167,7 +170,8 @@ def homography(case: Case) -> None:
     """Compare matches, and the scores of the recorded ones; without a match theirs is 0, ours NaN."""
     given, expected, args = case.inputs(), case.expected(), options(case, num_corr=1000)
     ratio = args.get("ratio", args.get("ratio_threshold", 0.9)) or 1.0
-    unit = args.get("unit", args.get("threshold_units", "pixel"))
+    in_name = "patch" if any(re.search(r"@[\d.]+p$", key) for key in expected) else "pixel"
+    unit = args.get("unit", args.get("threshold_units", in_name))
     maps = numbered(given, "features")
     features = [f.reshape(len(f), -1).T.astype(np.float32) for f in maps]
     sizes = numbered(given, "size_wh") or [np.array(args.get("size_wh", (224, 224)))] * (len(maps) // 2)

@@ -195,6 +195,23 @@ def test_equal_scores_within_an_image(value, tmp_path):
     run_topic(tmp_path / "12_voc_detection_ap")
 
 
+def test_points_of_a_class_without_pairs(tmp_path):
+    given = {"target_kps/0": np.zeros((2, 2)), "predicted_kps/0": np.array([[0.0, 5.0], [0.0, 0.0]])}
+    given["max_box_side/0"] = np.float32(10)
+    expected = {"pck@0.1/per_class": np.array([0.5, math.nan]), "pck@0.1/mean_of_classes": np.float64(0.5)}
+    case = {"args": {"classes": ["cow", "yak"], "class_of_pair": ["cow"]}}, given, expected
+    run_topic(write_topic(tmp_path, "15_correspondence_pck", {"spair_authors_x": case}))
+
+
+def test_matches_in_units_that_the_names_of_the_results_say(tmp_path):
+    """Both matches are 3.2 pixels off, a tenth of a patch."""
+    grid = np.array([[[1.0, 0.0]], [[0.0, 1.0]]])
+    given = {"features/0": grid, "features/1": grid, "size_wh": np.array([64, 32])}
+    given["homography"] = np.array([[1, 0, 3.2], [0, 1, 0], [0, 0, 1.0]])
+    expected = {"recall@0.05p": np.float64(0), "recall@0.2p": np.float64(1), "num_matches": np.float64(2)}
+    run_topic(write_topic(tmp_path, "15_correspondence_pck", {"homography_x": ({"args": {}}, given, expected)}))
+
+
 def test_a_wrong_value_is_still_wrong(tmp_path):
     rows = np.random.default_rng(0).normal(size=(10, 6)).astype(np.float32)
     value, gradient = nt_xent(rows, 0.2)
