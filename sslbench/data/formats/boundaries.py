@@ -7,7 +7,6 @@ several annotators has a map of lines.
 import dataclasses
 import hashlib
 import io
-import os
 import struct
 import zlib
 from pathlib import Path
@@ -18,21 +17,24 @@ import numpy.typing as npt
 
 from sslbench.arrays import BoolArray, OfRows
 from sslbench.config import setting
-from sslbench.data.containers.members import split_name
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.format import Reader, SourceFormat
 from sslbench.data.images import Files, OfFiles
 from sslbench.data.maps.classes import LabelMapOptions
 from sslbench.data.maps.foreground import binary_masks
-from sslbench.data.maps.layout import by_key, in_order, pair, walk
-from sslbench.data.maps.types import SAME_SIZE, notes_of_left_out, size_difference
+from sslbench.data.maps.layout import PairedFiles, Place, divided, paired
+from sslbench.data.maps.types import SAME_SIZE, size_difference
 from sslbench.data.source import Source
+from sslbench.data.wording import part_name
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.dense.contours import thinned
 from sslbench.targets.label_maps import Foreground, PixelLabels
 from sslbench.targets.pixel_values import Boundaries
 
 _ANNOTATED = "groundTruth"
+_MAT_FILES = PairedFiles(
+    "boundary file", ("images",), (_ANNOTATED,), wanted=(lambda name: name.lower().endswith(".mat"),)
+)
 # Folders of boundary maps beside images/
 _MAPS = ("boundaries", "edges", "edge_maps")
 # Largest share of boundary pixels in a map; a mask of regions has more
@@ -166,24 +168,11 @@ def _bsds(spec: str, root: Path) -> dict[str, Source]:
     if not (root / "images").is_dir():
         raise DataError(f"{spec} has {_ANNOTATED}/, and no images/ beside it")
     found: dict[str, Source] = {}
-    for name in sorted(entry.name for entry in os.scandir(root / _ANNOTATED) if entry.is_dir()):
-        images, maps = root / "images" / name, root / _ANNOTATED / name
-        split = split_name(name)
-        if split is None or not images.is_dir():
-            continue
-        files = sorted(entry.name for entry in os.scandir(maps) if entry.name.lower().endswith(".mat"))
-        pairs = pair(by_key(images, walk(images)), by_key(maps, files), images, maps)
-        title = f"{spec} ({split})"
-        left = (
-            ("images without boundaries", pairs.without_map),
-            ("boundary files without an image", pairs.without_image),
-        )
-        notes = notes_of_left_out(f"{title}: ", *left)
-        values = MatFiles(title, pairs.maps)
+    for split, pairs in paired(divided(Place("all", root / "images", root / _ANNOTATED)), _MAT_FILES).items():
+        title = part_name(spec, split)
+        values, notes = MatFiles(title, pairs.maps), pairs.left_out(f"{title}: ", _MAT_FILES.title)
         found[split] = Source(title, pairs.ids, Boundaries(values), pairs.images, notes)
-    if not found:
-        raise DataError(f"{spec} has no folders train/ and test/ in both images/ and {_ANNOTATED}/")
-    return in_order(found)
+    return found
 
 
 def with_boundaries(source: Source, *, regions: bool) -> Source:

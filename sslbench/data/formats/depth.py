@@ -4,7 +4,6 @@ Files hold depths, or vectors (.npy, .npz, .pfm) or pictures with (n + 1) / 2 of
 """
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -12,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from sslbench.data.containers.listed import find_listed, folders_beside
-from sslbench.data.containers.members import in_clutter, split_name
+from sslbench.data.containers.members import split_name
 from sslbench.data.containers.sniff import json_of, read_text
 from sslbench.data.format import Reader, SourceFormat
 from sslbench.data.formats.table import read_cells
 from sslbench.data.images import Files
-from sslbench.data.maps.layout import FOLDER, by_key, in_order, pair, walk
-from sslbench.data.maps.types import notes_of_left_out
+from sslbench.data.maps.layout import FOLDER, PairedFiles, Pairs, divided, find_places, in_order, paired
 from sslbench.data.maps.values import SUFFIXES, DepthOptions, NormalOptions, Quantity, ValueFiles
 from sslbench.data.regular import matching
 from sslbench.data.source import Source
@@ -29,13 +27,22 @@ from sslbench.targets.pixel_values import Depth, Normals
 from sslbench.text import printable
 
 _IMAGES = ("images", "image", "imgs", "rgb", "img", "photos")
-_VALUES: Mapping[Quantity, tuple[str, ...]] = {
-    "depth": ("depth", "depths", "depth_maps", "depth_gt"),
-    "normals": ("normals", "normal", "surface_normals"),
-}
-_ENDINGS: Mapping[Quantity, tuple[str, ...]] = {
-    "depth": ("", "_depth", "-depth", ".depth"),
-    "normals": ("", "_normal", "_normals", "-normal", ".normal"),
+_WANTED = (lambda name: PurePosixPath(name).suffix.lower() in SUFFIXES,)
+_FILES: Mapping[Quantity, PairedFiles] = {
+    "depth": PairedFiles(
+        "depth file",
+        _IMAGES,
+        ("depth", "depths", "depth_maps", "depth_gt"),
+        ("", "_depth", "-depth", ".depth"),
+        _WANTED,
+    ),
+    "normals": PairedFiles(
+        "normals file",
+        _IMAGES,
+        ("normals", "normal", "surface_normals"),
+        ("", "_normal", "_normals", "-normal", ".normal"),
+        _WANTED,
+    ),
 }
 _IMAGE_COLUMNS = ("image", "image_path", "rgb", "path", "file", "file_name")
 _VALUE_COLUMNS: Mapping[Quantity, tuple[str, ...]] = {
@@ -57,94 +64,25 @@ _KNOWN = {
 _NONE = "None"
 
 
-@dataclasses.dataclass(frozen=True)
-class ValuePairs:
-    """Images and their files of values.
-
-    Attributes:
-        ids: paths of the images, ascending.
-        images: one file per id.
-        values: one file per id.
-        notes: remarks on what was left out.
-        groups: of a table, the value of the column that groups the images; () without one.
-    """
-
-    ids: tuple[str, ...]
-    images: Files
-    values: Files
-    notes: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()
-
-
 def is_pair_folder(root: Path, quantity: Quantity) -> bool:
     """Return whether a folder, or its folders of splits, have one of images and one of depth or normals."""
     try:
-        return root.is_dir() and bool(_places(root, quantity, None, None))
-    except OSError:
+        return root.is_dir() and bool(find_places(root, _FILES[quantity]))
+    except DataError:
         return False
 
 
-def folder_pairs(root: Path, quantity: Quantity, images: str | None, values: str | None) -> dict[str, ValuePairs]:
+def folder_pairs(root: Path, quantity: Quantity, images: str | None, values: str | None) -> dict[str, Pairs]:
     """Return the pairs of a folder by split."""
-    places = _places(root, quantity, images, values)
+    kind = _FILES[quantity]
+    places = find_places(root, kind, images, values)
     if not places:
         raise UsageError(
             f"{root} has no folders images/ and {quantity}/",
             f"Name them: {root}?images=photos&{quantity}=gt; or give a list or a table of the pairs.",
         )
-    return in_order({split: _paired(first, second, quantity) for split, (first, second) in places.items()})
-
-
-def _places(root: Path, quantity: Quantity, images: str | None, values: str | None) -> dict[str, tuple[Path, Path]]:
-    """Return split -> the folders of images and of values."""
-
-    def inside(folder: Path) -> tuple[Path, Path] | None:
-        names = {entry.name.lower(): entry.name for entry in os.scandir(folder) if entry.is_dir()}
-        first = images or next((names[name] for name in _IMAGES if name in names), None)
-        second = values or next((names[name] for name in _VALUES[quantity] if name in names), None)
-        found = (folder / (first or ""), folder / (second or ""))
-        return found if first and second and all(each.is_dir() for each in found) else None
-
-    whole = inside(root)
-    if whole is not None:
-        return _divided(whole) or {"all": whole}
-    found = {}
-    for name in sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not in_clutter(entry.name)):
-        split = split_name(name)
-        place = None if split is None else inside(root / name)
-        if split is not None and place is not None:
-            found[split] = place
-    return found
-
-
-def _divided(whole: tuple[Path, Path]) -> dict[str, tuple[Path, Path]]:
-    """Return images/train/ and depth/train/ and so on; {} where the folders have no splits."""
-    splits: list[dict[str, Path]] = []
-    for folder in whole:
-        inner = [entry.name for entry in os.scandir(folder) if entry.is_dir() and not in_clutter(entry.name)]
-        names = {split: folder / name for name in inner if (split := split_name(name)) is not None}
-        splits.append(names if len(names) == len(inner) else {})
-    return {split: (splits[0][split], splits[1][split]) for split in splits[0] if split in splits[1]}
-
-
-def _paired(images: Path, values: Path, quantity: Quantity) -> ValuePairs:
-    keys = by_key(images, walk(images))
-    files = walk(values, lambda name: PurePosixPath(name).suffix.lower() in SUFFIXES)
-    candidates = [by_key(values, files, ending) for ending in _ENDINGS[quantity]]
-    # Of equal ones max takes the first, which is no ending.
-    best = max(candidates, key=lambda found: len(keys.keys() & found.keys()))
-    if not keys.keys() & best.keys():
-        raise DataError(
-            f"no image in {images} has a {quantity} file of the same name in {values}",
-            f"Images: {some(list(keys.values())) or 'none'}; {quantity} files: {some(files) or 'none'}.",
-        )
-    found = pair(keys, best, images, values)
-    notes = notes_of_left_out(
-        "",
-        (f"images without a {quantity} file", found.without_map),
-        (f"{quantity} files without an image", found.without_image),
-    )
-    return ValuePairs(found.ids, found.images, found.maps, notes)
+    found = paired(divided(places[0]) if places[0].split == "all" else places, kind)
+    return {split: dataclasses.replace(one, notes=one.left_out("", kind.title)) for split, one in found.items()}
 
 
 def is_table(path: Path) -> bool:
@@ -158,7 +96,7 @@ def table_pairs(
     image_folder: str | None = None,
     value_folder: str | None = None,
     group: str | None = None,
-) -> dict[str, ValuePairs]:
+) -> dict[str, Pairs]:
     """Return the pairs that a table (.csv, .tsv, .jsonl) or a manifest (.json with images) lists, by split.
 
     Columns: image, depth or normals, perhaps split and groups. Paths are relative to the folder of the table, or to
@@ -203,7 +141,7 @@ def _rows(path: Path) -> list[Mapping[str, Any]]:
     return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
 
 
-def list_pairs(path: Path, quantity: Quantity, images: str | None, values: str | None) -> ValuePairs:
+def list_pairs(path: Path, quantity: Quantity, images: str | None, values: str | None) -> Pairs:
     """Return the pairs of a list: a line has an image, its depth file and perhaps the focal length, as BTS has them."""
     lines = [line.split() for line in read_text(path)[0].splitlines() if line.strip()]
     if wrong := [number for number, line in enumerate(lines, 1) if len(line) not in (2, 3)]:
@@ -224,7 +162,7 @@ def listed_pairs(
     value_folders: Sequence[Path],
     quantity: Quantity,
     groups: Mapping[str, str] | None = None,
-) -> ValuePairs:
+) -> Pairs:
     """Return pairs of paths as they are listed, in order of the images; images without a file are left out.
 
     `groups` has the group of each image.
@@ -245,12 +183,12 @@ def listed_pairs(
         notes += (f"{len(without):,} images of {where} without {quantity} are left out: {some(without, 3)}",)
     order = np.array(sorted(range(len(known)), key=found.ids.__getitem__), dtype=np.int64)
     values, names = tuple(place[name] for name in known.values()), list(known)
-    return ValuePairs(
-        tuple(found.ids[i] for i in order),
+    return Pairs(
         found.files.select(order),
         Files(values, str(listed.folder)).select(order),
-        notes,
-        tuple(groups[names[i]] for i in order) if groups else (),
+        tuple(found.ids[i] for i in order),
+        notes=notes,
+        groups=tuple(groups[names[i]] for i in order) if groups else (),
     )
 
 
@@ -298,7 +236,7 @@ def _open(
         sources[split] = Source(
             name,
             found.ids,
-            (Depth if quantity == "depth" else Normals)(ValueFiles(name, found.values, quantity, options)),
+            (Depth if quantity == "depth" else Normals)(ValueFiles(name, found.maps, quantity, options)),
             found.images,
             found.notes,
             {column: found.groups} if column else {},

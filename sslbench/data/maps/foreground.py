@@ -13,7 +13,7 @@ from sslbench.data.format import Reader
 from sslbench.data.maps.classes import LabelMapOptions, names_folders
 from sslbench.data.maps.files import ValueMaps
 from sslbench.data.maps.layout import find_places, named_places, paired
-from sslbench.data.maps.types import SAME_SIZE, Maps, notes_of_left_out, size_and_turn, size_difference
+from sslbench.data.maps.types import SAME_SIZE, Maps, size_and_turn, size_difference
 from sslbench.data.source import Source
 from sslbench.data.wording import part_name, some
 from sslbench.errors import DataError
@@ -89,8 +89,7 @@ def binary_masks(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     found = {}
     for split, pairs in paired(places).items():
         name = part_name(spec, split)
-        left = ("images without a mask", pairs.without_map), ("masks without an image", pairs.without_image)
-        notes = (*pairs.notes, *notes_of_left_out(f"{name}: ", *left))
+        notes = (*pairs.notes, *pairs.left_out(f"{name}: ", "mask"))
         masks = BinaryMasks(name, pairs.images, ValueMaps(pairs.maps))
         found[split] = Source(name, pairs.ids, Foreground(masks), pairs.images, notes)
     return found

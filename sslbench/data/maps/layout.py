@@ -1,4 +1,4 @@
-"""Pairing of images with label maps by name: images/ and masks/, split inside (images/train/) or outside."""
+"""Pairing of images with label maps or other files by name: images/ and masks/, split inside (images/train/) or not."""
 
 import dataclasses
 import os
@@ -7,11 +7,12 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from sslbench.data.containers.members import in_clutter, is_image, split_name, split_rank
+from sslbench.data.containers.sniff import is_clutter
 from sslbench.data.decode.arrays import SUFFIXES
 from sslbench.data.images import Files
 from sslbench.data.maps.classes import LabelMapOptions, coding_beside, coding_of_values, with_ignored
 from sslbench.data.maps.files import ValueMaps
-from sslbench.data.maps.types import CodedMaps, Coding, Maps, source_of_maps
+from sslbench.data.maps.types import CodedMaps, Coding, Maps, notes_of_left_out, source_of_maps
 from sslbench.data.regular import reading
 from sslbench.data.source import Source
 from sslbench.data.wording import part_name, some
@@ -34,6 +35,7 @@ class Pairs:
         without_map: images left over.
         without_image: maps left over.
         notes: remarks for the user.
+        groups: of a table, the group of each image; () without a column of them.
     """
 
     images: Files
@@ -42,6 +44,48 @@ class Pairs:
     without_map: tuple[str, ...] = ()
     without_image: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+
+    def left_out(self, where: str, what: str) -> tuple[str, ...]:
+        """Return a sentence on the images and on the files, called `what`, that are left over; see `CodedMaps`."""
+        left = (f"images without a {what}", self.without_map), (f"{what}s without an image", self.without_image)
+        return notes_of_left_out(where, *left)
+
+
+def _is_array(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in SUFFIXES
+
+
+@dataclasses.dataclass(frozen=True)
+class PairedFiles:
+    """Kind of files that lie in a folder of their own, under the names of images.
+
+    Attributes:
+        title: of one in messages.
+        images: names of folders of images, in lower case; of several, the first that is there counts.
+        folders: likewise of the folders of the files.
+        endings: of their names, behind those of the images.
+        wanted: tests of their names; the first one counts that any file passes.
+    """
+
+    title: str
+    images: tuple[str, ...]
+    folders: tuple[str, ...]
+    endings: tuple[str, ...] = ("",)
+    wanted: tuple[Callable[[str], bool], ...] = (is_image,)
+
+
+MASKS = PairedFiles(
+    "map",
+    ("images", "image", "imgs", "img", "img_dir", "jpegimages", "photos", "pictures", "inputs"),
+    (
+        *("masks", "mask", "label_maps", "labelmaps", "labels", "label", "annotations", "annotation", "ann_dir"),
+        *("segmentations", "segmentation", "segmentationclass", "gt", "ground_truth", "groundtruth"),
+    ),
+    ("", "_mask", "_masks", "_label", "_labels", "_seg", "_segmentation", "_gt", "-mask", ".mask"),
+    # Arrays (.mat, .npy) are maps where there are no pictures.
+    (is_image, _is_array),
+)
 
 
 def walk(folder: Path, wanted: Callable[[str], bool] = is_image) -> list[str]:
@@ -79,13 +123,15 @@ def by_key(folder: Path, paths: Iterable[str], ending: str = "", *, skip: int = 
     return found
 
 
-def pair(images: Mapping[str, str], maps: Mapping[str, str], image_root: Path, map_root: Path) -> Pairs:
-    """Pair images and maps of the same key."""
+def pair(
+    images: Mapping[str, str], maps: Mapping[str, str], image_root: Path, map_root: Path, what: str = "map"
+) -> Pairs:
+    """Pair images and maps of the same key; `what` is the title of a map in messages."""
     both = sorted((key for key in images if key in maps), key=lambda key: printable(images[key]))
     if not both:
         raise DataError(
-            f"no image in {image_root} has a map of the same name in {map_root}",
-            f"Images: {some(list(images.values())) or 'none'}; maps: {some(list(maps.values())) or 'none'}.",
+            f"no image in {image_root} has a {what} of the same name in {map_root}",
+            f"Images: {some(list(images.values())) or 'none'}; {what}s: {some(list(maps.values())) or 'none'}.",
         )
     return Pairs(
         Files(tuple(images[key] for key in both), str(image_root)),
@@ -114,15 +160,6 @@ def by_folder(source: Source) -> Source:
     return dataclasses.replace(source, attributes={**source.attributes, FOLDER: folders}, grouped_by=FOLDER)
 
 
-_IMAGES = ("images", "image", "imgs", "img", "img_dir", "jpegimages", "photos", "pictures", "inputs")
-# Names of folders, in lower case; of several, the first that holds pictures counts
-_MAPS = (
-    *("masks", "mask", "label_maps", "labelmaps", "labels", "label", "annotations", "annotation", "ann_dir"),
-    *("segmentations", "segmentation", "segmentationclass", "gt", "ground_truth", "groundtruth"),
-)
-_ENDINGS = ("", "_mask", "_masks", "_label", "_labels", "_seg", "_segmentation", "_gt", "-mask", ".mask")
-
-
 @dataclasses.dataclass(frozen=True)
 class Place:
     """Folders of one split's images and maps; the split is 'all' if the folders may hold several."""
@@ -135,7 +172,7 @@ class Place:
 def recognises(root: Path) -> bool:
     """Return whether a folder holds folders of images and of maps, with a map for at least half of the images."""
     try:
-        found = paired(find_places(root), arrays=False)
+        found = paired(find_places(root), dataclasses.replace(MASKS, wanted=(is_image,)))
     except DataError:
         return False
     return bool(found) and all(len(pairs.ids) >= len(pairs.without_map) for pairs in found.values())
@@ -163,19 +200,29 @@ def sources_of(
     }
 
 
-def find_places(root: Path) -> list[Place]:
-    """Find the folders of images and maps by their names; empty if there are none."""
-    folders = _folders(root)
-    inner = _named(root, folders)
-    if inner is not None:
-        return [Place("all", *inner)]
-    places = []
-    for name in folders:
-        split = split_name(name)
-        below = _named(root / name, _folders(root / name)) if split is not None else None
-        if split is not None and below is not None:
-            places.append(Place(split, *below))
-    return places
+def find_places(
+    root: Path, kind: PairedFiles = MASKS, images: str | None = None, maps: str | None = None
+) -> list[Place]:
+    """Find the folders of images and maps by their names, those that are given or usual; empty if there are none."""
+
+    def inside(split: str, folder: Path) -> list[Place]:
+        known = {name.lower(): name for name in _folders(folder)}
+        pairs = (images, kind.images), (maps, kind.folders)
+        names = [given or next((known[name] for name in usual if name in known), None) for given, usual in pairs]
+        found = [folder / name for name in names if name and (folder / name).is_dir()]
+        return [Place(split, *found)] if len(found) == len(names) else []
+
+    splits = [(split, name) for name in _folders(root) if (split := split_name(name)) is not None]
+    return inside("all", root) or [place for split, name in splits for place in inside(split, root / name)]
+
+
+def divided(place: Place) -> list[Place]:
+    """Return the places of images/train/ and masks/train/ and so on; the place itself where these are no splits."""
+    images, maps = ({split_name(name): name for name in _folders(folder)} for folder in (place.images, place.maps))
+    if None in images or None in maps:
+        return [place]
+    both = [str(split) for split in images if split in maps]
+    return [Place(s, place.images / images[s], place.maps / maps[s]) for s in both] or [place]
 
 
 def named_places(spec: str, root: Path, options: LabelMapOptions) -> list[Place]:
@@ -194,33 +241,24 @@ def named_places(spec: str, root: Path, options: LabelMapOptions) -> list[Place]
 def _folders(root: Path) -> list[str]:
     try:
         with os.scandir(root) as entries:  # without a stat per file
-            return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+            return sorted(entry.name for entry in entries if not is_clutter(entry.name) and entry.is_dir())
     except OSError as error:
         raise DataError(f"cannot read {root}: {error.strerror}") from error
 
 
-def _named(root: Path, folders: list[str]) -> tuple[Path, Path] | None:
-    known = {name.lower(): root / name for name in folders}
-    images = next((known[name] for name in _IMAGES if name in known), None)
-    maps = next((known[name] for name in _MAPS if name in known), None)
-    return None if images is None or maps is None else (images, maps)
-
-
-def paired(places: list[Place], *, arrays: bool = True) -> dict[str, Pairs]:
-    """Split -> pairs; with `arrays`, files of arrays (.mat, .npy) are maps where there are no pictures."""
+def paired(places: list[Place], kind: PairedFiles = MASKS) -> dict[str, Pairs]:
+    """Return split -> pairs."""
     found: dict[str, Pairs] = {}
     for place in places:
-        for split, pairs in _paired(place, arrays).items():
+        for split, pairs in _paired(place, kind).items():
             if split in found:
                 raise DataError(f"{place.images} is a second folder for the {split} split")
             found[split] = pairs
     return in_order(found)
 
 
-def _paired(place: Place, arrays: bool) -> dict[str, Pairs]:
-    images, maps = walk(place.images), walk(place.maps)
-    if arrays and not maps:
-        maps = walk(place.maps, lambda name: PurePosixPath(name).suffix.lower() in SUFFIXES)
+def _paired(place: Place, kind: PairedFiles) -> dict[str, Pairs]:
+    images, maps = walk(place.images), next((found for test in kind.wanted if (found := walk(place.maps, test))), [])
     # Otherwise every mask would be an image without a mask.
     if place.maps.is_relative_to(place.images):  # a folder of masks among the images
         below = place.maps.relative_to(place.images).as_posix() + "/"
@@ -228,11 +266,11 @@ def _paired(place: Place, arrays: bool) -> dict[str, Pairs]:
     inside = [_by_split(paths) for paths in (images, maps)]
     if place.split != "all" or None in inside:
         # Folders inside are splits only if those of images and of maps both are.
-        return {place.split: _matched(place, images, maps, skip=0)}
+        return {place.split: _matched(place, images, maps, kind)}
     (of_images, of_maps), notes = [group or {} for group in inside], list[str]()
     for split in sorted(set(of_images) ^ set(of_maps)):
         notes.append(f"{place.images if split in of_images else place.maps}: the {split} split has no counterpart")
-    both = {s: _matched(place, of_images[s], of_maps[s], skip=1) for s in of_images if s in of_maps}
+    both = {s: _matched(place, of_images[s], of_maps[s], kind, skip=1) for s in of_images if s in of_maps}
     return {split: dataclasses.replace(pairs, notes=tuple(notes)) for split, pairs in both.items()}
 
 
@@ -248,12 +286,12 @@ def _by_split(paths: list[str]) -> dict[str, list[str]] | None:
     return groups
 
 
-def _matched(place: Place, images: list[str], maps: list[str], *, skip: int) -> Pairs:
+def _matched(place: Place, images: list[str], maps: list[str], kind: PairedFiles, *, skip: int = 0) -> Pairs:
     """Pair maps with images of the same name, or with the ending ('_mask', ...) that pairs most."""
     keys = by_key(place.images, images, skip=skip)
     stems = [os.path.splitext(path)[0] for path in maps]  # noqa: PTH122 - a Path per image is slow
-    endings = [ending for ending in _ENDINGS if any(stem.endswith(ending) for stem in stems)]
+    endings = [ending for ending in kind.endings if any(stem.endswith(ending) for stem in stems)]
     candidates = [by_key(place.maps, maps, ending, skip=skip) for ending in endings]
     # Of equal ones max takes the first, which is no ending.
     best = max(candidates, key=lambda found: len(keys.keys() & found.keys()), default={})
-    return pair(keys, best, place.images, place.maps)
+    return pair(keys, best, place.images, place.maps, kind.title)
