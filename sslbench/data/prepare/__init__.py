@@ -4,36 +4,36 @@ Nothing is downloaded. Files go into a hidden folder beside the final one, which
 there; a run that was interrupted continues.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sslbench import paths
 from sslbench.config import read_yaml
 from sslbench.data.prepare import ade20k, listed, sets
-from sslbench.data.prepare.layout import Layout, LayoutPlan, Official, find_archives, prepare_folder, refuse_existing
+from sslbench.data.prepare.layout import Maker, Official, archive_space, find_archives, prepare_folder, refuse_existing
 from sslbench.errors import UsageError
 from sslbench.names import did_you_mean
 
-MAKERS: Mapping[str, tuple[tuple[Official, ...], Callable[[Mapping[str, Path]], LayoutPlan]]] = {
-    "ade20k_panoptic": (ade20k.ARCHIVES, ade20k.plan),
-    "cars196": (listed.CARS_ARCHIVES, listed.cars196),
-    "cuhk03": (sets.CUHK03_ARCHIVES, sets.cuhk03),
-    "cub": (listed.CUB_ARCHIVES, listed.cub),
-    "cub200": (listed.CUB_ARCHIVES, listed.cub200),
-    "dsprites_location": (sets.DSPRITES_ARCHIVES, sets.dsprites_location),
-    "dsprites_orientation": (sets.DSPRITES_ARCHIVES, sets.dsprites_orientation),
-    "imagenet1k": (sets.IMAGENET_ARCHIVES, sets.imagenet1k),
-    "nabirds": (listed.NABIRDS_ARCHIVES, listed.nabirds),
-    "places205": (sets.PLACES_ARCHIVES, sets.places205),
-    "small_norb_azimuth": (sets.NORB_ARCHIVES, sets.small_norb_azimuth),
-    "small_norb_elevation": (sets.NORB_ARCHIVES, sets.small_norb_elevation),
-    "sop": (listed.SOP_ARCHIVES, listed.sop),
-    "stanford_dogs": (listed.DOGS_ARCHIVES, listed.stanford_dogs),
-    "ucf101": (sets.UCF_ARCHIVES, sets.ucf101),
-    **{name: (kind.archives, kind.plan) for name, kind in sets.SETS.items()},
+MAKERS: Mapping[str, Maker] = {
+    "ade20k_panoptic": Maker(ade20k.ARCHIVES, ade20k.files),
+    "cars196": Maker(listed.CARS_ARCHIVES, listed.cars196),
+    "cuhk03": Maker(sets.CUHK03_ARCHIVES, sets.cuhk03, 28_193 * 64_000),
+    "cub": Maker(listed.CUB_ARCHIVES, listed.cub),
+    "cub200": Maker(listed.CUB_ARCHIVES, listed.cub200),
+    "dsprites_location": Maker(sets.DSPRITES_ARCHIVES, sets.dsprites_location, sets.DSPRITES_SPACE),
+    "dsprites_orientation": Maker(sets.DSPRITES_ARCHIVES, sets.dsprites_orientation, sets.DSPRITES_SPACE),
+    "imagenet1k": Maker(sets.IMAGENET_ARCHIVES, sets.imagenet1k),
+    "nabirds": Maker(listed.NABIRDS_ARCHIVES, listed.nabirds),
+    "places205": Maker(sets.PLACES_ARCHIVES, sets.places205),
+    "small_norb_azimuth": Maker(sets.NORB_ARCHIVES, sets.small_norb_azimuth, sets.NORB_SPACE),
+    "small_norb_elevation": Maker(sets.NORB_ARCHIVES, sets.small_norb_elevation, sets.NORB_SPACE),
+    "sop": Maker(listed.SOP_ARCHIVES, listed.sop),
+    "stanford_dogs": Maker(listed.DOGS_ARCHIVES, listed.stanford_dogs),
+    "ucf101": Maker(sets.UCF_ARCHIVES, sets.ucf101, 13_320 * 40_000),
+    **{name: Maker(kind.archives, kind.files) for name, kind in sets.SETS.items()},
 }
-"""Data set -> its archives, and the function that plans its folder from them."""
+"""Data set -> its archives and its files."""
 _BENCHMARKS = (("data", "_"), ("retrieval", ""), ("anomaly", ""))  # folder, and the beginning of the file's name
 
 
@@ -50,7 +50,7 @@ def archives_of(name: str) -> tuple[Official, ...]:
     """Return the archives that a data set is made of."""
     if name not in MAKERS:
         raise UsageError(f"there is no layout for a data set called '{name}'", did_you_mean(name, MAKERS))
-    return MAKERS[name][0]
+    return MAKERS[name].archives
 
 
 def prepare(name: str, archives: Sequence[Path], *, root: Path | None = None, verify: bool = True) -> Path:
@@ -73,7 +73,9 @@ def prepare(name: str, archives: Sequence[Path], *, root: Path | None = None, ve
         samples = {"test": samples["test"]}
     # Checksums already tell complete archives.
     counted = verify and not all(archive.md5 for archive in official)
-    return prepare_folder(Layout(root / place, samples if counted else {}), MAKERS[name][1](found))
+    maker = MAKERS[name]
+    space = maker.space or archive_space(found)
+    return prepare_folder(root / place, samples if counted else {}, maker.files(found), space)
 
 
 def place_of(name: str, root: Path) -> Path:
@@ -105,8 +107,8 @@ def described() -> list[str]:
     """Return a line for each data set: its name and its archives."""
     width = max(map(len, MAKERS))
     return [
-        f"{name:<{width}}  {', '.join(archive.name for archive in archives)}"
-        for name, (archives, _) in sorted(MAKERS.items())
+        f"{name:<{width}}  {', '.join(archive.name for archive in maker.archives)}"
+        for name, maker in sorted(MAKERS.items())
     ]
 
 

@@ -8,7 +8,7 @@ panopticapi scores by these areas. Categories have the ids 0 to 149 in both file
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.formats.ade20k import class_names
 from sslbench.data.images import Files
 from sslbench.data.maps.files import load
-from sslbench.data.prepare.layout import LayoutPlan, Official
+from sslbench.data.prepare.layout import NewFiles, Official
 from sslbench.data.prepare.sets import png
 from sslbench.data.regular import matching
 from sslbench.data.wording import counted, some
@@ -44,8 +44,8 @@ Grid = npt.NDArray[np.int32]
 Row = dict[str, Any]
 
 
-def plan(archives: Mapping[str, Path]) -> LayoutPlan:
-    """Plan train/ and val/ with the images, and annotations/ with both kinds of files, from the unpacked folders."""
+def files(archives: Mapping[str, Path]) -> NewFiles:
+    """Return train/ and val/ with the images, and annotations/ with both kinds of files, from the unpacked folders."""
     scenes, instances = archives[_SCENES], archives[_INSTANCES]
     if packed := [str(path) for path in (scenes, instances) if not path.is_dir()]:
         raise DataError(f"{some(packed)} should be an unpacked folder", "Unpack it, and give the folder.")
@@ -53,12 +53,7 @@ def plan(archives: Mapping[str, Path]) -> LayoutPlan:
     if coding.values != tuple(range(1, _CLASSES + 1)):
         raise DataError(f"{scenes}/objectInfo150.txt has {counted(len(coding.values), 'class')}, not 1 to {_CLASSES}")
     names = {split: _images(scenes, instances, folder) for split, folder in _SPLITS.items()}
-    sizes = (file.stat().st_size for split, own in names.items() for file in _photos(scenes, split, own))
-    return LayoutPlan(_files(scenes, instances, names, coding.classes), int(1.3 * sum(sizes)))
-
-
-def _photos(scenes: Path, split: str, names: list[str]) -> list[Path]:
-    return [scenes / "images" / _SPLITS[split] / f"{name}.jpg" for name in names]
+    return _files(scenes, instances, names, coding.classes)
 
 
 def _images(scenes: Path, instances: Path, folder: str) -> list[str]:
@@ -73,16 +68,15 @@ def _images(scenes: Path, instances: Path, folder: str) -> list[str]:
     return found
 
 
-def _files(
-    scenes: Path, instances: Path, names: Mapping[str, list[str]], classes: tuple[str, ...]
-) -> Iterator[tuple[str, Callable[[], bytes]]]:
+def _files(scenes: Path, instances: Path, names: Mapping[str, list[str]], classes: tuple[str, ...]) -> NewFiles:
     for split, own in names.items():
         folder, photos, segments, objects = _SPLITS[split], list[Row](), list[Row](), list[Row]()
         semantic, numbered = (
             Files(tuple(f"{name}.png" for name in own), str(top / folder))
             for top in (scenes / "annotations", instances)
         )
-        for row, (name, photo) in enumerate(zip(own, _photos(scenes, split, own), strict=True)):
+        for row, name in enumerate(own):
+            photo = scenes / "images" / folder / f"{name}.jpg"
             drawn, found = _segments(semantic, numbered, row)
             height, width = drawn.shape
             photos.append({"id": name, "file_name": photo.name, "width": width, "height": height})
@@ -94,7 +88,7 @@ def _files(
                 objects.append({**one, **numbers, "segmentation": mask})
             yield f"{split}/{photo.name}", photo.read_bytes
             colours = np.stack([drawn >> shift & 255 for shift in (0, 8, 16)], axis=2)
-            yield f"annotations/panoptic_{split}/{name}.png", png(colours.astype(np.uint8))
+            yield f"annotations/panoptic_{split}/{name}.png", functools.partial(png, colours.astype(np.uint8))
         known = [{"id": i, "name": c, "isthing": int(i + 1 in THINGS)} for i, c in enumerate(classes)]
         things = [row for row in known if row["isthing"]]
         for kind, rows, categories in (("panoptic", segments, known), ("instances", objects, things)):

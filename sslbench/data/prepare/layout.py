@@ -13,7 +13,7 @@ import tarfile
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from sslbench.data.containers.members import is_image, safe_name
@@ -27,36 +27,19 @@ BLOCK_BYTES = 4096
 """Smallest allocation of a file on most file systems, in bytes."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """Target folder of a data set.
+NewFiles = Iterator[tuple[str, Callable[[], bytes]]]
+"""Relative path of each file of a data set, '/'-separated, and what gives its content, which may not be asked for."""
 
-    Attributes:
-        folder: the final one.
+
+def prepare_folder(target: Path, samples: Mapping[str, int], files: NewFiles, space: int) -> Path:
+    """Write all files and return the folder, which then has its name; a run that was interrupted continues.
+
+    Args:
+        target: the final folder.
         samples: images that its parts have to hold, {'train': 50000, 'test': 10000}; empty: not compared.
+        files: to be written; the content of one that is there is not asked for.
+        space: bytes that all of them take, roughly.
     """
-
-    folder: Path
-    samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class LayoutPlan:
-    """Files of a data set, to be written.
-
-    Attributes:
-        files: relative path of each file and what gives its content; the content of a file that is there is not asked
-            for. Paths are '/'-separated.
-        space: bytes that all of it takes, roughly.
-    """
-
-    files: Iterable[tuple[str, Callable[[], bytes]]]
-    space: int
-
-
-def prepare_folder(layout: Layout, plan: LayoutPlan) -> Path:
-    """Write all files and return the folder, which then has its name; a run that was interrupted continues."""
-    target = layout.folder
     refuse_existing(target)
     partial = target.with_name(f".{target.name}.partial")
     try:
@@ -65,9 +48,9 @@ def prepare_folder(layout: Layout, plan: LayoutPlan) -> Path:
             # None stands for a file system without locks.
             if lock(mark, wait=False) is False:
                 raise UsageError(f"another process is writing {partial}")
-            _check_space(partial, plan.space)
-            written = _write(partial, plan.files)
-            _check_counts(written, layout.samples, target)
+            _check_space(partial, space)
+            written = _write(partial, files)
+            _check_counts(written, samples, target)
             partial.rename(target)
     except OSError as error:
         where = error.filename or partial
@@ -98,7 +81,7 @@ def _check_space(partial: Path, needed: int) -> None:
         )
 
 
-def _write(partial: Path, files: Iterable[tuple[str, Callable[[], bytes]]]) -> Counter[str]:
+def _write(partial: Path, files: NewFiles) -> Counter[str]:
     """Write what is not there yet; the number of images by the first folder of their paths."""
     parts: Counter[str] = Counter()
     folders: set[Path] = set()
@@ -143,7 +126,7 @@ def _check_counts(found: Counter[str], samples: Mapping[str, int], target: Path)
         )
 
 
-def members(archive: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
+def members(archive: Path) -> NewFiles:
     """Yield the files of a tar (packed or not) or zip, in its order; folders are passed over.
 
     A member's content has to be asked for before the next member is.
@@ -209,9 +192,25 @@ def _safe(archive: Path, name: str) -> str:
     return safe
 
 
-def archive_space(*archives: Path) -> int:
-    """Return the bytes that images in these archives take: they do not pack, and their files are rounded up."""
-    return sum(int(path.stat().st_size * 1.05) for path in archives if path.is_file())
+def archive_space(archives: Mapping[str, Path]) -> int:
+    """Return the bytes that images in these archives, or unpacked, take: they do not pack, and files are rounded up."""
+    files = (file for path in archives.values() for file in (path.rglob("*") if path.is_dir() else [path]))
+    return sum(int(file.stat().st_size * 1.05) for file in files)
+
+
+@dataclasses.dataclass(frozen=True)
+class Maker:
+    """Way from the archives of a data set, by their official names, to its folder.
+
+    Attributes:
+        archives: all of them.
+        files: function from the archives to the files of the folder.
+        space: bytes that the files take; 0: those of the archives.
+    """
+
+    archives: "tuple[Official, ...]"
+    files: Callable[[Mapping[str, Path]], NewFiles]
+    space: int = 0
 
 
 _BLOCK = 1 << 22

@@ -2,14 +2,14 @@
 
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sslbench.data.containers.members import safe_name
-from sslbench.data.prepare.layout import LayoutPlan, Official, archive_space, listed_lines, members
+from sslbench.data.prepare.layout import NewFiles, Official, listed_lines, members
 from sslbench.errors import DataError
 
 # Splits of metric learning (Oh Song et al., CVPR 2016): classes of test are not in train.
@@ -30,66 +30,54 @@ _CUB_TRAIN_CLASSES, _CARS_TRAIN_CLASSES = 100, 98
 _CAR_NAME = re.compile(r"car_ims/\d+\.jpg")
 
 
-def sop(archives: Mapping[str, Path]) -> LayoutPlan:
-    """Plan train/PRODUCT/ and test/PRODUCT/ as Ebay_train.txt and Ebay_test.txt list them."""
+def sop(archives: Mapping[str, Path]) -> NewFiles:
+    """Yield train/PRODUCT/ and test/PRODUCT/ as Ebay_train.txt and Ebay_test.txt list them."""
     path = archives[SOP_ARCHIVES[0].name]
-    return LayoutPlan(_listed(path, lambda: _sop_places(path)), archive_space(path))
+    yield from _listed(path, _sop_places(path))
 
 
-def cub200(archives: Mapping[str, Path]) -> LayoutPlan:
-    """Plan train/ of classes 1 to 100 and test/ of classes 101 to 200, with a folder per class in each."""
-    path = archives[CUB_ARCHIVES[0].name]
-
-    def files() -> Iterator[tuple[str, Callable[[], bytes]]]:
-        for name, content in members(path):
-            if found := _CUB_IMAGE.fullmatch(name):
-                part = "train" if int(found[2]) <= _CUB_TRAIN_CLASSES else "test"
-                yield f"{part}/{found[1]}", content
-
-    return LayoutPlan(files(), archive_space(path))
+def cub200(archives: Mapping[str, Path]) -> NewFiles:
+    """Yield train/ of classes 1 to 100 and test/ of classes 101 to 200, with a folder per class in each."""
+    for name, content in members(archives[CUB_ARCHIVES[0].name]):
+        if found := _CUB_IMAGE.fullmatch(name):
+            part = "train" if int(found[2]) <= _CUB_TRAIN_CLASSES else "test"
+            yield f"{part}/{found[1]}", content
 
 
-def cub(archives: Mapping[str, Path]) -> LayoutPlan:
-    """Plan train/ and test/ of the official split of CUB-200-2011, with a folder per class in each."""
+def cub(archives: Mapping[str, Path]) -> NewFiles:
+    """Return train/ and test/ of the official split of CUB-200-2011, with a folder per class in each."""
     return _birds(archives[CUB_ARCHIVES[0].name], "CUB_200_2011/")
 
 
-def nabirds(archives: Mapping[str, Path]) -> LayoutPlan:
-    """Plan train/ and test/ of the official split of NABirds, with a folder per class in each."""
+def nabirds(archives: Mapping[str, Path]) -> NewFiles:
+    """Return train/ and test/ of the official split of NABirds, with a folder per class in each."""
     return _birds(archives[NABIRDS_ARCHIVES[0].name], "nabirds/")
 
 
-def _birds(path: Path, root: str) -> LayoutPlan:
-    """Plan a set whose images.txt and train_test_split.txt have a line per image, 'ID PATH' and 'ID 1' for train."""
-
-    def places() -> dict[str, str]:
-        texts = dict.fromkeys((f"{root}images.txt", f"{root}train_test_split.txt"), "")
-        for name, content in members(path):
-            if name in texts:
-                texts[name] = content().decode("utf-8", "replace")
-        lists = []
-        for name, text in texts.items():
-            rows = [line.split() for line in text.splitlines() if line.strip()]
-            if not rows or any(len(row) != 2 for row in rows):
-                raise DataError(f"{path}: {name} is missing or has a line of other than two words")
-            lists.append(dict(rows))
-        images, trained = lists
-        if images.keys() != trained.keys():
-            raise DataError(f"{path}: images.txt and train_test_split.txt name different images")
-        if wrong := next((image for image in images.values() if safe_name(image) != image), None):
-            raise DataError(f"{path}: images.txt names {wrong!a}, which lies outside of images/")
-        return {
-            f"{root}images/{image}": f"{'train' if trained[number] == '1' else 'test'}/{image}"
-            for number, image in images.items()
-        }
-
-    return LayoutPlan(_listed(path, places), archive_space(path))
+def _birds(path: Path, root: str) -> NewFiles:
+    """Yield a set whose images.txt and train_test_split.txt have a line per image, 'ID PATH' and 'ID 1' for train."""
+    texts = dict.fromkeys((f"{root}images.txt", f"{root}train_test_split.txt"), "")
+    for name, content in members(path):
+        if name in texts:
+            texts[name] = content().decode("utf-8", "replace")
+    lists = []
+    for name, text in texts.items():
+        rows = [line.split() for line in text.splitlines() if line.strip()]
+        if not rows or any(len(row) != 2 for row in rows):
+            raise DataError(f"{path}: {name} is missing or has a line of other than two words")
+        lists.append(dict(rows))
+    images, trained = lists
+    if images.keys() != trained.keys():
+        raise DataError(f"{path}: images.txt and train_test_split.txt name different images")
+    if wrong := next((image for image in images.values() if safe_name(image) != image), None):
+        raise DataError(f"{path}: images.txt names {wrong!a}, which lies outside of images/")
+    part = {number: "train" if flag == "1" else "test" for number, flag in trained.items()}
+    yield from _listed(path, {f"{root}images/{image}": f"{part[number]}/{image}" for number, image in images.items()})
 
 
-def stanford_dogs(archives: Mapping[str, Path]) -> LayoutPlan:
-    """Plan train/ and test/ of the official split of Stanford Dogs, with a folder per breed in each."""
-    path, lists = archives[_DOGS_IMAGES], archives[_DOGS_LISTS]
-    return LayoutPlan(_listed(path, lambda: _dog_places(lists)), archive_space(path))
+def stanford_dogs(archives: Mapping[str, Path]) -> NewFiles:
+    """Yield train/ and test/ of the official split of Stanford Dogs, with a folder per breed in each."""
+    yield from _listed(archives[_DOGS_IMAGES], _dog_places(archives[_DOGS_LISTS]))
 
 
 def _dog_places(lists: Path) -> dict[str, str]:
@@ -113,18 +101,16 @@ def _dog_places(lists: Path) -> dict[str, str]:
     return {f"Images/{file}": f"{part}/{file}" for part, file in rows}
 
 
-def cars196(archives: Mapping[str, Path]) -> LayoutPlan:
-    """Plan train/ of classes 1 to 98 and test/ of classes 99 to 196, with a folder per class in each."""
-    path = archives[_CARS_IMAGES]
-    return LayoutPlan(_listed(path, lambda: _car_places(archives[_CARS_LABELS])), archive_space(path))
+def cars196(archives: Mapping[str, Path]) -> NewFiles:
+    """Yield train/ of classes 1 to 98 and test/ of classes 99 to 196, with a folder per class in each."""
+    yield from _listed(archives[_CARS_IMAGES], _car_places(archives[_CARS_LABELS]))
 
 
-def _listed(archive: Path, places: Callable[[], Mapping[str, str]]) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """Yield the members that have a place in the folder; `places` is asked for when the writing begins."""
-    wanted = places()
+def _listed(archive: Path, places: Mapping[str, str]) -> NewFiles:
+    """Yield the members that have a place in the folder."""
     for name, content in members(archive):
-        if name in wanted:
-            yield wanted[name], content
+        if name in places:
+            yield places[name], content
 
 
 def _sop_places(archive: Path) -> dict[str, str]:

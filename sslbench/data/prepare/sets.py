@@ -18,7 +18,7 @@ from PIL import Image
 
 from sslbench.data.containers.hdf5 import open_hdf5
 from sslbench.data.containers.members import safe_name
-from sslbench.data.prepare.layout import BLOCK_BYTES, LayoutPlan, Official, archive_space, listed_lines, members
+from sslbench.data.prepare.layout import BLOCK_BYTES, NewFiles, Official, listed_lines, members
 from sslbench.errors import DataError, UsageError
 
 # ImageNet (ILSVRC2012): a tar of tars with the training images, a flat tar of validation images, the devkit.
@@ -34,12 +34,8 @@ _TRAIN_IMAGE = re.compile(r"n\d{8}_\d+\.JPEG")
 _IMAGENET_CLASS = re.compile(r"(n\d{8})\.tar")
 
 
-def imagenet1k(archives: Mapping[str, Path]) -> LayoutPlan:
-    """Plan train/WNID/ and val/WNID/."""
-    return LayoutPlan(_imagenet_files(archives), archive_space(archives[TRAIN], archives[VAL]))
-
-
-def _imagenet_files(archives: Mapping[str, Path]) -> Iterator[tuple[str, Callable[[], bytes]]]:
+def imagenet1k(archives: Mapping[str, Path]) -> NewFiles:
+    """Yield train/WNID/ and val/WNID/."""
     classes = _validation_classes(archives[DEVKIT])
     for name, content in members(archives[VAL]):
         found = _VAL_IMAGE.fullmatch(PurePosixPath(name).name)
@@ -53,7 +49,7 @@ def _imagenet_files(archives: Mapping[str, Path]) -> Iterator[tuple[str, Callabl
         yield from _class_images(archives[TRAIN], wnid[1], content())
 
 
-def _class_images(archive: Path, wnid: str, content: bytes) -> Iterator[tuple[str, Callable[[], bytes]]]:
+def _class_images(archive: Path, wnid: str, content: bytes) -> NewFiles:
     """Yield the images in the inner tar of one class, of about 130 MB."""
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as inner:
@@ -62,13 +58,10 @@ def _class_images(archive: Path, wnid: str, content: bytes) -> Iterator[tuple[st
                     raise DataError(f"{archive}: {member.name!a} in {wnid}.tar is not a training image")
                 if member.offset_data + member.size > len(content):
                     raise DataError(f"{archive}: {wnid}.tar ends early", "Download it again; written images are kept.")
-                yield f"train/{wnid}/{member.name}", _slice(content, member.offset_data, member.size)
+                own = slice(member.offset_data, member.offset_data + member.size)
+                yield f"train/{wnid}/{member.name}", functools.partial(content.__getitem__, own)
     except tarfile.TarError as error:
         raise DataError(f"{archive}: {wnid}.tar is damaged: {error}", "Download it again.") from error
-
-
-def _slice(content: bytes, begin: int, size: int) -> Callable[[], bytes]:
-    return lambda: content[begin : begin + size]
 
 
 def _validation_classes(devkit: Path) -> list[str]:
@@ -103,12 +96,8 @@ PLACES_ARCHIVES = (Official(_PLACES_IMAGES, others=("imagesPlaces205_resize.tar"
 _PLACES_ROOT = "data/vision/torralba/deeplearning/images256/"
 
 
-def places205(archives: Mapping[str, Path]) -> LayoutPlan:
-    """Plan train/SCENE/ and val/SCENE/; 'a/apartment_building/outdoor' is the scene apartment_building-outdoor."""
-    return LayoutPlan(_places_files(archives), archive_space(archives[_PLACES_IMAGES]))
-
-
-def _places_files(archives: Mapping[str, Path]) -> Iterator[tuple[str, Callable[[], bytes]]]:
+def places205(archives: Mapping[str, Path]) -> NewFiles:
+    """Yield train/SCENE/ and val/SCENE/; 'a/apartment_building/outdoor' is the scene apartment_building-outdoor."""
     parts = _places_parts(archives[_PLACES_LISTS])
     for name, content in members(archives[_PLACES_IMAGES]):
         path = name.partition(_PLACES_ROOT)[2] or name
@@ -134,24 +123,20 @@ def _places_parts(lists: Path) -> dict[str, str]:
 _UCF_VIDEOS, _UCF_LISTS = "UCF-101", "UCF101TrainTestSplits-RecognitionTask.zip"
 UCF_ARCHIVES = (Official(_UCF_VIDEOS, others=("UCF101.rar",)), Official(_UCF_LISTS))
 _UCF_LINE = re.compile(r"(\w+)/(v_\w+)\.avi(?: \d+)?")
-_FRAME_BYTES = 40_000
 
 
-def ucf101(archives: Mapping[str, Path]) -> LayoutPlan:
-    """Plan train/ACTION/ and test/ACTION/ of JPEGs."""
+def ucf101(archives: Mapping[str, Path]) -> NewFiles:
+    """Return train/ACTION/ and test/ACTION/ of JPEGs."""
     videos = archives[_UCF_VIDEOS]
     if not videos.is_dir():
         raise UsageError(
             f"Python cannot read the compression of {videos}",
             f"Unpack it (unrar x {videos.name}, or bsdtar -xf) and give the folder: --archive {_UCF_VIDEOS}",
         )
-    listed = _ucf_listed(archives[_UCF_LISTS])
-
-    def files() -> Iterator[tuple[str, Callable[[], bytes]]]:
-        for part, action, video in listed:
-            yield f"{part}/{action}/{video}.jpg", _middle_frame(videos / action / f"{video}.avi")
-
-    return LayoutPlan(files(), len(listed) * _FRAME_BYTES)
+    return (
+        (f"{part}/{action}/{video}.jpg", functools.partial(_middle_frame, videos / action / f"{video}.avi"))
+        for part, action, video in _ucf_listed(archives[_UCF_LISTS])
+    )
 
 
 def _ucf_listed(lists: Path) -> list[tuple[str, str, str]]:
@@ -165,81 +150,70 @@ def _ucf_listed(lists: Path) -> list[tuple[str, str, str]]:
     return found
 
 
-def _middle_frame(video: Path) -> Callable[[], bytes]:
-    """Return a function that decodes a video up to its middle and encodes that frame as JPEG, quality 95."""
+def _middle_frame(video: Path) -> bytes:
+    """Decode a video up to its middle and encode that frame as JPEG, quality 95."""
+    import cv2
 
-    def read() -> bytes:
-        import cv2
-
-        if not video.is_file():
-            raise DataError(f"there is no {video}", "Unpack the whole archive.")
-        capture = cv2.VideoCapture(str(video))
-        try:
-            middle = int(capture.get(cv2.CAP_PROP_FRAME_COUNT)) // 2
-            frame = None
-            for _ in range(middle + 1):  # seeking to a frame is inexact in these files
-                good, picture = capture.read()
-                frame = picture if good else frame
-        finally:
-            capture.release()
-        if frame is None:
-            raise DataError(f"{video} has no frame that can be decoded", "Unpack or download it again.")
-        done, encoded = cv2.imencode(".jpg", frame, [cv2.IMWRITE_JPEG_QUALITY, 95])
-        if not done:
-            raise DataError(f"{video}: its middle frame cannot be written as JPEG")
-        return bytes(encoded)
-
-    return read
+    if not video.is_file():
+        raise DataError(f"there is no {video}", "Unpack the whole archive.")
+    capture = cv2.VideoCapture(str(video))
+    try:
+        middle = int(capture.get(cv2.CAP_PROP_FRAME_COUNT)) // 2
+        frame = None
+        for _ in range(middle + 1):  # seeking to a frame is inexact in these files
+            good, picture = capture.read()
+            frame = picture if good else frame
+    finally:
+        capture.release()
+    if frame is None:
+        raise DataError(f"{video} has no frame that can be decoded", "Unpack or download it again.")
+    done, encoded = cv2.imencode(".jpg", frame, [cv2.IMWRITE_JPEG_QUALITY, 95])
+    if not done:
+        raise DataError(f"{video}: its middle frame cannot be written as JPEG")
+    return bytes(encoded)
 
 
-def png(pixels: npt.NDArray[np.uint8]) -> Callable[[], bytes]:
-    """Return what encodes an array (h, w) of grey values, or (h, w, 3), without loss."""
-
-    def encode() -> bytes:
-        buffer = io.BytesIO()
-        Image.fromarray(pixels).save(buffer, "PNG")
-        return buffer.getvalue()
-
-    return encode
+def png(pixels: npt.NDArray[np.uint8]) -> bytes:
+    """Encode an array (h, w) of grey values, or (h, w, 3), without loss."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 # dSprites: 737,280 shapes of 64 x 64 pixels in one .npz; labels are bins of a factor, as VTAB has them.
 
 _DSPRITES = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
-DSPRITES_ARCHIVES = (Official(_DSPRITES),)
+DSPRITES_ARCHIVES, DSPRITES_SPACE = (Official(_DSPRITES),), 737_280 * BLOCK_BYTES
 _CHUNK = 4096  # images
 _ORIENTATION, _X = 3, 4  # columns of the factors: colour, shape, scale, orientation, x, y
 
 
-def dsprites_location(archives: Mapping[str, Path]) -> LayoutPlan:
-    """Plan a folder per bin of the x position: 16 bins of two of its 32 values."""
+def dsprites_location(archives: Mapping[str, Path]) -> NewFiles:
+    """Return a folder per bin of the x position: 16 bins of two of its 32 values."""
     return _dsprites(archives, _X, 32)
 
 
-def dsprites_orientation(archives: Mapping[str, Path]) -> LayoutPlan:
-    """Plan a folder per bin of the angle: 16 bins of its 40 values."""
+def dsprites_orientation(archives: Mapping[str, Path]) -> NewFiles:
+    """Return a folder per bin of the angle: 16 bins of its 40 values."""
     return _dsprites(archives, _ORIENTATION, 40)
 
 
-def _dsprites(archives: Mapping[str, Path], column: int, values: int) -> LayoutPlan:
+def _dsprites(archives: Mapping[str, Path], column: int, values: int) -> NewFiles:
     path = archives[_DSPRITES]
-
-    def files() -> Iterator[tuple[str, Callable[[], bytes]]]:
-        try:
-            with zipfile.ZipFile(path) as packed:
-                with packed.open("latents_classes.npy") as file:
-                    factors = np.concatenate(list(_dsprites_rows(file)))
-                with packed.open("imgs.npy") as file:
-                    number = 0
-                    for images in _dsprites_rows(file):
-                        for image in images:
-                            label = int(factors[number, column]) * 16 // values
-                            yield f"{label:02d}/{number:06d}.png", png(np.asarray(image * 255, np.uint8))
-                            number += 1
-        except (zipfile.BadZipFile, KeyError, EOFError, ValueError, IndexError) as error:
-            raise DataError(f"{path} is damaged or another file: {error}", "Download it again.") from error
-
-    return LayoutPlan(files(), 737_280 * BLOCK_BYTES)
+    try:
+        with zipfile.ZipFile(path) as packed:
+            with packed.open("latents_classes.npy") as file:
+                factors = np.concatenate(list(_dsprites_rows(file)))
+            with packed.open("imgs.npy") as file:
+                number = 0
+                for images in _dsprites_rows(file):
+                    for image in images:
+                        label = int(factors[number, column]) * 16 // values
+                        pixels = np.asarray(image * 255, np.uint8)
+                        yield f"{label:02d}/{number:06d}.png", functools.partial(png, pixels)
+                        number += 1
+    except (zipfile.BadZipFile, KeyError, EOFError, ValueError, IndexError) as error:
+        raise DataError(f"{path} is damaged or another file: {error}", "Download it again.") from error
 
 
 def _dsprites_rows(file: IO[bytes]) -> Iterator[npt.NDArray[np.generic]]:
@@ -266,30 +240,29 @@ NORB_ARCHIVES = tuple(
     for name in _NORB.values()
     for kind in ("dat", "info")
 )
+NORB_SPACE = 2 * 24_300 * 2 * BLOCK_BYTES
 _NORB_DTYPES = {0x1E3D4C54: "<i4", 0x1E3D4C55: "<u1"}
 
 
-def small_norb_azimuth(archives: Mapping[str, Path]) -> LayoutPlan:
-    """Plan a folder per azimuth, 000 to 340 degrees in steps of 20."""
+def small_norb_azimuth(archives: Mapping[str, Path]) -> NewFiles:
+    """Return a folder per azimuth, 000 to 340 degrees in steps of 20."""
     return _small_norb(archives, lambda info: f"{10 * int(info[2]):03d}")
 
 
-def small_norb_elevation(archives: Mapping[str, Path]) -> LayoutPlan:
-    """Plan a folder per elevation, 30 to 70 degrees in steps of 5."""
+def small_norb_elevation(archives: Mapping[str, Path]) -> NewFiles:
+    """Return a folder per elevation, 30 to 70 degrees in steps of 5."""
     return _small_norb(archives, lambda info: str(30 + 5 * int(info[1])))
 
 
-def _small_norb(archives: Mapping[str, Path], label: Callable[[npt.NDArray[np.int32]], str]) -> LayoutPlan:
-    def files() -> Iterator[tuple[str, Callable[[], bytes]]]:
-        for part, name in _NORB.items():
-            images = _norb_array(archives[f"{name}-dat.mat.gz"])
-            infos = _norb_array(archives[f"{name}-info.mat.gz"])
-            if images.ndim != 4 or infos.shape != (len(images), 4):
-                raise DataError(f"{archives[f'{name}-dat.mat.gz']}: {images.shape} images and {infos.shape} angles")
-            for number, (pair, info) in enumerate(zip(images, infos, strict=True)):
-                yield f"{part}/{label(info)}/{number:05d}.png", png(pair[0])  # the first camera's
-
-    return LayoutPlan(files(), 2 * 24_300 * 2 * BLOCK_BYTES)
+def _small_norb(archives: Mapping[str, Path], label: Callable[[npt.NDArray[np.int32]], str]) -> NewFiles:
+    for part, name in _NORB.items():
+        images = _norb_array(archives[f"{name}-dat.mat.gz"])
+        infos = _norb_array(archives[f"{name}-info.mat.gz"])
+        if images.ndim != 4 or infos.shape != (len(images), 4):
+            raise DataError(f"{archives[f'{name}-dat.mat.gz']}: {images.shape} images and {infos.shape} angles")
+        for number, (pair, info) in enumerate(zip(images, infos, strict=True)):
+            # The image of the first camera.
+            yield f"{part}/{label(info)}/{number:05d}.png", functools.partial(png, pair[0])
 
 
 def _norb_array(path: Path) -> npt.NDArray[np.generic]:
@@ -312,28 +285,24 @@ _CUHK03_BOXES = {boxes: f"cuhk03_new_protocol_config_{boxes}.mat" for boxes in (
 CUHK03_ARCHIVES = tuple(map(Official, ("cuhk-03.mat", *_CUHK03_BOXES.values())))
 
 
-def cuhk03(archives: Mapping[str, Path]) -> LayoutPlan:
-    """Plan images_detected/, images_labeled/ and the lists of the protocol of Zhong et al. (CVPR 2017)."""
+def cuhk03(archives: Mapping[str, Path]) -> NewFiles:
+    """Yield images_detected/, images_labeled/ and the lists of the protocol of Zhong et al. (CVPR 2017)."""
     path = archives["cuhk-03.mat"]
-
-    def files() -> Iterator[tuple[str, Callable[[], bytes]]]:
-        with open_hdf5(path) as cells, _cells_of(path):
-            for boxes, lists in _CUHK03_BOXES.items():
-                yield lists, archives[lists].read_bytes
-                for pair, people in enumerate(cells[boxes][0], 1):
-                    # MATLAB stores by columns, so all arrays are transposed.
-                    for person, pictures in enumerate(cells[people][()].T, 1):
-                        for number, picture in enumerate(pictures, 1):
-                            if cells[picture].ndim == 3:  # empty cells have none
-                                name = f"{pair}_{person:03d}_{1 if number <= 5 else 2}_{number:02d}.png"
-                                yield f"images_{boxes}/{name}", functools.partial(_cell, path, cells, picture)
-
-    return LayoutPlan(files(), 2 * archive_space(path))
+    with open_hdf5(path) as cells, _cells_of(path):
+        for boxes, lists in _CUHK03_BOXES.items():
+            yield lists, archives[lists].read_bytes
+            for pair, people in enumerate(cells[boxes][0], 1):
+                # MATLAB stores by columns, so all arrays are transposed.
+                for person, pictures in enumerate(cells[people][()].T, 1):
+                    for number, picture in enumerate(pictures, 1):
+                        if cells[picture].ndim == 3:  # empty cells have none
+                            name = f"{pair}_{person:03d}_{1 if number <= 5 else 2}_{number:02d}.png"
+                            yield f"images_{boxes}/{name}", functools.partial(_cell, path, cells, picture)
 
 
 def _cell(path: Path, cells: Any, reference: Any) -> bytes:
     with _cells_of(path):
-        return png(np.ascontiguousarray(cells[reference][()].T))()
+        return png(np.ascontiguousarray(cells[reference][()].T))
 
 
 @contextlib.contextmanager
@@ -366,11 +335,8 @@ class UnpackedSet:
     roots: Mapping[str, str]
     samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
-    def plan(self, archives: Mapping[str, Path]) -> LayoutPlan:
-        """Plan all members below one of the roots."""
-        return LayoutPlan(self._files(archives), archive_space(*archives.values()))
-
-    def _files(self, archives: Mapping[str, Path]) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    def files(self, archives: Mapping[str, Path]) -> NewFiles:
+        """Yield all members below one of the roots."""
         for path in archives.values():
             found = False
             for name, content in members(path):
