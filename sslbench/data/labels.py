@@ -217,11 +217,6 @@ def among_classes(values: npt.NDArray[np.int8], columns: npt.NDArray[np.int64], 
     return spread
 
 
-def has_separator(cell: str) -> bool:
-    """Return whether a cell holds several labels."""
-    return any(separator in cell for separator in SEPARATORS)
-
-
 def split_cell(cell: str) -> tuple[list[str], list[str]]:
     """Split a cell of a table into present and ignored labels ('?name', as `MultiLabel.text` writes)."""
     for separator in SEPARATORS[1:]:
@@ -233,7 +228,7 @@ def split_cell(cell: str) -> tuple[list[str], list[str]]:
 
 def labels_of_cells(cells: Sequence[str]) -> Classes | MultiLabel:
     """Return the labels of cells: one class each, unless one of them holds several, see `split_cell`."""
-    if not any(map(has_separator, cells)):
+    if not any(separator in cell for cell in cells for separator in SEPARATORS):
         return single_labels(cells)
     present, ignored = zip(*map(split_cell, cells), strict=True)
     return multi_labels(present, ignored)

@@ -310,11 +310,6 @@ def exact_copies(train: Source, test: Source) -> list[Finding]:
     return [*overlap, *_duplicates(train, in_train), *_duplicates(test, in_test)]
 
 
-def exact_pairs(train: Source, test: Source) -> list[tuple[int, int]]:
-    """Return (position in test, first position in train) of every test image whose content is in train too."""
-    return _shared(_contents(train), _contents(test))
-
-
 def _contents(source: Source) -> _Contents:
     """Return the positions and digests (as two 64-bit numbers) of the images with content."""
     digests = source.images.digests()
@@ -326,6 +321,7 @@ def _contents(source: Source) -> _Contents:
 
 
 def _shared(in_train: _Contents, in_test: _Contents) -> list[tuple[int, int]]:
+    """Return (position in test, first position in train) of every test image whose content is in train too."""
     (train_rows, train_keys), (test_rows, test_keys) = in_train, in_test
     unique, first = np.unique(train_keys, return_index=True)
     if not len(unique) or not len(test_keys):
@@ -462,7 +458,7 @@ def suspects(
         paths = test.images.path(in_test[of_test]), train.images.path(in_train[of_train])
         found[of_test] = Suspect(of_test, of_train, "near", round(cosine, 4), *paths)
     # After the near ones, whose place exact copies take.
-    for i, j in exact_pairs(train, test) if exact else ():
+    for i, j in _shared(_contents(train), _contents(test)) if exact else ():
         found[test.ids[i]] = Suspect(test.ids[i], train.ids[j], "exact", 1.0, test.images.path(i), train.images.path(j))
     return [found[name] for name in sorted(found)]
 

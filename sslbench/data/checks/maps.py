@@ -66,13 +66,6 @@ class MapFacts:
     turned: bool = False
 
 
-def map_facts(source: CodedMaps, rows: npt.NDArray[np.int64], *, workers: int, reading: Reading) -> list[MapFacts]:
-    """Read all maps, in worker processes if requested, and return the facts of each."""
-    chunks = [rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK)]
-    dataset = Computed(functools.partial(_facts, source, reading.max_pixels), chunks)
-    return [fact for chunk in run(dataset, workers, start_method=reading.start_method) for fact in chunk]
-
-
 def _facts(source: CodedMaps, max_pixels: int, chunk: npt.NDArray[np.int64]) -> list[MapFacts]:
     facts = []
     for index in chunk.tolist():
@@ -189,7 +182,9 @@ def check_maps(
     parts = {split: coded(source) for split, source in sources.items()}
     for split, part in parts.items():
         rows = spread(len(part), read)
-        facts = map_facts(part, rows, workers=workers, reading=reading)
+        chunks = [rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK)]
+        dataset = Computed(functools.partial(_facts, part, reading.max_pixels), chunks)
+        facts = [fact for chunk in run(dataset, workers, start_method=reading.start_method) for fact in chunk]
         decoded = loader.survey(plain(part), rows, workers, reading=reading)
         lost = [(path, reason) for _, path, reason in decoded.unreadable]
         findings += picture_findings(plain(part), decoded)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import OfRows
 from sslbench.data.hashes import Stamp, check_unchanged
 from sslbench.data.images import DIGEST_BYTES, digest
 from sslbench.errors import DataError
@@ -31,7 +32,7 @@ def open_hdf5(file: Path) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Hdf5Images:
+class Hdf5Images(OfRows):
     """Images in rows of an HDF5 array (N, H, W, C), uint8.
 
     Attributes:
@@ -42,14 +43,12 @@ class Hdf5Images:
         stamp: stamp of the file when it was opened; reading a file that has changed since is an error.
     """
 
+    of_rows = ("rows",)
     file: Path
     key: str
     rows: npt.NDArray[np.int64]
     name: str
     stamp: Stamp
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def read(self, index: int) -> npt.NDArray[np.uint8]:
         """Return one image: uint8 (H, W, C)."""
@@ -75,7 +74,3 @@ class Hdf5Images:
                 for i, image in enumerate(array[self.rows[start : start + _CHUNK]], start):
                     found[i] = np.frombuffer(digest(np.ascontiguousarray(image).data), dtype=np.uint8)
         return found
-
-    def select(self, indices: npt.NDArray[np.int64]) -> "Hdf5Images":
-        """Return the images at `indices`, in that order."""
-        return dataclasses.replace(self, rows=self.rows[indices])

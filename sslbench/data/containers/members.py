@@ -1,6 +1,5 @@
 """Members of archives: safe names, and the class and split folders among them."""
 
-import dataclasses
 import functools
 import re
 from collections import Counter
@@ -139,12 +138,8 @@ def refuse_twice(spec: str, ids: Sequence[str]) -> None:
         raise DataError(f"{spec} holds {counted(len(twice), 'image')} more than once: {some(twice)}")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Tree:
-    """Images of each split: their positions and their names relative to the split's folder."""
-
-    splits: dict[str, list[tuple[int, str]]]
-    notes: tuple[str, ...]
+_Splits = dict[str, list[tuple[int, str]]]
+"""Images of each split: their positions and their names relative to the split's folder."""
 
 
 def by_folders(spec: str, names: Sequence[str], images: Images, notes: Sequence[str] = ()) -> dict[str, Source]:
@@ -157,15 +152,15 @@ def by_folders(spec: str, names: Sequence[str], images: Images, notes: Sequence[
         raise DataError(
             f"{spec} has no image{others}", f"Image files end in {', '.join(sorted(SUFFIXES)[:8])} or similar."
         )
-    tree = _splits(spec, *_without_root(spec, names))
+    splits, of_folders = _splits(spec, *_without_root(spec, names))
     sources = {}
-    for split, members in tree.splits.items():
+    for split, members in splits.items():
         name = part_name(spec, split)
         kept, labels, about = _labelled(name, sorted(members, key=lambda member: printable(member[1])))
         ids = [printable(relative) for _, relative in kept]
         refuse_twice(name, ids)
         chosen = images.select(np.array([i for i, _ in kept], dtype=np.int64))
-        sources[split] = Source(name, tuple(ids), labels, chosen, (*notes, *tree.notes, *about))
+        sources[split] = Source(name, tuple(ids), labels, chosen, (*notes, *of_folders, *about))
     return sources
 
 
@@ -181,7 +176,7 @@ def _without_root(spec: str, names: Sequence[str]) -> tuple[list[str], tuple[str
     return below, (f"{spec}: all images lie in {printable(top)}/, whose folders are taken as the classes",)
 
 
-def _splits(spec: str, names: list[str], notes: tuple[str, ...]) -> _Tree:
+def _splits(spec: str, names: list[str], notes: tuple[str, ...]) -> tuple[_Splits, tuple[str, ...]]:
     folders = {name.partition("/")[0] for name in names if "/" in name}
     split_of = {folder: split for folder in folders if (split := split_name(folder))}
     found = set(split_of.values())
@@ -189,8 +184,8 @@ def _splits(spec: str, names: list[str], notes: tuple[str, ...]) -> _Tree:
         raise DataError(f"{spec} has two folders for one split: {some(sorted(split_of))}")
     # Beside other folders a single one called train or test may be a class.
     if not found or not (len(split_of) == len(folders) or ("train" in found and len(found) > 1)):
-        return _Tree({"all": list(enumerate(names))}, notes)
-    splits: dict[str, list[tuple[int, str]]] = {s: [] for s in ("train", "val", "test") if s in found}
+        return {"all": list(enumerate(names))}, notes
+    splits: _Splits = {s: [] for s in ("train", "val", "test") if s in found}
     beside = []
     for i, name in enumerate(names):
         folder, _, rest = name.partition("/")
@@ -200,7 +195,7 @@ def _splits(spec: str, names: list[str], notes: tuple[str, ...]) -> _Tree:
             beside.append(name)
     if beside:
         notes = (*notes, f"{spec}: {counted(len(beside), 'image')} beside the splits left out: {some(sorted(beside))}")
-    return _Tree(splits, notes)
+    return splits, notes
 
 
 def _labelled(name: str, members: list[tuple[int, str]]) -> tuple[list[tuple[int, str]], Target, list[str]]:

@@ -75,10 +75,11 @@ def decode(data: bytes | npt.NDArray[np.uint8], path: str, wanted: Wanted = RGB)
         return from_array(data, path, wanted)
     if not data:
         raise UnreadableImage(path, "empty file")
-    if is_numpy(data, path):
+    if data.startswith(b"\x93NUMPY") or (data.startswith(b"PK\x03\x04") and path.lower().endswith(".npz")):
         return decode_numpy(data, path, wanted)
     if wanted.channels != 3 and is_tiff(data):
-        return decode_tiff(data, path, wanted)
+        array, turn = tiff_array(data, path, wanted)
+        return upright(from_array(array, path, wanted), turn)
     with strict_and_silent(wanted.max_pixels):
         header = _jpeg_header(data)
         if header is not None:
@@ -186,11 +187,6 @@ _ORIENTATION = 274
 _HEAD = 4096  # upper bound of the size of an array's header
 
 
-def is_numpy(data: bytes, path: str) -> bool:
-    """Return whether the data are of np.save, or a zip with the name of an .npz."""
-    return data.startswith(b"\x93NUMPY") or (data.startswith(b"PK\x03\x04") and path.lower().endswith(".npz"))
-
-
 def is_tiff(data: bytes) -> bool:
     """Return whether the data are a TIFF or BigTIFF."""
     return data.startswith(_TIFF)
@@ -240,12 +236,6 @@ def _check_header(file: io.BytesIO, path: str, wanted: Wanted) -> int:
 def _check_channels(channels: int, path: str, wanted: Wanted) -> None:
     if channels != wanted.channels and (channels, wanted.channels) != (1, 3):
         raise OtherChannels(path, channels, wanted.channels)
-
-
-def decode_tiff(data: bytes, path: str, wanted: Wanted) -> Decoded:
-    """Decode all bands of a TIFF: samples of one page (interleaved or planar), or pages of one band."""
-    array, turn = tiff_array(data, path, wanted)
-    return upright(from_array(array, path, wanted), turn)
 
 
 def tiff_array(data: bytes, path: str, wanted: Wanted) -> tuple[npt.NDArray[Any], int]:

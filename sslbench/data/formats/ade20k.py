@@ -5,6 +5,7 @@ annotations_instance/ red is a category and green the number of the instance. Fu
 class is R / 10 * 256 + G, 0 without one, and B tells instances apart.
 """
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -152,21 +153,13 @@ def _names_in_json(spec: str, splits: dict[str, Pairs]) -> tuple[Coding, list[st
         twice = {name for name in names.values() if list(names.values()).count(name) > 1}
         pairs = [(value, f"{name} ({value})" if name in twice else name) for value, name in sorted(names.items())]
         return make_coding(spec, pairs), []
-    numbers = _numbers(splits)
-    note = f"{spec}: no JSON files with class names lie beside the images, so classes are named by number"
-    return dataclasses.replace(make_coding(spec, [(n, str(n)) for n in numbers]), named=False), [note]
-
-
-def _numbers(splits: dict[str, Pairs]) -> list[int]:
-    found: set[int] = set()
-    for pairs in splits.values():
-        maps = FullMaps(pairs.maps)
+    numbers: set[int] = set()
+    for maps in (FullMaps(pairs.maps) for pairs in splits.values()):
         for index in range(len(maps)):
-            try:
-                found |= set(np.unique(maps.read(index, MAX_PIXELS).values).tolist())
-            except UnreadableImage:
-                continue  # the check lists it
-    return sorted(found - {0})
+            with contextlib.suppress(UnreadableImage):  # the check lists it
+                numbers |= set(np.unique(maps.read(index, MAX_PIXELS).values).tolist())
+    note = f"{spec}: no JSON files with class names lie beside the images, so classes are named by number"
+    return dataclasses.replace(make_coding(spec, [(n, str(n)) for n in sorted(numbers - {0})]), named=False), [note]
 
 
 FORMAT = SourceFormat(__doc__, readers=layout_readers(recognises, open_maps))

@@ -205,11 +205,6 @@ def open_depth(spec: str, options: DepthOptions) -> dict[str, Source]:
     return _open(spec, "depth", options, (options.images, options.depth))
 
 
-def open_normals(spec: str, options: NormalOptions) -> dict[str, Source]:
-    """Return the images with surface normals; images without are left out, with a note."""
-    return _open(spec, "normals", DepthOptions(group=options.group), (options.images, options.normals))
-
-
 def _open(
     spec: str, quantity: Quantity, options: DepthOptions, folders: tuple[str | None, str | None]
 ) -> dict[str, Source]:
@@ -261,7 +256,12 @@ FORMAT = SourceFormat(
     __doc__,
     readers={
         Depth: Reader(recognises, open_depth, DepthOptions, lambda spec: is_pair_folder(Path(spec), "depth")),
-        Normals: Reader(recognises, open_normals, NormalOptions, lambda spec: is_pair_folder(Path(spec), "normals")),
+        Normals: Reader(
+            recognises,
+            lambda spec, given: _open(spec, "normals", DepthOptions(group=given.group), (given.images, given.normals)),
+            NormalOptions,
+            lambda spec: is_pair_folder(Path(spec), "normals"),
+        ),
     },
     last_resort=True,
 )

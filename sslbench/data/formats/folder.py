@@ -12,7 +12,7 @@ from sslbench.data.containers.exports import NOT_READ, Export, annotates, export
 from sslbench.data.containers.members import names_no_class, split_name
 from sslbench.data.containers.sniff import ARRAYS, SUFFIXES, VIDEOS, is_clutter
 from sslbench.data.decode.reading import suffixes_of
-from sslbench.data.format import NoOptions, Reader, SampleReader, SampleRequest, SourceFormat
+from sslbench.data.format import NoOptions, Reader, SampleReader, SourceFormat
 from sslbench.data.formats._parts.layout import find_class_places, has_voc_xml
 from sslbench.data.images import Files
 from sslbench.data.labels import NO_CLASS_FOLDERS, NUMBERED_FOLDERS, single_labels
@@ -308,13 +308,14 @@ def _open_foreground(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     return foreground_of(layout.open_maps(spec, options))
 
 
-def _open_samples(request: SampleRequest[NoOptions]) -> dict[str, Source]:
-    return open(request.spec, together=request.together, suffixes=suffixes_of(request.decoder))
-
-
 FORMAT = SourceFormat(
     __doc__,
-    SampleReader(recognises, _open_samples, NoOptions, in_order_of_names=True),
+    SampleReader(
+        recognises,
+        lambda request: open(request.spec, together=request.together, suffixes=suffixes_of(request.decoder)),
+        NoOptions,
+        in_order_of_names=True,
+    ),
     readers={
         LabelMaps: Reader(_recognises_maps, layout.open_maps, LabelMapOptions, _holds_only_maps),
         Foreground: Reader(_recognises_maps, _open_foreground, LabelMapOptions),

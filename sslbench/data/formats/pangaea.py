@@ -71,11 +71,8 @@ _READERS = {
 
 def recognises(spec: str) -> bool:
     """Return whether the string is a folder of one of the two data sets."""
-    return _is_burns(Path(spec)) or _floods(Path(spec)) is not None
-
-
-def _is_burns(root: Path) -> bool:
-    return all(next(iter(root.glob(f"{folder}/*{_BURNS}")), None) for folder in ("training", "validation"))
+    burns = all(next(Path(spec).glob(f"{folder}/*{_BURNS}"), None) for folder in ("training", "validation"))
+    return burns or _floods(Path(spec)) is not None
 
 
 def _floods(root: Path) -> Path | None:

@@ -14,7 +14,7 @@ The ground-truth file itself may be named too, with `?images=FOLDER`.
 import csv
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -183,16 +183,16 @@ def open_copydays(path: Path, options: RetrievalOptions) -> Source:
         if task != "original":
             found = original.get((_number(name) or 0) // 100)
             copies.setdefault(task, {})[name] = Answers(() if found is None else (found,))
-    tasks = {task: copies[task] for task in sorted(copies, key=_task_order)}
+
+    def order(task: str) -> tuple[bool, str, int]:
+        name, _, level = task.rpartition("_")
+        # False sorts first, and the first task leads.
+        return task != "strong", name, int(level) if level.isdecimal() else 0
+
+    tasks = {task: copies[task] for task in sorted(copies, key=order)}
     labels = {name: str((_number(name) or 0) // 100) for name in files}
     apart = [name for answers in tasks.values() for name in answers]
     return assembled(str(path), files, labels, tasks, apart=apart, distractors=options.distractors)
-
-
-def _task_order(task: str) -> tuple[bool, str, int]:
-    name, _, level = task.rpartition("_")
-    # False sorts first, and the first task leads.
-    return task != "strong", name, int(level) if level.isdecimal() else 0
 
 
 def is_disc(path: Path) -> bool:
@@ -253,12 +253,8 @@ _LISTS = ("good", "ok", "junk")
 _OXFORD_PREFIX = "oxc1_"
 
 
-def is_ground_truth(path: Path) -> bool:
-    """Return whether the path is a file gnd_*.pkl or gnd_*.mat, or a folder that holds just one."""
-    return _file_of(path) is not None
-
-
 def _file_of(path: Path) -> Path | None:
+    """Return the file gnd_*.pkl or gnd_*.mat that the path is, or the only one in that folder; None without one."""
     if path.is_dir():
         found = [file for file in path.iterdir() if _NAME.fullmatch(file.name)]
         return found[0] if len(found) == 1 else None
@@ -373,12 +369,8 @@ def _box(values: Any, file: Path) -> Box:
     return x1, y1, x2, y2
 
 
-def is_oxford(path: Path) -> bool:
-    """Return whether the path is a folder of lists such as all_souls_1_query.txt, directly or one level below."""
-    return bool(path.is_dir() and _query_lists(path))
-
-
 def _query_lists(folder: Path) -> list[Path]:
+    """Return the lists such as all_souls_1_query.txt in a folder, directly or one level below."""
     return matching(folder, "*_query.txt") or matching(folder, "*/*_query.txt")
 
 
@@ -425,9 +417,9 @@ def _lines(file: Path) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-LAYOUTS = (
-    (is_ground_truth, open_ground_truth),
-    (is_oxford, open_oxford),
+LAYOUTS: tuple[tuple[Callable[[Path], bool], Callable[[Path, RetrievalOptions], Source]], ...] = (
+    (lambda path: _file_of(path) is not None, open_ground_truth),
+    (lambda path: path.is_dir() and bool(_query_lists(path)), open_oxford),
     (is_holidays, open_holidays),
     (is_copydays, open_copydays),
     (is_disc, open_disc),

@@ -491,18 +491,20 @@ _MAPS = map_readers(
 )
 
 
-def _open_boundaries(spec: str, options: LabelMapOptions) -> dict[str, Source]:
-    masks = _MAPS[Foreground].open(spec, options)
-    return {split: with_boundaries(source, regions=True) for split, source in masks.items()}
-
-
 FORMAT = SourceFormat(
     __doc__,
     SampleReader(recognises, lambda request: open(request.spec), NoOptions),
     {
         Boxes: plain_reader(_is_no_file, open_objects),
         **_MAPS,
-        Boundaries: Reader(_MAPS[Foreground].recognises, _open_boundaries, LabelMapOptions),
+        Boundaries: Reader(
+            _MAPS[Foreground].recognises,
+            lambda spec, options: {
+                split: with_boundaries(source, regions=True)
+                for split, source in _MAPS[Foreground].open(spec, options).items()
+            },
+            LabelMapOptions,
+        ),
         Tracks: plain_reader(_is_no_file, open_videos),
         Anomalies: plain_reader(_is_no_file, open_anomalies),
     },

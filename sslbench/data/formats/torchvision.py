@@ -12,7 +12,7 @@ import json
 import os
 import struct
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,9 @@ from sslbench.names import did_you_mean
 
 Listed = list[tuple[str, str]]
 """(file relative to the data set's folder, class name) of each image."""
+ReadSet = Callable[[Path], Mapping[str, Listed]]
+"""Function from the folder of a data set to the images of each split."""
 
-# Split -> name of its list, where train and val are one.
-_TRAINVAL = {"train": "trainval", "test": "test"}
 _OXFORD = "https://www.robots.ox.ac.uk/~vgg/data"
 
 
@@ -53,7 +53,7 @@ class FileSet:
 
     folder: str
     page: str
-    read: Callable[[Path], Mapping[str, Listed]]
+    read: ReadSet
     arguments: str | None = ""
     note: str = ""
 
@@ -120,12 +120,12 @@ def _food101(base: Path) -> dict[str, Listed]:
     }
 
 
-def _dtd(base: Path) -> dict[str, Listed]:
-    parts = {
-        split: [(f"images/{line}", line.partition("/")[0]) for line in text_lines(base / "labels" / f"{split}1.txt")]
-        for split in ("train", "val", "test")
+def _lists(train: Sequence[str], test: str, image: Callable[[str], tuple[str, str]]) -> ReadSet:
+    """Return a reader of the lists of train and test; `image`: from a line to an image and its class."""
+    files = {"train": train, "test": [test]}
+    return lambda base: {
+        split: [image(line) for name in names for line in text_lines(base / name)] for split, names in files.items()
     }
-    return {"train": parts["train"] + parts["val"], "test": parts["test"]}
 
 
 def _flowers(base: Path) -> dict[str, Listed]:
@@ -136,12 +136,6 @@ def _flowers(base: Path) -> dict[str, Listed]:
         return [(f"jpg/image_{i:05d}.jpg", f"{labels[i - 1]:03d}") for i in ids[key].tolist()]
 
     return {"train": part("trnid") + part("valid"), "test": part("tstid")}
-
-
-def _pets(base: Path) -> dict[str, Listed]:
-    lists = {split: text_lines(base / "annotations" / f"{part}.txt") for split, part in _TRAINVAL.items()}
-    names = {split: [line.split()[0] for line in lines] for split, lines in lists.items()}
-    return {split: [(f"images/{n}.jpg", n.rsplit("_", 1)[0]) for n in listed] for split, listed in names.items()}
 
 
 def _cars(base: Path) -> dict[str, Listed]:
@@ -156,25 +150,11 @@ def _cars(base: Path) -> dict[str, Listed]:
     return {"train": train, "test": part(base / "cars_test_annos_withlabels.mat", "cars_test")}
 
 
-def _aircraft(base: Path) -> dict[str, Listed]:
-    lists = {split: text_lines(base / "data" / f"images_variant_{part}.txt") for split, part in _TRAINVAL.items()}
-    pairs = {split: [line.split(" ", 1) for line in lines] for split, lines in lists.items()}
-    return {split: [(f"data/images/{image}.jpg", name) for image, name in rows] for split, rows in pairs.items()}
-
-
 def _gtsrb(base: Path) -> dict[str, Listed]:
     with (base / "GT-final_test.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter=";"))
     test = [(f"GTSRB/Final_Test/Images/{row['Filename']}", f"{int(row['ClassId']):05d}") for row in rows]
     return {"train": _class_folders(base, "GTSRB/Training"), "test": test}
-
-
-def _sun397(base: Path) -> dict[str, Listed]:
-    lists = {
-        split: base / "Partitions" / f"{part}_01.txt" for split, part in (("train", "Training"), ("test", "Testing"))
-    }
-    paths = {split: [line.lstrip("/") for line in text_lines(file)] for split, file in lists.items()}
-    return {split: [(p, p.split("/", 1)[1].rsplit("/", 1)[0]) for p in listed] for split, listed in paths.items()}
 
 
 def _country211(base: Path) -> dict[str, Listed]:
@@ -249,14 +229,32 @@ FILE_SETS: dict[str, FileSet] = {
     "Country211": FileSet(
         "country211", "https://github.com/openai/CLIP/blob/main/data/country211.md", _country211, note=_VAL_TOO
     ),
-    "DTD": FileSet("dtd/dtd", f"{_OXFORD}/dtd", _dtd, note=f"{_VAL_TOO} (partition 1 of 10)"),
+    "DTD": FileSet(
+        "dtd/dtd",
+        f"{_OXFORD}/dtd",
+        _lists(
+            ("labels/train1.txt", "labels/val1.txt"),
+            "labels/test1.txt",
+            lambda line: (f"images/{line}", line.partition("/")[0]),
+        ),
+        note=f"{_VAL_TOO} (partition 1 of 10)",
+    ),
     "EuroSAT": FileSet(
         "eurosat/2750",
         "https://github.com/phelber/EuroSAT",
         lambda base: {"all": _class_folders(base, "")},
         note=_NO_SPLIT,
     ),
-    "FGVCAircraft": FileSet("fgvc-aircraft-2013b", f"{_OXFORD}/fgvc-aircraft", _aircraft, note=_VAL_TOO),
+    "FGVCAircraft": FileSet(
+        "fgvc-aircraft-2013b",
+        f"{_OXFORD}/fgvc-aircraft",
+        _lists(
+            ["data/images_variant_trainval.txt"],
+            "data/images_variant_test.txt",
+            lambda line: (f"data/images/{line.split(' ', 1)[0]}.jpg", line.split(" ", 1)[1]),
+        ),
+        note=_VAL_TOO,
+    ),
     "Flowers102": FileSet("flowers-102", f"{_OXFORD}/flowers/102", _flowers, note=_VAL_TOO),
     "Food101": FileSet("food-101", "https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101", _food101),
     "GTSRB": FileSet("gtsrb", "https://benchmark.ini.rub.de/gtsrb_dataset.html", _gtsrb, "split='train'"),
@@ -268,14 +266,26 @@ FILE_SETS: dict[str, FileSet] = {
     "Kitti[distance]": FileSet(
         "Kitti/raw/training", "https://www.cvlibs.net/datasets/kitti/eval_object.php", _kitti_distance, note=_NO_SPLIT
     ),
-    "OxfordIIITPet": FileSet("oxford-iiit-pet", f"{_OXFORD}/pets", _pets),
+    "OxfordIIITPet": FileSet(
+        "oxford-iiit-pet",
+        f"{_OXFORD}/pets",
+        _lists(
+            ["annotations/trainval.txt"],
+            "annotations/test.txt",
+            lambda line: (f"images/{line.split()[0]}.jpg", line.split()[0].rsplit("_", 1)[0]),
+        ),
+    ),
     "RenderedSST2": FileSet(
         "rendered-sst2", "https://github.com/openai/CLIP/blob/main/data/rendered-sst2.md", _country211, note=_VAL_TOO
     ),
     "SUN397": FileSet(
         "SUN397",
         "https://vision.princeton.edu/projects/2010/SUN (Partitions.zip, unpacked to SUN397/Partitions/, too)",
-        _sun397,
+        _lists(
+            ["Partitions/Training_01.txt"],
+            "Partitions/Testing_01.txt",
+            lambda line: (line.lstrip("/"), line.lstrip("/").split("/", 1)[1].rsplit("/", 1)[0]),
+        ),
         arguments=None,  # of the two archives its class fetches one
         note="the first of the ten official partitions",
     ),

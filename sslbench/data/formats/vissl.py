@@ -1,6 +1,5 @@
 """VISSL's file lists (`vissl:IMAGES.npy,LABELS.npy`, a folder with train_images.npy, train_labels.npy, val_...)."""
 
-import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -45,19 +44,22 @@ def open(spec: str) -> dict[str, Source]:
     `classes=FILE` names the classes, a line each (a classes.txt beside the lists is used too). Ids are the paths
     relative to the folder of the lists if all lie inside, else to the folder that all images share.
     """
-    request = _parse(spec)
-    parts = request.parts
+    parts, prefixes, classes = _parse(spec)
     sources: dict[str, Source] = {}
     for split, (images, labels) in parts.items():
         name = part_name(spec, split)
         paths = [
-            next((new + path.removeprefix(old) for old, new in request.prefixes if path.startswith(old)), path)
+            next((new + path.removeprefix(old) for old, new in prefixes if path.startswith(old)), path)
             for path in _paths(images)
         ]
-        if request.prefixes and not any(path.startswith(new) for path in paths for _, new in request.prefixes):
-            raise UsageError(f"{images}: no path begins with {request.prefixes[0][0]}", f"The first one is {paths[0]}")
-        values = None if labels is None else _checked_length(labels, _read(labels), images, len(paths))
-        kept, found, notes = _labels(labels, values, len(paths), request.classes or list_beside(images.parent))
+        if prefixes and not any(path.startswith(new) for path in paths for _, new in prefixes):
+            raise UsageError(f"{images}: no path begins with {prefixes[0][0]}", f"The first one is {paths[0]}")
+        values = None if labels is None else _checked(labels, _read(labels))
+        if values is not None and len(values) != len(paths):
+            raise DataError(
+                f"{labels} has {counted(len(values), 'label')}, {images} has {counted(len(paths), 'image')}"
+            )
+        kept, found, notes = _labels(labels, values, len(paths), classes or list_beside(images.parent))
         paths = [paths[i] for i in kept]
         listed = find_listed(name, paths, folders_beside(images), ",prefix=OLD->NEW")
         if not any(os.path.isabs(i) for i in listed.ids):  # noqa: PTH117
@@ -90,16 +92,12 @@ def open_labels(request: SampleRequest[NoOptions]) -> dict[str, LabelList]:
     return lists
 
 
-@dataclasses.dataclass(frozen=True)
-class _Request:
-    """Parsed location: split -> list of images and, if there is one, list of labels."""
-
-    parts: dict[str, tuple[Path, Path | None]]
-    prefixes: tuple[tuple[str, str], ...]
-    classes: Path | None
+Lists = dict[str, tuple[Path, Path | None]]
+"""Split -> list of images and, if there is one, list of labels."""
 
 
-def _parse(spec: str) -> _Request:
+def _parse(spec: str) -> tuple[Lists, list[tuple[str, str]], Path | None]:
+    """Return the lists of a location, the rules for the beginnings of paths, and the file of class names."""
     locations, prefixes, classes = [], [], None
     for part in spec.removeprefix(PREFIX).split(","):
         key, equals, value = part.partition("=")
@@ -116,16 +114,16 @@ def _parse(spec: str) -> _Request:
         parts = _lists_in(locations[0])
         if not parts:
             raise UsageError(f"{locations[0]} has no list such as train_images.npy", _HOW)
-        return _Request(parts, tuple(prefixes), classes)
+        return parts, prefixes, classes
     if not 1 <= len(locations) <= 2 or not all(path.suffix.lower() in _SUFFIXES for path in locations):
         raise UsageError(f"'{spec}' does not name one or two lists (.npy or .pkl)", _HOW)
     for path in locations:
         if not path.is_file():
             raise UsageError(f"{spec}: there is no file {path}", _HOW)
-    return _Request({"all": (locations[0], locations[1] if len(locations) > 1 else None)}, tuple(prefixes), classes)
+    return {"all": (locations[0], locations[1] if len(locations) > 1 else None)}, prefixes, classes
 
 
-def _lists_in(folder: Path) -> dict[str, tuple[Path, Path | None]]:
+def _lists_in(folder: Path) -> Lists:
     if not folder.is_dir():
         return {}
     files = {s: _list_file(folder, f"{s}_images") for s in _SPLITS}
@@ -194,12 +192,6 @@ def _checked(path: Path, values: Any) -> Any:
         raise DataError(f"{path} is not a list of labels")
     if isinstance(values, np.ndarray) and values.ndim == 0:
         raise DataError(f"{path} is one value, not a list of labels")
-    return values
-
-
-def _checked_length(path: Path, values: Any, images: Path, n: int) -> Any:
-    if len(_checked(path, values)) != n:
-        raise DataError(f"{path} has {counted(len(values), 'label')}, {images} has {counted(n, 'image')}")
     return values
 
 

@@ -52,10 +52,6 @@ class Pairs:
         return notes_of_left_out(where, *left)
 
 
-def _is_array(name: str) -> bool:
-    return PurePosixPath(name).suffix.lower() in SUFFIXES
-
-
 @dataclasses.dataclass(frozen=True)
 class PairedFiles:
     """Kind of files that lie in a folder of their own, under the names of images.
@@ -84,7 +80,7 @@ MASKS = PairedFiles(
     ),
     ("", "_mask", "_masks", "_label", "_labels", "_seg", "_segmentation", "_gt", "-mask", ".mask"),
     # Arrays (.mat, .npy) are maps where there are no pictures.
-    (is_image, _is_array),
+    (is_image, lambda name: PurePosixPath(name).suffix.lower() in SUFFIXES),
 )
 
 

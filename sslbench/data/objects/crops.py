@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from sslbench.arrays import OfRows
 from sslbench.config import setting
 from sslbench.data.decode.handlers import PictureDecoder, picture_decoder, picture_of
 from sslbench.data.decode.picture import Decoded, UnreadableImage
@@ -59,7 +60,7 @@ class _Last:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Crops:
+class Crops(OfRows):
     """Parts of upright images.
 
     Attributes:
@@ -73,6 +74,7 @@ class Crops:
         from_files: some sizes are those of the image files.
     """
 
+    of_rows = ("rows", "numbers", "boxes", "sizes")
     images: Images
     rows: npt.NDArray[np.int64]
     numbers: npt.NDArray[np.int64]
@@ -82,9 +84,6 @@ class Crops:
     annotated: bool = True
     from_files: bool = False
     _last: _Last = dataclasses.field(default_factory=_Last, repr=False)
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     @property
     def sized(self) -> bool | None:
@@ -134,12 +133,6 @@ class Crops:
         return digests_with(
             self.images.digests()[self.rows], [box.tobytes() + margin for box in self.boxes.astype("<f4")]
         )
-
-    def select(self, indices: npt.NDArray[np.int64]) -> "Crops":
-        """Return the crops at `indices`, in that order."""
-        at = np.asarray(indices, dtype=np.int64)
-        parts = self.rows[at], self.numbers[at], self.boxes[at], self.sizes[at]
-        return Crops(self.images, *parts, self.margin, self.annotated, self.from_files)
 
 
 def crops_of(

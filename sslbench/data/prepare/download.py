@@ -132,7 +132,10 @@ def download(wanted: Download, root: Path) -> str:
     if scheme == "torchvision":
         return _torchvision(wanted, root)
     if scheme == "tfds":
-        _tfds(wanted)
+        builder = _tfds_builder(wanted.data)
+        if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
+            raise UsageError(f"{wanted.data} has to be fetched by hand", _by_hand(wanted.data, builder))
+        _prepare_tfds(wanted, builder)
     else:
         hub.find_files(f"{wanted.data}?download=1", f"{name}?download=1")
     return wanted.data
@@ -183,13 +186,6 @@ def _archives(wanted: Download, root: Path) -> str:
     if not wanted.folder:
         log.info(f"the archives in {folder} are not needed any more")
     return str(place)
-
-
-def _tfds(wanted: Download) -> None:
-    builder = _tfds_builder(wanted.data)
-    if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
-        raise UsageError(f"{wanted.data} has to be fetched by hand", _by_hand(wanted.data, builder))
-    _prepare_tfds(wanted, builder)
 
 
 def prepare_tfds(data: str, archives: Sequence[Path]) -> str:

@@ -59,7 +59,7 @@ def _class_images(archive: Path, wnid: str, content: bytes) -> NewFiles:
                 if member.offset_data + member.size > len(content):
                     raise DataError(f"{archive}: {wnid}.tar ends early", "Download it again; written images are kept.")
                 own = slice(member.offset_data, member.offset_data + member.size)
-                yield f"train/{wnid}/{member.name}", functools.partial(content.__getitem__, own)
+                yield f"train/{wnid}/{member.name}", functools.partial(bytes, memoryview(content)[own])
     except tarfile.TarError as error:
         raise DataError(f"{archive}: {wnid}.tar is damaged: {error}", "Download it again.") from error
 

@@ -189,15 +189,15 @@ def open_objects(spec: str, below: Path | None = None, group: str = "") -> dict[
         Split name -> source, or {"all": source}.
     """
     arguments = ["" if below is None else str(below.resolve()), group] if below is not None or group else []
-    return viewed(spec, "coco objects", arguments, lambda: _grouped_objects(spec, below, group))
 
+    def read() -> dict[str, ObjectSource]:
+        columns = read_columns(spec, (group,) if group else (), rows=True)
+        if group:
+            refuse_unknown_keys(spec, columns, (group,))
+            columns.grouped_by = group
+        return _objects(spec, columns, below=below)
 
-def _grouped_objects(spec: str, below: Path | None, group: str) -> dict[str, ObjectSource]:
-    columns = read_columns(spec, (group,) if group else (), rows=True)
-    if group:
-        refuse_unknown_keys(spec, columns, (group,))
-        columns.grouped_by = group
-    return _objects(spec, columns, below=below)
+    return viewed(spec, "coco objects", arguments, read)
 
 
 def _objects(spec: str, columns: Columns, channels: str = "", below: Path | None = None) -> dict[str, ObjectSource]:
@@ -208,7 +208,8 @@ def _objects(spec: str, columns: Columns, channels: str = "", below: Path | None
 def open_videos(spec: str) -> dict[str, Source]:
     """Return the videos of a manifest with the masks of their objects, followed by their `track_id`."""
     columns = read_columns(spec, rows=True)
-    return masks.video_sources(_objects(spec, columns), columns.rows)
+    tracks = {row["id"]: row.get("track_id") for row in columns.rows["annotations"]}
+    return {split: masks.videos_of(source, tracks) for split, source in _objects(spec, columns).items()}
 
 
 def _own_ids(ids: list[str], splits: list[str] | None) -> list[str] | None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sslbench.arrays import IntArray, OfRows
 from sslbench.data.decode.picture import UnreadableImage, check_size
-from sslbench.data.formats.coco.columns import FRAME, VIDEO, Rows
+from sslbench.data.formats.coco.columns import FRAME, VIDEO
 from sslbench.data.images import digests_of
 from sslbench.data.maps.classes import LabelMapOptions, with_ignored
 from sslbench.data.maps.types import CodedMaps, Coding, RawMap, source_of_maps
@@ -27,7 +27,7 @@ from sslbench.targets.videos import Ids
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TrackMasks:
+class TrackMasks(OfRows):
     """Masks of M frames, drawn on reading; see `tracks.ObjectIds`.
 
     Of masks that overlap, the smaller one is drawn last and stays whole.
@@ -35,19 +35,17 @@ class TrackMasks:
     Attributes:
         source: frames with masks.
         numbers: of each frame, the number of each of its objects in the video, from 1 on.
-        chosen: rows of them that are selected; None: all.
+        rows: frames that count, in order.
     """
 
+    of_rows = ("rows",)
     source: ObjectSource
     numbers: tuple[IntArray, ...]
-    chosen: tuple[int, ...] | None = None
-
-    def _row(self, index: int) -> int:
-        return index if self.chosen is None else self.chosen[index]
+    rows: IntArray
 
     def read_ids(self, row: int) -> Ids:
         """Return the objects of a frame."""
-        row = self._row(row)
+        row = int(self.rows[row])
         masks = self.source.masks_of(row)
         height, width = (int(side) for side in self.source.target.sizes[row])
         ids = np.zeros((height, width), dtype=np.int32)
@@ -55,15 +53,10 @@ class TrackMasks:
             ids[rle.decode(masks[i])] = self.numbers[row][i]
         return ids
 
-    def select(self, indices: IntArray) -> "TrackMasks":
-        """Return the masks at `indices`, in that order."""
-        chosen = [int(i) for i in indices]
-        return TrackMasks(self.source, self.numbers, tuple(self._row(i) for i in chosen))
-
     def fingerprint(self) -> str:
         """Return a hash of masks and numbers."""
         digest = hashlib.sha256()
-        for row in range(len(self.numbers)) if self.chosen is None else self.chosen:
+        for row in self.rows.tolist():
             objects, numbers = self.source.target.objects[row], self.numbers[row]
             digest.update(json.dumps([objects.masks, numbers.tolist()], default=repr).encode())
         return digest.hexdigest()
@@ -77,13 +70,8 @@ def has_tracks(file: Path) -> bool:
         return False
 
 
-def video_sources(sources: Mapping[str, ObjectSource], rows: Rows) -> dict[str, Source]:
-    """Return the videos of every split."""
-    tracks = {row["id"]: row.get("track_id") for row in rows["annotations"]}
-    return {split: _videos(source, tracks) for split, source in sources.items()}
-
-
-def _videos(source: ObjectSource, tracks: Mapping[Any, Any]) -> Source:
+def videos_of(source: ObjectSource, tracks: Mapping[Any, Any]) -> Source:
+    """Return the videos of a split; `tracks` has the `track_id` of each annotation."""
     names = source.attributes.get(VIDEO, ("",) * len(source))
     if "" in names:
         raise DataError(f"{source.name}: {source.ids[names.index('')]} belongs to no video (video_id)")
@@ -104,7 +92,9 @@ def _videos(source: ObjectSource, tracks: Mapping[Any, Any]) -> Source:
                 known.setdefault(tracks[number], len(known) + 1) for number in _annotations(source.target.objects[row])
             ]
             numbers[row] = np.array(own, dtype=np.int64)
-    return videos_source(source.name, videos, source.images, TrackMasks(source, tuple(numbers)), source.notes)
+    return videos_source(
+        source.name, videos, source.images, TrackMasks(source, tuple(numbers), np.arange(len(source))), source.notes
+    )
 
 
 def _annotations(objects: Objects) -> list[int]:

@@ -116,7 +116,9 @@ def _in_folder(spec: str, folder: Path) -> dict[str, list[Path]]:
 def _by_split(spec: str, folder: PurePath, files: Sequence[P]) -> dict[str, list[P]]:
     """Split -> its files, by their names below a folder."""
     splits_of = {file: _split_of(folder, file) for file in files}
-    tops = {folder_of for file in files if (folder_of := _configuration(folder, file))}
+    # The first folder of a file is its configuration, unless it is 'data' or a split.
+    parts = [file.relative_to(folder).parts for file in files]
+    tops = {first for first, *rest in parts if rest and first != "data" and split_name(first) is None}
     if len(tops) > 1:
         raise DataError(
             f"{spec} has several configurations: {some(sorted(tops), 8)}", f"Name one: {folder}/{min(tops)}"
@@ -125,12 +127,6 @@ def _by_split(spec: str, folder: PurePath, files: Sequence[P]) -> dict[str, list
     if unknown and len(unknown) < len(files):
         raise DataError(f"{spec}: some files belong to a split, others not: {some(unknown)}")
     return {split: [f for f in files if splits_of[f] == split] for split in dict.fromkeys(splits_of.values())}
-
-
-def _configuration(folder: PurePath, file: PurePath) -> str:
-    """Return the configuration of a file: its first folder, unless that is 'data' or a split."""
-    first, *rest = file.relative_to(folder).parts
-    return first if rest and first != "data" and split_name(first) is None else ""
 
 
 def _split_of(folder: PurePath, file: PurePath) -> str:

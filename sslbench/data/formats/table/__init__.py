@@ -123,7 +123,12 @@ def open(request: SampleRequest[TableOptions]) -> dict[str, Source]:
         named = (request.image_column, request.label_column, attribute_columns, values)
         table = _with_flags(read_cells(Path(spec)), options.event)
         sources = read_columns(table, folders, *named, options.blank, "?images=FOLDER")
-        return {split: _with_times(source) for split, source in sources.items()} if options.time else sources
+        return {split: with_times(source) if options.time else source for split, source in sources.items()}
+
+    def with_times(source: Source) -> Source:
+        time, event = source.target.classes
+        target = labels.times_of(source.target.values, time, event, source.ids, source.name)
+        return dataclasses.replace(source, target=target)
 
     # A table is kept in the cache under all arguments that its reading depends on.
     sources = viewed(spec, "table", columns, read)
@@ -152,14 +157,6 @@ def _with_flags(table: TableColumns, column: str) -> TableColumns:
         return table
     flags = [labels.FLAGS.get(_text(cell).lower(), cell) for cell in table.columns[column]]
     return dataclasses.replace(table, columns={**table.columns, column: flags})
-
-
-def _with_times(source: Source) -> Source:
-    """Return a source whose numbers are times and events as one with these as targets."""
-    time, event = source.target.classes
-    return dataclasses.replace(
-        source, target=labels.times_of(source.target.values, time, event, source.ids, source.name)
-    )
 
 
 def read_columns(

@@ -95,7 +95,11 @@ def _records(path: Path, records: Any, what: str) -> TableColumns:
         raise DataError(f"{path} is not a list of records", 'Such as: [{"path": "a.jpg", "label": "cat"}, ...]')
     flat = [_flat(record) for record in records]
     names = list(dict.fromkeys(key for record in flat for key in record))
-    nested = [name for name in names if any(_is_nested(record.get(name)) for record in flat)]
+
+    def is_nested(value: object) -> bool:
+        return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(v, dict | list) for v in value))
+
+    nested = [name for name in names if any(is_nested(record.get(name)) for record in flat)]
     columns: dict[str, Sequence[Any]] = {
         name: [record.get(name) for record in flat] for name in names if name not in nested
     }
@@ -115,7 +119,3 @@ def _flat(record: dict[Any, Any]) -> dict[str, Any]:
         else:
             found[key] = value
     return found
-
-
-def _is_nested(value: object) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(v, dict | list) for v in value))

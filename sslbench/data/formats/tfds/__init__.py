@@ -280,20 +280,11 @@ def open(spec: str) -> dict[str, Source]:
     return {split_name(match["split"]) or match["split"]: _open_split(spec, info, match["split"], part)}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Shards:
-    """Records of a split."""
-
-    images: Images
-    names: list[str]
-    labels: list[list[int | str]]
-
-
 def _open_split(spec: str, info: Info, split: str, part: str | None) -> Source:
-    shards = _read(info, split)
-    total = len(shards.names)
+    images, own_names, of_records = _read(info, split)
+    total = len(own_names)
     width = len(str(max(total - 1, 0)))
-    names = [safe_name(name) for name in shards.names]
+    names = [safe_name(name) for name in own_names]
     ids, notes = [printable(name) for name in names if name], info.notes
     if len(ids) < total or len(set(ids)) < total:
         ids = [f"{split}/{i:0{width}d}" for i in range(total)]
@@ -309,10 +300,10 @@ def _open_split(spec: str, info: Info, split: str, part: str | None) -> Source:
         first, stop = _bound(spec, start, total, 0), _bound(spec, end, total, total)
     if first >= stop:
         raise UsageError(f"{spec} selects none of the {counted(total, 'image')} of {split}")
-    labels, about = _labels(info, shards.labels)
+    labels, about = _labels(info, of_records)
     chosen = np.arange(first, stop, dtype=np.int64)
     name = spec if "[" in spec else f"{spec} ({split_name(split) or split})"
-    found = by_split(name, ids[first:stop], labels.select(chosen), shards.images.select(chosen), None, (*notes, *about))
+    found = by_split(name, ids[first:stop], labels.select(chosen), images.select(chosen), None, (*notes, *about))
     return found["all"]
 
 
@@ -332,7 +323,8 @@ def _bound(spec: str, text: str, total: int, default: int) -> int:
     return min(max(number + total if text.strip().startswith("-") else number, 0), total)
 
 
-def _read(info: Info, split: str) -> _Shards:
+def _read(info: Info, split: str) -> tuple[Images, list[str], list[list[int | str]]]:
+    """Return the images of the records of a split, their names and their labels."""
     lengths = info.splits[split]
     files = [info.shard(split, i) for i in range(len(lengths))]
     missing = [file.name for file in files if not file.is_file()]
@@ -350,14 +342,14 @@ def _read(info: Info, split: str) -> _Shards:
     labels = [json.loads(text) for _, index, _ in found for text in index.texts]
     if info.format == "tfrecord":
         parts = ((file, stamp, index.names, whole_places(index.numbers)) for file, index, stamp in found)
-        return _Shards(joined(parts), names, labels)
+        return joined(parts), names, labels
     places = [
         np.column_stack([np.full(len(index.names), i), np.arange(len(index.names)), index.numbers])
         for i, (_, index, _) in enumerate(found)
     ]
     stacked = np.concatenate(places).astype(np.int64) if places else np.zeros((0, 4), dtype=np.int64)
     containers, stamps = tuple(str(file) for file, _, _ in found), tuple(stamp for _, _, stamp in found)
-    return _Shards(ArrayRecords(containers, stamps, stacked), names, labels)
+    return ArrayRecords(containers, stamps, stacked), names, labels
 
 
 def _labels(info: Info, labels: list[list[int | str]]) -> tuple[Target, tuple[str, ...]]:
