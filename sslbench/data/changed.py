@@ -137,23 +137,22 @@ class ChangedPictures(OfRows):
 
 def without_border(source: Source) -> Source:
     """Return a source whose pictures lack their outermost pixels: ObjectNet has a red border of one pixel."""
-    return dataclasses.replace(source, images=Borderless(source.images, 1))
+    return dataclasses.replace(source, images=Borderless(source.images))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Borderless(ChangedPictures):
-    """Images without a border of some pixels."""
+    """Images without their outermost pixels."""
 
     of_rows = ("base",)
-    pixels: int
 
     def decoded(self, index: int, decoder: PictureDecoder) -> Decoded:
         """Return the picture that `decoder` reads, without its border."""
         full = decoder.wanting(dataclasses.replace(decoder.wanted, resize=None))  # the border is in pixels of the file
-        whole, n = picture_of(self.base, index, full), self.pixels
-        if min(whole.image.shape[1:]) <= 2 * n:
-            raise UnreadableImage(self.base.path(index), f"nothing is left without a border of {n} pixels")
-        return dataclasses.replace(whole, image=whole.image[:, n:-n, n:-n])
+        whole = picture_of(self.base, index, full)
+        if min(whole.image.shape[1:]) <= 2:
+            raise UnreadableImage(self.base.path(index), "nothing is left without a border of 1 pixel")
+        return dataclasses.replace(whole, image=whole.image[:, 1:-1, 1:-1])
 
     def path(self, index: int) -> str:
         """Return the name of the image."""
@@ -162,7 +161,7 @@ class Borderless(ChangedPictures):
     def digests(self) -> npt.NDArray[np.uint8]:
         """Return the digest of content and border of each image, (N, 16); zeros for unreadable images."""
         contents = self.base.digests()
-        return digests_with(contents, [b"border %d" % self.pixels] * len(contents))
+        return digests_with(contents, [b"border 1"] * len(contents))
 
 
 @dataclasses.dataclass(frozen=True)

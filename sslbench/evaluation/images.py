@@ -299,7 +299,8 @@ class _ImageEvaluation:
         every = source.every_image()
         rows, preprocessing = np.arange(len(every)), self.prepared.backbone.preprocessing
         reading = Reading(start_method=self.engine.start_method)
-        found = loader.scan(every, rows, self.engine.workers, report, preprocessing=preprocessing, reading=reading)
+        workers = self.engine.workers
+        found = loader.survey(every, rows, workers, report, preprocessing=preprocessing, reading=reading).unreadable
         if not found:
             return source, ()
         log.warning(left_out_warning(every, [path for _, path, _ in found]), extra={"once": True})

@@ -296,15 +296,15 @@ class ExtractionJob:
         for partial in partials:
             partial.publish(bad)
 
-    def _scan(self, rows: npt.NDArray[np.int64]) -> list[loader.Unreadable]:
+    def _scan(self, rows: npt.NDArray[np.int64]) -> tuple[loader.Unreadable, ...]:
         """Decode rows and return the unreadable ones."""
-        return loader.scan(
+        return loader.survey(
             self.source,
             rows,
             self.settings.workers,
             preprocessing=self.backbone.preprocessing,
             reading=Reading(start_method=self.settings.start_method),
-        )
+        ).unreadable
 
     def check_others(self) -> None:
         """Raise if another process of this run failed."""

@@ -105,7 +105,7 @@ class StreamedRows:
         ):
             if batch.unreadable:
                 rows = np.arange(len(self))
-                found = loader.scan(self.source, rows, settings.workers, preprocessing=own)
+                found = loader.survey(self.source, rows, settings.workers, preprocessing=own).unreadable
                 raise unreadable_error(self.source, [(path, reason) for _, path, reason in found])
             # Batch by batch: torch has one thread inside, and all of them for the search between two batches.
             [(_, [by_layer])] = streams.encoded([batch], [self._encode], self._pieces)

@@ -11,7 +11,7 @@ from helpers.containers import pictures
 from PIL import Image
 from sample_data import FORMATS, sample_module
 
-from sslbench.data.loading.loader import scan
+from sslbench.data.loading.loader import survey
 from sslbench.data.open import open_data
 from sslbench.errors import SslbenchError
 
@@ -59,7 +59,7 @@ def test_a_voc_tree_gives_the_same_images_as_several_labels(tmp_path):
 def test_it_is_read_in_worker_processes_and_after_pickling(write, kind):
     (source,) = open_data(write(kind)).values()
     source.images.read(0)  # the container is open in this process too when the workers start
-    assert scan(source, np.arange(12), workers=2) == []
+    assert survey(source, np.arange(12), workers=2).unreadable == ()
     copy = pickle.loads(pickle.dumps(source))  # noqa: S301 - our own bytes
     assert copy.images.read(7) == source.images.read(7)
     assert copy.images.path(3) == source.images.path(3)
@@ -73,7 +73,7 @@ def test_a_container_that_changes_after_it_was_opened_is_an_error_and_not_anothe
     (source,) = open_data(write(kind)).values()
     for path in container_files(tmp_path / kind):
         path.write_bytes(path.read_bytes() + b"more")
-    assert len(scan(source, np.arange(12), workers=0)) == 12
+    assert len(survey(source, np.arange(12), workers=0).unreadable) == 12
 
 
 def container_files(root):
@@ -88,7 +88,8 @@ def try_to_use(spec):
     except SslbenchError as error:
         assert str(error).strip() and "Traceback" not in str(error)
         return error
-    unreadable = [bad for source in sources.values() for bad in scan(source, np.arange(len(source)), workers=0)]
+    surveys = [survey(source, np.arange(len(source)), workers=0) for source in sources.values()]
+    unreadable = [bad for found in surveys for bad in found.unreadable]
     for source in sources.values():
         assert source.images.digests().shape == (len(source), 16)
     return unreadable

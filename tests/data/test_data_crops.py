@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sslbench.data.loading.loader import batches, read, scan
+from sslbench.data.loading.loader import batches, read, survey
 from sslbench.data.open import open_data
 from sslbench.data.splits import train_test
 from sslbench.errors import DataError, UsageError
@@ -122,10 +122,10 @@ def test_a_wrong_size_or_a_damaged_image_is_an_unreadable_sample(tmp_path, boxes
     rows = [(name, 2, [0, 0, 10, 10], {}) for name in ("a.png", "b.png")]
     spec = boxes(rows, width=[40, 20], height=[30, 30])
     source = open_data(f"{spec}?unit=annotation")["all"]
-    (bad,) = scan(source, np.arange(2), workers=0)
+    (bad,) = survey(source, np.arange(2), workers=0).unreadable
     assert bad[1].endswith("a.png#0") and "40 x 30 pixels, but its boxes are for 20 x 30" in bad[2]
     (tmp_path / "b.png").write_bytes(b"\x89PNG nothing")
-    assert len(scan(source, np.arange(2), workers=2)) == 2
+    assert len(survey(source, np.arange(2), workers=2).unreadable) == 2
 
 
 def test_boxes_belong_to_the_upright_image(tmp_path):
@@ -175,9 +175,9 @@ def test_crops_are_decoded_as_their_images_would_be(tmp_path, boxes):
     own = Preprocessing(decoder=(f"{__name__}.negative",), resize=None, crop=None)
     picture = next(batches(source, np.arange(1), own, batch_size=1, workers=0)).images[0]
     assert np.array_equal(np.asarray(picture).transpose(1, 2, 0), 255 - pixels(tmp_path, "a.png")[4:14, 3:23])
-    found = scan(source, np.arange(2), workers=0, preprocessing=Preprocessing(max_pixels=1199))
+    found = survey(source, np.arange(2), workers=0, preprocessing=Preprocessing(max_pixels=1199)).unreadable
     assert len(found) == 2 and "40 x 30 pixels, more than the limit of 1,199" in found[0][2]
-    assert scan(source, np.arange(2), workers=0, preprocessing=Preprocessing(max_pixels=1200)) == []
+    assert survey(source, np.arange(2), workers=0, preprocessing=Preprocessing(max_pixels=1200)).unreadable == ()
 
 
 def test_fast_decoding_to_less_than_the_full_size_is_not_used_for_crops(tmp_path):

@@ -34,7 +34,7 @@ from hypothesis import strategies as st
 from sslbench.data import remote
 from sslbench.data.formats.hf import files as hub_files
 from sslbench.data.formats.tfds.tfrecord import _masked_crc, parse
-from sslbench.data.loading.loader import scan
+from sslbench.data.loading.loader import survey
 from sslbench.data.open import open_data
 from sslbench.data.prepare.download import find_download
 from sslbench.data.remote import urls
@@ -107,7 +107,7 @@ class TestStreaming:
         local = open_data(f"hf:{tmp_path / 'served'}")["train"]
         streamed = open_data(self.SPEC)["train"]
         assert streamed.fingerprint() == local.fingerprint() and streamed.ids == local.ids
-        assert texts(streamed) == texts(local) and scan(streamed, np.arange(12), 0) == []
+        assert texts(streamed) == texts(local) and survey(streamed, np.arange(12), 0).unreadable == ()
         assert streamed.images.path(0) == f"{hub.address}/data/train-00000-of-00002.parquet[0]"
         assert hub.fetched() == {f"data/train-{k:05d}-of-00002.parquet": 1 for k in range(2)}
         # The index is kept, so nothing is fetched to open it again.
@@ -425,7 +425,7 @@ def test_array_records(tmp_path):
     same = open_data(write_tfds(tmp_path / "same", pictures()))["train"]
     source = open_data(spec)["train"]
     assert source.fingerprint() == same.fingerprint()
-    assert scan(source, np.arange(12), workers=2) == []
+    assert survey(source, np.arange(12), workers=2).unreadable == ()
     path = info_file(spec, "insects-train.array_record-00000-of-00002")
     whole = path.read_bytes()
     for end in np.linspace(0, len(whole) - 1, 20).astype(int):

@@ -10,7 +10,7 @@ from PIL import Image
 from sslbench.data.decode.picture import OtherChannels, UnreadableImage
 from sslbench.data.export import write_kwcoco
 from sslbench.data.formats.coco.assets import IDENTITY, placed
-from sslbench.data.loading.loader import batches, read, scan
+from sslbench.data.loading.loader import batches, read, survey
 from sslbench.data.open import open_data, open_objects
 from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import Preprocessing
@@ -87,7 +87,7 @@ def test_pictures_are_as_one_file_with_all_bands_would_give_them(scene, tmp_path
         next(batches(s, np.arange(2), preprocessing, batch_size=2, workers=0)) for s in (open_data(spec)["all"], whole)
     ]
     assert np.allclose(found[0].images, found[1].images, atol=0.01)
-    assert scan(open_data(spec)["all"], np.arange(2), workers=0) == []
+    assert survey(open_data(spec)["all"], np.arange(2), workers=0).unreadable == ()
 
 
 def test_one_channel_is_grey_for_a_network_of_three_and_four_are_refused_for_it(scene):
@@ -105,7 +105,7 @@ def test_users_decoders_and_the_limit_of_pixels_hold_for_the_files(scene):
     picture = next(batches(source, np.arange(1), own, batch_size=1, workers=0)).images[0]
     assert (np.asarray(picture[0]) == 7).all()
     assert np.array_equal(np.asarray(picture[1]) * np.uint16(257), arrays[0][:, :, 0])
-    found = scan(source, np.arange(2), workers=0, preprocessing=Preprocessing(max_pixels=79))
+    found = survey(source, np.arange(2), workers=0, preprocessing=Preprocessing(max_pixels=79)).unreadable
     assert len(found) == 2 and "10 x 8 pixels, more than the limit of 79" in found[0][2]
 
 
@@ -201,7 +201,7 @@ def test_a_file_with_other_bands_than_the_manifest_says_is_unreadable(scene, tmp
     np.save(tmp_path / "1.npy", np.zeros((8, 10, 2), dtype=np.uint8))
     (tmp_path / "0.png").write_bytes(b"\x89PNG nothing")
     source = open_data(spec)["all"]
-    found = scan(source, np.arange(2), workers=0)
+    found = survey(source, np.arange(2), workers=0).unreadable
     assert len(found) == 2 and "2 channels in the file, the manifest names nir" in found[1][2]
     with pytest.raises(UnreadableImage):
         source.images.read(0)

@@ -16,7 +16,7 @@ from PIL import Image
 from sslbench.data import workers
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.loading import loader
-from sslbench.data.loading.loader import batches, scan
+from sslbench.data.loading.loader import batches, survey
 from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
@@ -109,7 +109,7 @@ def test_a_batch_without_any_readable_image_is_still_delivered():
 
 def test_no_samples_give_no_batches():
     assert load(source([encoded(0)]), np.array([], dtype=np.int64), 2) == []
-    assert scan(source([encoded(0)]), np.array([], dtype=np.int64), 2) == []
+    assert survey(source([encoded(0)]), np.array([], dtype=np.int64), 2).unreadable == ()
 
 
 def test_wrong_indices_are_refused():
@@ -156,7 +156,7 @@ def test_an_error_in_a_worker_names_the_file(workers):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_for_the_user_stays_one_clear_message(workers):
     data = source([encoded(0), DataError("the archive is gone", "Put it back.")])
-    for run in (lambda: load(data, np.arange(2), workers), lambda: scan(data, np.arange(2), workers)):
+    for run in (lambda: load(data, np.arange(2), workers), lambda: survey(data, np.arange(2), workers)):
         with pytest.raises(DataError) as caught:
             run()
         assert str(caught.value) == "the archive is gone\nPut it back."
@@ -179,7 +179,8 @@ def test_a_killed_worker_is_explained():
 def test_scan_lists_the_unreadable_files_and_reports_progress(workers, monkeypatch):
     monkeypatch.setattr(loader, "_SCAN_CHUNK", 4)
     calls = []
-    found = scan(mixed(), np.arange(23)[::-1].copy(), workers, lambda done, total: calls.append((done, total)))
+    backwards = np.arange(23)[::-1].copy()
+    found = survey(mixed(), backwards, workers, lambda done, total: calls.append((done, total))).unreadable
     assert [index for index, _, _ in found] == [8, 7, 3]
     assert [reason for _, _, reason in found][1:] == ["not an image (text)", "empty file"]
     assert calls == [(4, 23), (8, 23), (12, 23), (16, 23), (20, 23), (23, 23)]

@@ -17,7 +17,7 @@ from sslbench.data import regular
 from sslbench.data.formats import folder
 from sslbench.data.images import UNREADABLE_DIGEST, Files
 from sslbench.data.loading import loader
-from sslbench.data.loading.loader import scan
+from sslbench.data.loading.loader import survey
 from sslbench.data.maps.layout import walk
 from sslbench.data.open import open_data
 from sslbench.errors import SslbenchError, UsageError
@@ -76,7 +76,7 @@ def test_a_table_that_lists_them_has_unreadable_images(tmp_path):
     reasons = special(tmp_path)
     (tmp_path / "t.csv").write_text("path,label\n" + "".join(f"{name},a\n" for name in reasons if name != "folder.png"))
     (source,) = open_data(str(tmp_path / "t.csv")).values()
-    found = loader.scan(source, np.arange(len(source)), 0)
+    found = loader.survey(source, np.arange(len(source)), 0).unreadable
     assert {path.rpartition("/")[2]: reason for _, path, reason in found} == {
         name: f"cannot be read ({reason})" for name, reason in reasons.items() if name != "folder.png"
     }
@@ -197,7 +197,7 @@ def test_links_devices_and_names_outside_give_no_image(write, name, tmp_path):
     except SslbenchError as error:
         assert "Traceback" not in str(error)
     else:
-        bad = {index for index, _, _ in scan(source, np.arange(len(source)), workers=0)}
+        bad = {index for index, _, _ in survey(source, np.arange(len(source)), workers=0).unreadable}
         read = {source.ids[i]: source.images.read(i) for i in range(len(source)) if i not in bad}
         assert {"ant/0.png": png(0), "bee/0.png": png(1)} == read
     assert tree_of(tmp_path) == before
@@ -219,5 +219,5 @@ def test_reading_a_folder_changes_nothing_in_it(tmp_path):
     before = tree_of(tmp_path)
     (source,) = open_data(str(tmp_path)).values()
     source.fingerprint()
-    assert scan(source, np.arange(len(source)), workers=0) == []
+    assert survey(source, np.arange(len(source)), workers=0).unreadable == ()
     assert tree_of(tmp_path) == before

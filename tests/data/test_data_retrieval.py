@@ -9,7 +9,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from sslbench.data.decode.handlers import picture_decoder
-from sslbench.data.loading.loader import scan
+from sslbench.data.loading.loader import survey
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
 from sslbench.targets.classes import Answers
@@ -81,7 +81,7 @@ def test_a_box_outside_of_its_image_is_an_unreadable_query(revisited):
     other = {**GROUND_TRUTH, "gnd": [GROUND_TRUTH["gnd"][0], wrong]}
     (revisited / "gnd_toy.pkl").write_bytes(pickle.dumps(other))
     source = open_data(str(revisited))["all"]
-    (bad,) = scan(source, np.arange(len(source)), workers=0)
+    (bad,) = survey(source, np.arange(len(source)), workers=0).unreadable
     assert bad[0] == 5 and bad[2] == "has no pixel in its box 8 0 12 3: the image is 8 x 6 pixels"
 
 

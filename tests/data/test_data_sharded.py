@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sslbench.data.images import Arrays
-from sslbench.data.loading.loader import scan
+from sslbench.data.loading.loader import survey
 from sslbench.data.loading.pretraining import TrainingData
 from sslbench.data.loading.samplers import epoch_order
 from sslbench.data.open import open_data
@@ -186,5 +186,5 @@ def test_what_cannot_be_read_is_listed_in_the_order_that_was_asked_for(tmp_path)
     samples |= {name: (b"no image", samples[name][1]) for name in broken}
     source = open_data(containers.write_shards(tmp_path, samples, 6))["all"]
     rows = np.arange(24)[::-1]
-    found = scan(source, rows, 0)
+    found = survey(source, rows, 0).unreadable
     assert [source.ids[index] for index, _, _ in found] == sorted(broken, reverse=True)

@@ -10,7 +10,7 @@ import pytest
 from helpers.containers import pictures, png, write_zip
 
 from sslbench.data.formats import zip as zip_source
-from sslbench.data.loading.loader import scan
+from sslbench.data.loading.loader import survey
 from sslbench.data.open import open_data
 from sslbench.errors import DataError, UsageError
 from sslbench.targets.none import Unlabelled
@@ -123,7 +123,7 @@ def test_a_damaged_member_is_listed_by_its_name(tmp_path):
     content[content.index(b"PNG") + 20] ^= 1  # of the first member, which is stored as it is
     (tmp_path / "t.zip").write_bytes(bytes(content))
     source = open_data(spec)["all"]
-    ((_, path, reason),) = scan(source, np.arange(12), workers=0)
+    ((_, path, reason),) = survey(source, np.arange(12), workers=0).unreadable
     assert path.endswith("t.zip/ant/00.png") and "check sum" in reason
 
 

@@ -93,23 +93,6 @@ def batches(
         yield from by_size
 
 
-def scan(
-    source: Source,
-    indices: npt.NDArray[np.int64],
-    workers: int,
-    progress: Callable[[int, int], None] | None = None,
-    *,
-    preprocessing: Preprocessing | None = None,
-    reading: Reading = DEFAULT,
-) -> list[Unreadable]:
-    """Decode every picture and return the unreadable ones, in the order of `indices`.
-
-    `indices`: (n,) distinct positions in the source; `progress`: called with (samples done, total); `preprocessing`: of
-    the backbone, whose decoder, channels and limits apply. None: any number of channels.
-    """
-    return list(survey(source, indices, workers, progress, preprocessing=preprocessing, reading=reading).unreadable)
-
-
 @dataclasses.dataclass(frozen=True)
 class Survey:
     """Result of decoding pictures of a source.

@@ -34,55 +34,8 @@ _ENOUGH = 8  # files that must agree before those of all images are read
 _SLACK = 1.0
 
 
-@dataclasses.dataclass
-class BoxIssues:
-    """Names of the objects that were left out or changed on reading."""
-
-    empty: list[str] = dataclasses.field(default_factory=list)
-    outside: list[str] = dataclasses.field(default_factory=list)
-    clipped: list[str] = dataclasses.field(default_factory=list)
-    unmasked: list[str] = dataclasses.field(default_factory=list)
-    shares: list[str] = dataclasses.field(default_factory=list)
-    points_outside: list[str] = dataclasses.field(default_factory=list)
-    miscounted: list[str] = dataclasses.field(default_factory=list)
-    total: int = 0
-
-    def refuse_shares(self, spec: str) -> None:
-        """Refuse data whose boxes all lie between 0 and 1, with fractions: shares of the image, not pixels."""
-        if self.shares and len(self.shares) == self.total:
-            raise DataError(
-                f"{spec}: all {counted(self.total, 'box')} lie between 0 and 1 ({some(self.shares, 2)}): they seem to "
-                "be shares of the image, and pixels are expected",
-                "Multiply x by the width and y by the height of the image. Text files of YOLO hold shares and are "
-                "read as such.",
-            )
-
-    def notes(self, spec: str) -> tuple[str, ...]:
-        """Return one sentence for each kind of change."""
-        most = len(self.clipped) > self.total / 4
-        hint = " (check that boxes are x, y, width, height and that sizes are those of the images)" if most else ""
-        kinds = (
-            (self.empty, "object", "without width or height left out", ""),
-            (self.outside, "object", "outside of the image left out", ""),
-            (self.clipped, "box", "clipped to the image", hint),
-            (self.unmasked, "mask", "without area (fewer than three corners), which no prediction can match", ""),
-            (self.points_outside, "object", "with labelled keypoints outside of the image", ""),
-            (
-                self.miscounted,
-                "object",
-                "whose num_keypoints is not the number of labelled keypoints, which counts",
-                "",
-            ),
-        )
-        return tuple(
-            f"{spec}: {counted(len(names), thing)} {problem}: {some(names)}{hint}"
-            for names, thing, problem, hint in kinds
-            if names
-        )
-
-
 def reports_changed_boxes(note: str) -> bool:
-    """Return whether a note of a source is one of `BoxIssues.notes`: objects that were left out or changed."""
+    """Return whether a note of a source is one of `checked_objects`: objects that were left out or changed."""
     return any(
         part in note
         for part in (" left out: ", " clipped to the image: ", " without area ", " keypoints outside ", "num_keypoints")
@@ -142,7 +95,6 @@ def checked_objects(
         images: of the same length as `sizes`.
         sizes: int64 (N, 2), height and width that the data give; zeros if not known, then nothing is clipped.
     """
-    issues = BoxIssues(total=len(raw))
     turned: tuple[str, ...] = ()
     if isinstance(images, Files):
         sizes, turned = _turned_sizes(spec, raw, sizes, lambda i: Path(images.path(i)))
@@ -153,9 +105,15 @@ def checked_objects(
     boxes, size = raw.boxes, sizes[raw.images]
     given = boxes if raw.given is None else raw.given
     # Numbers from 0 to 1 of which one is not whole are shares of the sides; 0, 0, 1, 1 may be a pixel.
-    issues.shares += named(((given >= 0) & (given <= 1.001)).all(axis=1) & (given != np.trunc(given)).any(axis=1))
+    shares = ((given >= 0) & (given <= 1.001)).all(axis=1) & (given != np.trunc(given)).any(axis=1)
+    if len(raw) and shares.all():
+        raise DataError(
+            f"{spec}: all {counted(len(raw), 'box')} lie between 0 and 1 ({some(named(shares), 2)}): they seem to be "
+            "shares of the image, and pixels are expected",
+            "Multiply x by the width and y by the height of the image. Text files of YOLO hold shares and are read as "
+            "such.",
+        )
     empty = np.logical_not((boxes[:, 2:] > boxes[:, :2]).all(axis=1))
-    issues.empty += named(empty)
     edge = np.tile(size[:, ::-1], 2).astype(np.float64)
     beyond = (boxes[:, :2] < -_SLACK).any(axis=1) | (boxes[:, 2:] > edge[:, 2:] + _SLACK).any(axis=1)
     beyond &= ~empty & (size[:, 0] > 0)
@@ -163,16 +121,25 @@ def checked_objects(
     ends = np.concatenate([np.full((len(edge), 2), np.inf), edge[:, 2:]], axis=1)
     boxes = np.where(beyond[:, None], np.minimum(np.maximum(boxes, [0.0, 0.0, -np.inf, -np.inf]), ends), boxes)
     outside = beyond & ~(boxes[:, 2:] > boxes[:, :2]).all(axis=1)
-    issues.outside += named(outside)
-    issues.clipped += named(beyond & ~outside)
-    kept = ~empty & ~outside
-    masks = raw.masks
-    without_area = [i for i in np.flatnonzero(kept).tolist() if (mask := masks[i]) is not None and is_empty(mask)]
-    issues.unmasked += [raw.name_of(i) for i in without_area]
+    clipped, kept = beyond & ~outside, ~empty & ~outside
+    unmasked = np.zeros(len(raw), dtype=np.bool_)
+    unmasked[[i for i in np.flatnonzero(kept).tolist() if (mask := raw.masks[i]) is not None and is_empty(mask)]] = True
+    most = clipped.sum() > len(raw) / 4
+    hint = " (check that boxes are x, y, width, height and that sizes are those of the images)" if most else ""
+    changes = [
+        (empty, "object", "without width or height left out"),
+        (outside, "object", "outside of the image left out"),
+        (clipped, "box", "clipped to the image"),
+        (unmasked, "mask", "without area (fewer than three corners), which no prediction can match"),
+    ]
     if raw.keypoints is not None:
-        _check_points(raw, raw.keypoints, size, kept, issues)
-    issues.refuse_shares(spec)
-    return _by_image(raw, boxes, kept, len(sizes)), sizes, (*turned, *issues.notes(spec))
+        changes += _odd_points(raw, raw.keypoints, size, kept)
+    notes = [
+        f"{spec}: {counted(int(chosen.sum()), thing)} {problem}: {some(named(chosen))}{hint * (chosen is clipped)}"
+        for chosen, thing, problem in changes
+        if chosen.any()
+    ]
+    return _by_image(raw, boxes, kept, len(sizes)), sizes, (*turned, *notes)
 
 
 def _by_image(
@@ -211,18 +178,20 @@ def _by_image(
     return tuple(found)
 
 
-def _check_points(
-    raw: RawObjects, points: npt.NDArray[np.float64], size: IntArray, kept: npt.NDArray[np.bool_], issues: BoxIssues
-) -> None:
-    """Note what is odd about the keypoints (n, K, 3) of the kept objects in images of a height and width each."""
+def _odd_points(
+    raw: RawObjects, points: npt.NDArray[np.float64], size: IntArray, kept: npt.NDArray[np.bool_]
+) -> list[tuple[npt.NDArray[np.bool_], str, str]]:
+    """Return the kept objects with odd keypoints (n, K, 3), in images of a height and width each, and what is odd."""
     there = labelled(points)
     # Keypoints count from the centre of the first pixel, boxes from its corner.
     at, end = points[:, :, :2], size[:, None, ::-1] - 1 + _SLACK
     outside = (there & ((at < -_SLACK) | (at > end)).any(axis=2)).any(axis=1) & (size[:, 0] > 0) & kept
-    issues.points_outside += [raw.name_of(i) for i in np.flatnonzero(outside).tolist()]
     counts, told = there.sum(axis=1).tolist(), raw.labelled or [None] * len(raw)
-    odd = [i for i in np.flatnonzero(kept).tolist() if told[i] not in (None, counts[i])]
-    issues.miscounted += [raw.name_of(i) for i in odd]
+    odd = np.array([own not in (None, count) for own, count in zip(told, counts, strict=True)], dtype=np.bool_)
+    return [
+        (outside, "object", "with labelled keypoints outside of the image"),
+        (kept & odd, "object", "whose num_keypoints is not the number of labelled keypoints, which counts"),
+    ]
 
 
 def _turned_sizes(

@@ -68,7 +68,7 @@ def unreadable_images(source: Source, preprocessing: Preprocessing, engine: Extr
     log.warning(f"{source.name}: an image cannot be read; looking for all unreadable ones")
     reading = Reading(start_method=engine.start_method)
     rows = np.arange(len(source))
-    found = loader.scan(source, rows, engine.workers, preprocessing=preprocessing, reading=reading)
+    found = loader.survey(source, rows, engine.workers, preprocessing=preprocessing, reading=reading).unreadable
     return unreadable_error(source, [(path, reason) for _, path, reason in found])
 
 
