@@ -19,7 +19,6 @@ from sslbench.paths import FULL, not_written, temporary_beside
 from sslbench.text import HIDDEN, without_secrets
 
 PROJECT_FILE = "sslbench-data.yaml"
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _log = logging.getLogger("sslbench")
 
 
@@ -77,7 +76,7 @@ def entries() -> dict[str, Named]:
 
 def find(name: str) -> Named | None:
     """Return the entry of that name; None if there is none, or if a path of that name exists (with a warning)."""
-    if not _NAME.fullmatch(name):
+    if not strings.NAME.fullmatch(name):
         return None
     named = entries().get(name)
     if named is not None and named.file != user_file():  # a catalog in this folder may have come with the data
@@ -92,10 +91,8 @@ def find(name: str) -> Named | None:
 
 def check_name(name: str) -> None:
     """Refuse a word that cannot be a name."""
-    if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"'{name}' cannot be a name", "Letters, digits, '-', '_' and '.', with a letter or digit in front."
-        )
+    if not strings.NAME.fullmatch(name):
+        raise UsageError(f"'{name}' cannot be a name", strings.NAME_RULE)
 
 
 def add(name: str, entry: CatalogEntry, file: Path, *, overwrite: bool = False) -> None:
@@ -126,8 +123,8 @@ def _read(file: Path) -> dict[str, CatalogEntry]:
     found = {}
     for name, value in config.read_yaml(file).items():
         where = f"{file}: {name}"
-        if not _NAME.fullmatch(name):
-            raise UsageError(f"{where}: cannot be a name", "Letters, digits, '-', '_' and '.'.")
+        if not strings.NAME.fullmatch(name):
+            raise UsageError(f"{where}: cannot be a name", strings.NAME_RULE)
         if not isinstance(value, str | dict):
             raise UsageError(f"{where} should be a string, or a mapping with the key 'data'")
         found[name] = CatalogEntry(value) if isinstance(value, str) else config.build(CatalogEntry, value, where)

@@ -20,10 +20,9 @@ from sslbench.data.formats.voc.tree import (
     map_lists,
     one_year,
 )
-from sslbench.data.maps.classes import LabelMapOptions, coding_beside, with_ignored
-from sslbench.data.maps.files import ValueMaps
+from sslbench.data.maps.classes import LabelMapOptions, coding_beside
 from sslbench.data.maps.foreground import map_readers
-from sslbench.data.maps.layout import by_key, source_of, walk
+from sslbench.data.maps.layout import by_key, sources_of, walk
 from sslbench.data.maps.types import Coding
 from sslbench.data.source import Source
 from sslbench.errors import DataError
@@ -31,25 +30,12 @@ from sslbench.errors import DataError
 _MAPS = "SegmentationClassContext"
 _LISTS = Path("ImageSets") / "SegmentationContext"
 NAMES = (
-    *("aeroplane", "bag", "bed", "bedclothes", "bench", "bicycle", "bird", "boat", "book", "bottle", "building", "bus"),
-    *(
-        "cabinet",
-        "car",
-        "cat",
-        "ceiling",
-        "chair",
-        "cloth",
-        "computer",
-        "cow",
-        "cup",
-        "curtain",
-        "dog",
-        "door",
-        "fence",
-    ),
-    *("floor", "flower", "food", "grass", "ground", "horse", "keyboard", "light", "motorbike", "mountain", "mouse"),
-    *("person", "plate", "platform", "pottedplant", "road", "rock", "sheep", "shelves", "sidewalk", "sign", "sky"),
-    *("snow", "sofa", "table", "track", "train", "tree", "truck", "tvmonitor", "wall", "water", "window", "wood"),
+    *("aeroplane", "bag", "bed", "bedclothes", "bench", "bicycle", "bird", "boat", "book", "bottle", "building"),
+    *("bus", "cabinet", "car", "cat", "ceiling", "chair", "cloth", "computer", "cow", "cup", "curtain", "dog"),
+    *("door", "fence", "floor", "flower", "food", "grass", "ground", "horse", "keyboard", "light", "motorbike"),
+    *("mountain", "mouse", "person", "plate", "platform", "pottedplant", "road", "rock", "sheep", "shelves"),
+    *("sidewalk", "sign", "sky", "snow", "sofa", "table", "track", "train", "tree", "truck", "tvmonitor", "wall"),
+    *("water", "window", "wood"),
 )
 """Classes by value, from 1."""
 
@@ -80,12 +66,9 @@ def open_maps(spec: str, options: LabelMapOptions) -> dict[str, Source]:
     images, maps = image_files(root), by_key(root / _MAPS, walk(root / _MAPS))
     named = coding_beside(root, options) or Coding(tuple(range(1, len(NAMES) + 1)), NAMES)
     coding = dataclasses.replace(named, ignore=() if 0 in named.values else (0,))
-    coding = with_ignored(spec, coding, options.ignore)
-    found = {}
-    for split, (file, stems) in map_lists(root, _LISTS).items():
-        pairs = listed_pairs(root, file, stems, images, _MAPS, maps)
-        found[split] = source_of(spec, split, pairs, ValueMaps(pairs.maps, coding.colours), coding)
-    return found
+    lists = map_lists(root, _LISTS).items()
+    pairs = {split: listed_pairs(root, file, stems, images, _MAPS, maps) for split, (file, stems) in lists}
+    return sources_of(spec, pairs, coding, options)
 
 
 FORMAT = SourceFormat(

@@ -46,7 +46,7 @@ class ObjectColumns:
     def __len__(self) -> int:
         return len(self._images)
 
-    def add(  # noqa: PLR0913  the facts of an object
+    def add(
         self,
         image: int,
         number: int,
@@ -57,7 +57,6 @@ class ObjectColumns:
         mask: Segmentation | None = None,
         point: Sequence[float] | None = None,
         area: float | None = None,
-        crowd: bool = False,
     ) -> None:
         """Add an object: the position of its image, its number in the file, its box x1, y1, x2, y2, and its class.
 
@@ -76,7 +75,7 @@ class ObjectColumns:
         self._areas.append(np.nan if area is None else area)
         self._points.extend((np.nan, np.nan) if point is None else point)
         self._classes.append(self._names.setdefault(name, len(self._names)))
-        self._crowd.append(crowd)
+        self._crowd.append(False)
         self._texts.append(tuple(texts))
         self._masks.append(mask)
 

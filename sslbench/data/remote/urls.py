@@ -54,7 +54,7 @@ def described(url: str) -> RemoteFile:
     return _over_http(url) if url.startswith(("http://", "https://")) else _over_fsspec(url)
 
 
-def refuse_unreachable(address: str, seconds: float = 10) -> None:
+def refuse_unreachable(address: str) -> None:
     """Refuse an http address whose server, or the proxy that the environment names, does not accept connections."""
     parts = urllib.parse.urlsplit(address)
     proxies = urllib.request.getproxies()
@@ -63,7 +63,7 @@ def refuse_unreachable(address: str, seconds: float = 10) -> None:
         parts = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        socket.create_connection((parts.hostname or "", port), timeout=seconds).close()
+        socket.create_connection((parts.hostname or "", port), timeout=10).close()
     except OSError as error:
         raise UnreachableError(f"{parts.hostname} cannot be reached ({error.strerror or error})") from error
 

@@ -312,7 +312,7 @@ def changes_of(view: View, channels: int) -> Changes:
     )
 
 
-def make_view(view: View, channels: int = 3) -> Callable[[torch.Tensor], torch.Tensor]:
+def make_view(view: View) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a picklable function that computes one view of a picture.
 
     Its input is uint8 (C, H, W), or float32 from 0 to 255 for 16-bit samples, fastest with interleaved channels in
@@ -320,7 +320,7 @@ def make_view(view: View, channels: int = 3) -> Callable[[torch.Tensor], torch.T
     8-bit RGB (see `without_colours`). It draws the same number of random numbers for every picture, from torch's
     default generator.
     """
-    return functools.partial(augment, view, changes_of(view, channels))
+    return functools.partial(augment, view, changes_of(view, 3))
 
 
 def make_views(view: View, channels: int = 3, *, colours: bool = True) -> Callable[[torch.Tensor], Crop]:
