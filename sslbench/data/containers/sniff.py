@@ -2,13 +2,15 @@
 
 import binascii
 import codecs
+import contextlib
 import json
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 from sslbench.data.regular import open_regular, read_all
-from sslbench.errors import DataError
+from sslbench.errors import DataError, WeightsError
 
 _MARKS = {
     # First, since the mark of UTF-32 LE begins with that of UTF-16 LE.
@@ -56,11 +58,30 @@ def text_lines(file: Path) -> list[str]:
 def json_of(path: Path) -> Any:
     """Return the content of a JSON file that comes with the data."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_bytes())
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {error}") from error
+
+
+@contextlib.contextmanager
+def unpickling(path: Path, problem: str, remedy: str | None = None) -> Iterator[Callable[[IO[bytes]], Any]]:
+    """Yield a function that reads a pickle without running it; what fails in the block is told as `problem`."""
+    # They load torch.
+    from sslbench.weights.reading.pickled import resolve
+    from sslbench.weights.reading.unpickle import RestrictedPickle
+
+    def load(file: IO[bytes]) -> Any:
+        restricted = RestrictedPickle(path.stat().st_size)
+        return resolve(restricted.load(file), restricted.budget)
+
+    try:
+        yield load
+    except WeightsError as error:
+        raise DataError(f"{path}: {error.message}") from error
+    except Exception as error:  # a damaged file raises anything
+        raise DataError(f"{path} is {problem}, or is damaged: {' '.join(str(error).split())[:200]}", remedy) from error
 
 
 def _of_windows(path: Path, content: bytes, error: UnicodeDecodeError) -> str:

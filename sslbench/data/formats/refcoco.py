@@ -10,25 +10,22 @@ import dataclasses
 import re
 import reprlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from sslbench.config import setting
 from sslbench.data.containers.listed import finds_all, images_folder
 from sslbench.data.containers.members import split_name, split_rank
-from sslbench.data.containers.sniff import json_of
+from sslbench.data.containers.sniff import json_of, unpickling
 from sslbench.data.formats import coco
 from sslbench.data.objects import ObjectSource
 from sslbench.data.objects.crops import CropOptions
 from sslbench.data.objects.regions import RegionTexts, region_format
 from sslbench.data.wording import counted, some
-from sslbench.errors import DataError, UsageError, WeightsError
+from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.targets.objects import Objects
 from sslbench.targets.texts import as_texts
-from sslbench.weights.reading.pickled import resolve
-from sslbench.weights.reading.unpickle import RestrictedPickle
 
 _REFS = re.compile(r"refs\((.+)\)\.(json|p)")
 _INSTANCES = "instances.json"
@@ -109,7 +106,12 @@ def _beside(root: Path) -> Path | None:
 
 def _references(file: Path) -> Named:
     """Return the sentences of each object in each part."""
-    rows = json_of(file) if file.suffix == ".json" else _unpickled(file)
+    if file.suffix == ".json":
+        rows = json_of(file)
+    else:
+        remedy = f"Where it opens, write it as {file.with_suffix('.json').name}: json.dump(refs, FILE)."
+        with unpickling(file, "not a list written by pickle", remedy) as load, file.open("rb") as content:
+            rows = load(content)
     found: Named = {}
     if not isinstance(rows, list) or not rows:
         raise DataError(f"{file} is not a list of references")
@@ -125,21 +127,6 @@ def _references(file: Path) -> Named:
             raise DataError(f"{file}, reference {i}: ann_id is {reprlib.repr(number)}, not a whole number")
         found.setdefault(split_name(part) or part, {}).setdefault(number, []).extend(texts)
     return found
-
-
-def _unpickled(file: Path) -> Any:
-    """Return the content of a pickle of lists, mappings, numbers and texts; nothing in it is run."""
-    try:
-        with file.open("rb") as content:
-            restricted = RestrictedPickle(file.stat().st_size)
-            return resolve(restricted.load(content), restricted.budget)
-    except WeightsError as error:
-        raise DataError(f"{file}: {error.message}") from error
-    except Exception as error:  # a damaged pickle raises anything
-        problem = f"{file} is not a list written by pickle, or is damaged: {' '.join(str(error).split())[:200]}"
-        raise DataError(
-            problem, f"Where it opens, write it as {file.with_suffix('.json').name}: json.dump(refs, FILE)."
-        ) from error
 
 
 def _python2(text: object) -> object:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sslbench.config import setting
+from sslbench.data.containers.sniff import unpickling
 from sslbench.data.format import SampleReader, SampleRequest, SourceFormat
 from sslbench.data.images import Files
 from sslbench.data.labels import single_labels
@@ -29,11 +30,9 @@ from sslbench.data.objects.crops import Crops
 from sslbench.data.regular import matching, reading
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, some
-from sslbench.errors import DataError, UsageError, WeightsError
+from sslbench.errors import DataError, UsageError
 from sslbench.targets.classes import Answers, Queries
 from sslbench.text import printable
-from sslbench.weights.reading.pickled import resolve
-from sslbench.weights.reading.unpickle import RestrictedPickle
 
 Box = tuple[float, float, float, float]
 """x1, y1, x2, y2 in pixels."""
@@ -310,22 +309,15 @@ def open_ground_truth(path: Path, options: RetrievalOptions) -> Source:
 
 def _read(file: Path) -> Mapping[str, Any]:
     """Read a ground truth without running anything in the file."""
-    try:
+    with unpickling(file, "no ground truth") as load, file.open("rb") as stream:
         if file.suffix.lower() == ".mat":
             from scipy.io import loadmat
 
-            content = loadmat(file, simplify_cells=True)
+            content = loadmat(stream, simplify_cells=True)
             # A cell array of one element is read as the element.
             content |= {key: [content[key]] for key in _KEYS if isinstance(content.get(key), str | Mapping)}
         else:
-            with file.open("rb") as stream:
-                restricted = RestrictedPickle(file.stat().st_size)
-                content = resolve(restricted.load(stream), restricted.budget)
-    except WeightsError as error:
-        raise DataError(f"{file}: {error.message}") from error
-    except Exception as error:  # a damaged file raises anything
-        message = " ".join(str(error).split())[:200]
-        raise DataError(f"{file} is no ground truth, or is damaged: {message}") from error
+            content = load(stream)
     if not isinstance(content, Mapping):
         raise _wrong(file, "it holds no dict")
     return content

@@ -10,17 +10,16 @@ import numpy.typing as npt
 
 from sslbench.data.containers.listed import find_listed, folders_beside, image_id
 from sslbench.data.containers.members import by_split, list_beside, names_by_number
+from sslbench.data.containers.sniff import unpickling
 from sslbench.data.format import LabelList, LabelReader, NoOptions, SampleReader, SampleRequest, SourceFormat
 from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.source import Source
 from sslbench.data.wording import counted, part_name
-from sslbench.errors import DataError, UsageError, WeightsError
+from sslbench.errors import DataError, UsageError
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.target import Target
 from sslbench.text import printable
-from sslbench.weights.reading.pickled import resolve
-from sslbench.weights.reading.unpickle import RestrictedPickle
 
 PREFIX = "vissl:"
 _SUFFIXES = (".npy", ".pkl")
@@ -142,23 +141,15 @@ def _list_file(folder: Path, stem: str) -> Path | None:
 
 def _read(path: Path) -> Any:
     """Read an array or list without running anything in the file."""
-    try:
-        with path.open("rb") as file:
-            if path.suffix.lower() == ".npy":
-                version = np.lib.format.read_magic(file)
-                old = version == (1, 0)
-                header = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
-                _, _, dtype = header(file)
-                # Arrays of objects are pickles, which go through the reader below that runs nothing.
-                if not dtype.hasobject:
-                    return _checked_text(np.load(path, mmap_mode="r", allow_pickle=False))
-            restricted = RestrictedPickle(path.stat().st_size)
-            return resolve(restricted.load(file), restricted.budget)
-    except WeightsError as error:
-        raise DataError(f"{path}: {error.message}") from error
-    except Exception as error:  # a damaged pickle raises anything
-        message = " ".join(str(error).split())[:200]
-        raise DataError(f"{path} is not a list written by numpy or pickle, or is damaged: {message}") from error
+    with unpickling(path, "not a list written by numpy or pickle") as load, path.open("rb") as file:
+        if path.suffix.lower() == ".npy":
+            old = np.lib.format.read_magic(file) == (1, 0)
+            header = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+            _, _, dtype = header(file)
+            # Arrays of objects are pickles, which go through the reader below that runs nothing.
+            if not dtype.hasobject:
+                return _checked_text(np.load(path, mmap_mode="r", allow_pickle=False))
+        return load(file)
 
 
 def _checked_text(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

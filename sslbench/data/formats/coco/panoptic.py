@@ -6,7 +6,6 @@ format page of COCO). A segment has a category; those of things are instances, e
 """
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from sslbench.data.containers.listed import find_listed, folders_beside, plain_path
 from sslbench.data.containers.members import safe_name, split_name
+from sslbench.data.containers.sniff import json_of
 from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.images import Files, OfFiles, digests_of
 from sslbench.data.labels import boolean
@@ -132,10 +132,7 @@ def _open(file: Path, options: LabelMapOptions) -> tuple[Pairs, "PanopticMaps", 
 
 
 def _content(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"cannot read {file}: {error}") from error
+    content = json_of(file)
     number = (int, str)
     keys: dict[str, dict[str, Any]] = {
         "images": {"id": number, "file_name": str},
