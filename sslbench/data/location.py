@@ -4,13 +4,13 @@ import dataclasses
 import logging
 import os
 import re
-from collections import Counter
 from pathlib import Path
 
 from sslbench.data import catalog, remote, strings
 from sslbench.data.decode.sampling import ClipOptions
 from sslbench.data.format import all_formats, readable_formats
 from sslbench.data.tiles import TileOptions
+from sslbench.data.wording import repeated
 from sslbench.errors import UsageError
 from sslbench.paths import file_url_path
 
@@ -105,7 +105,6 @@ def _without_options(spec: str) -> tuple[str, dict[str, str]]:
     known |= OF_ANY_IMAGES
     if spec.startswith(("http://", "https://")) and not set(options) <= known:
         return spec, {}  # a query for the server
-    if len(options) < len(pairs):
-        twice = next(key for key, times in Counter(key for key, _, _ in pairs).items() if times > 1)
-        raise UsageError(f"'{spec}' gives the option '{twice}' more than once", "Keep one of them.")
+    if twice := repeated(key for key, _, _ in pairs):
+        raise UsageError(f"'{spec}' gives the option '{twice[0]}' more than once", "Keep one of them.")
     return match["location"], options

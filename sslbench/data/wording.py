@@ -2,10 +2,14 @@
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from sslbench.errors import DataError
+
+T = TypeVar("T")
 
 
 def counted(n: int, thing: str) -> str:
@@ -28,6 +32,15 @@ def some(names: Sequence[object], n: int = 3, *, total: int | None = None) -> st
     """
     listed, total = ", ".join(str(name) for name in names[:n]), len(names) if total is None else total
     return listed if total <= n else f"{listed} and {total - n:,} more"
+
+
+def repeated(values: Iterable[T]) -> list[T]:
+    """Return the values that occur more than once, in the order of their texts.
+
+    >>> repeated(["dog", "ant", "dog"])
+    ['dog']
+    """
+    return sorted((value for value, times in Counter(values).items() if times > 1), key=str)
 
 
 def refuse_problems(name: str, things: str, total: int, problems: Mapping[str, Sequence[object]], remedy: str) -> None:

@@ -13,7 +13,7 @@ from sslbench.data.containers.exports import NOT_READ, export_by
 from sslbench.data.containers.sniff import ARRAYS, SUFFIXES, decoded, is_clutter, read_text
 from sslbench.data.labels import NO_CLASS_FOLDERS, single_labels
 from sslbench.data.source import Source
-from sslbench.data.wording import counted, part_name, some
+from sslbench.data.wording import counted, part_name, repeated, some
 from sslbench.errors import DataError
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.target import Images, Target
@@ -133,8 +133,7 @@ def in_clutter(name: str) -> bool:
 
 def refuse_twice(spec: str, ids: Sequence[str]) -> None:
     """Raise if a name occurs twice."""
-    if len(set(ids)) < len(ids):
-        twice = sorted(name for name, n in Counter(ids).items() if n > 1)
+    if twice := repeated(ids):
         raise DataError(f"{spec} holds {counted(len(twice), 'image')} more than once: {some(twice)}")
 
 

@@ -23,6 +23,7 @@ from sslbench.data.maps.foreground import layout_readers
 from sslbench.data.maps.layout import Pairs, by_key, find_places, in_order, pair, paired, source_of, walk
 from sslbench.data.maps.types import Coding, RawMap
 from sslbench.data.source import Source
+from sslbench.data.wording import repeated
 from sslbench.errors import DataError
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.targets.label_maps import Grid
@@ -150,7 +151,7 @@ def _names_in_json(spec: str, splits: dict[str, Pairs]) -> tuple[Coding, list[st
             raise DataError(f"{file} should list annotation.object with name and name_ndx: {error!r}") from error
         names |= {value: name for value, name in found.items() if value > 0 and value not in names}
     if names:
-        twice = {name for name in names.values() if list(names.values()).count(name) > 1}
+        twice = repeated(names.values())
         pairs = [(value, f"{name} ({value})" if name in twice else name) for value, name in sorted(names.items())]
         return make_coding(spec, pairs), []
     numbers: set[int] = set()

@@ -12,7 +12,6 @@ import csv
 import dataclasses
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from sslbench.data.maps.layout import walk
 from sslbench.data.maps.types import SAME_SIZE, size_and_turn, size_difference
 from sslbench.data.regular import reading
 from sslbench.data.source import Source
-from sslbench.data.wording import counted, part_name, some
+from sslbench.data.wording import counted, part_name, repeated, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import MAX_PIXELS
@@ -252,7 +251,7 @@ def _of_list(root: Path) -> list[_Image]:
     files = [file for each in images for file in (each.file, *(each.masks or ()))]
     if missing := [file for file in files if not (root / file).is_file()]:
         raise DataError(f"{path}: {counted(len(missing), 'file')} not found below {root}: {some(missing)}")
-    if twice := [file for file, number in Counter(each.file for each in images).items() if number > 1]:
+    if twice := repeated(each.file for each in images):
         raise DataError(f"{path} lists {counted(len(twice), 'image')} more than once: {some(twice)}")
     return images
 

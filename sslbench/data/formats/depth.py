@@ -20,7 +20,7 @@ from sslbench.data.maps.layout import FOLDER, PairedFiles, Pairs, divided, find_
 from sslbench.data.maps.values import SUFFIXES, DepthOptions, NormalOptions, Quantity, ValueFiles
 from sslbench.data.regular import matching
 from sslbench.data.source import Source
-from sslbench.data.wording import part_name, some
+from sslbench.data.wording import part_name, repeated, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.targets.pixel_values import Depth, Normals
@@ -169,9 +169,8 @@ def listed_pairs(
     """
     known = {image: values for image, values in pairs if image and values and values != _NONE}
     images = [image for image, _ in pairs]
-    if len(set(images)) < len(images):
-        twice = next(image for image in images if images.count(image) > 1)
-        raise DataError(f"{where} lists {printable(twice)} twice")
+    if twice := repeated(images):
+        raise DataError(f"{where} lists {printable(twice[0])} twice")
     if not known:
         raise DataError(f"{where} lists no image with {quantity}")
     found = find_listed(where, list(known), image_folders, "?images=FOLDER")

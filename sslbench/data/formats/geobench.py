@@ -9,7 +9,6 @@ and 255; see `_parts.bands.scaled`. (Statistics in band_stats.json are of all pa
 `scale=none` gives bands of 16 bits without a sign as they are.
 """
 
-import collections
 import dataclasses
 import re
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ from sslbench.data.maps.foreground import map_readers
 from sslbench.data.maps.layout import in_order
 from sslbench.data.maps.types import CodedMaps, Coding, source_of_maps
 from sslbench.data.source import Source
-from sslbench.data.wording import counted, part_name, some
+from sslbench.data.wording import counted, part_name, repeated, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.targets.target import Target
@@ -81,8 +80,7 @@ def _partition(spec: str, options: GeoBenchOptions) -> dict[str, list[str]]:
         names = [found.name.removesuffix(_PARTITION.format("")) for found in Path(spec).glob(_PARTITION.format("*"))]
         raise UsageError(f"{spec} has no partition '{options.partition}'", did_you_mean(options.partition, names))
     parts = {split_name(split) or split: sorted(names) for split, names in _lists(file).items() if names}
-    counts = collections.Counter(name for names in parts.values() for name in names)
-    if twice := [name for name, number in counts.items() if number > 1]:
+    if twice := repeated(name for names in parts.values() for name in names):
         raise DataError(f"{file} names {counted(len(twice), 'sample')} twice, in one part or two: {some(twice)}")
     return parts
 

@@ -29,7 +29,7 @@ from sslbench.data.maps.layout import walk
 from sslbench.data.objects.crops import Crops
 from sslbench.data.regular import matching, reading
 from sslbench.data.source import Source
-from sslbench.data.wording import counted, some
+from sslbench.data.wording import counted, repeated, some
 from sslbench.errors import DataError, UsageError
 from sslbench.targets.classes import Answers, Queries
 from sslbench.text import printable
@@ -102,10 +102,8 @@ def assembled(
     """
     for answers in tasks.values():
         for query, each in answers.items():
-            listed = each.positives + each.ignored
-            if len(set(listed)) < len(listed):
-                twice = next(image for i, image in enumerate(listed) if image in listed[:i])
-                raise DataError(f"{name}: {twice} is twice among the positives and ignored images of {query}")
+            if twice := repeated(each.positives + each.ignored):
+                raise DataError(f"{name}: {twice[0]} is twice among the positives and ignored images of {query}")
     files, labels = dict(files), dict(labels)
     if distractors:
         for path, file in images_below(Path(distractors).expanduser()).items():

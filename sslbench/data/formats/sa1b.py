@@ -30,7 +30,7 @@ from sslbench.data.objects.columns import LONGEST_SIDE, ObjectColumns
 from sslbench.data.objects.regions import RegionTexts, region_readers
 from sslbench.data.regular import open_regular, reading
 from sslbench.data.strings import expanded
-from sslbench.data.wording import counted, some
+from sslbench.data.wording import counted, repeated, some
 from sslbench.errors import DataError, UnreachableError, UsageError
 from sslbench.targets.target import Images
 from sslbench.targets.texts import as_texts, captions_in
@@ -147,8 +147,8 @@ def _of_tars(paths: Sequence[Path]) -> tuple[list[str], Images, Texts]:
         parts.append((path, stamp, tuple(index.names[i] for i in images), whole_places(index.numbers[images])))
         ids += [printable(index.names[i]) for i in images]
         places += [(path, name, *index.numbers[rows[name]].tolist()) for name in of_images]
-    if len(set(ids)) < len(ids):
-        raise DataError(f"{paths[0]} and others: {some(sorted(i for i in set(ids) if ids.count(i) > 1))} stand twice")
+    if twice := repeated(ids):
+        raise DataError(f"{paths[0]} and others: {some(twice)} stand twice")
     return ids, joined(parts, origins), _read_all(places)
 
 

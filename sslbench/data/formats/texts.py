@@ -28,7 +28,7 @@ from sslbench.data.maps.layout import in_order
 from sslbench.data.objects.regions import RegionTexts, text_sources
 from sslbench.data.open import open_data
 from sslbench.data.source import Source
-from sslbench.data.wording import counted, part_name, some
+from sslbench.data.wording import counted, part_name, repeated, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.targets.target import OfClasses
@@ -94,10 +94,8 @@ def open(spec: str, options: TextOptions) -> dict[str, Source]:
 
 def _listed(spec: str, split: str, texts: Mapping[str, list[str]], folders: list[Path]) -> Source:
     found = find_listed(spec, list(texts), folders, "?images=FOLDER")
-    if len(set(found.ids)) < len(found.ids):
-        raise DataError(
-            f"{spec} names an image in two ways: {some(sorted(i for i in found.ids if found.ids.count(i) > 1))}"
-        )
+    if twice := repeated(found.ids):
+        raise DataError(f"{spec} names an image in two ways: {some(twice)}")
     order = sorted(range(len(found.ids)), key=found.ids.__getitem__)
     own = list(texts.values())
     images = found.files.select(np.array(order, dtype=np.int64))

@@ -24,7 +24,7 @@ from sslbench.data.maps.layout import by_key, walk
 from sslbench.data.objects import ObjectSource
 from sslbench.data.objects.boxes import AnnotatedImage, box_format, object_sources, size_in_file
 from sslbench.data.regular import open_regular, reading
-from sslbench.data.wording import counted, some
+from sslbench.data.wording import counted, repeated, some
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.detection.keypoints import COCO_SIGMAS, Skeleton
 from sslbench.text import printable
@@ -393,8 +393,7 @@ def _listed(root: Path, places: Sequence[Place]) -> tuple[str, ...]:
 
 
 def _refuse_twice(where: str, names: list[str]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if twice:
+    if twice := repeated(names):
         raise DataError(f"{where}: two classes have the same name: {some(twice)}")
 
 

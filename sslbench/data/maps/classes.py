@@ -4,7 +4,6 @@ import dataclasses
 import json
 import logging
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +15,7 @@ from sslbench.data.decode.picture import UnreadableImage
 from sslbench.data.images import Files
 from sslbench.data.maps.files import load
 from sslbench.data.maps.types import Coding
-from sslbench.data.wording import counted, some
+from sslbench.data.wording import counted, repeated, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.preprocessing import MAX_PIXELS
@@ -99,8 +98,7 @@ def make_coding(where: object, pairs: Iterable[tuple[int, str]], *, colours: boo
 
 def refuse_twice(where: object, column: Sequence[object], what: str) -> None:
     """Refuse values that occur twice."""
-    twice = sorted(str(x) for x, n in Counter(column).items() if n > 1)
-    if twice:
+    if twice := repeated(column):
         raise DataError(f"{where}: the same {what} occurs twice: {some(twice)}")
 
 

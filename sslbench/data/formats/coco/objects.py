@@ -16,7 +16,7 @@ from sslbench.data.images import Files
 from sslbench.data.labels import marks
 from sslbench.data.objects import ObjectSource
 from sslbench.data.objects.boxes import RawObjects, checked_objects, size_in_file
-from sslbench.data.wording import counted, some
+from sslbench.data.wording import counted, repeated, some
 from sslbench.errors import DataError
 from sslbench.metrics.detection.keypoints import Skeleton
 from sslbench.metrics.detection.masks import first_problem
@@ -47,8 +47,7 @@ def read_skeleton(spec: str, categories: Sequence[Row], kinds: object) -> Skelet
         own = row["keypoints"]
         if not isinstance(own, list) or not all(isinstance(name, str) and name for name in own):
             raise DataError(f"{spec}, category {row['id']}: keypoints is {own!r:.80}, not a list of names")
-        if len(set(own)) < len(own):
-            twice = [name for name in dict.fromkeys(own) if own.count(name) > 1]
+        if twice := repeated(own):
             raise DataError(f"{spec}, category {row['id']}: the keypoint {some(twice)} is listed twice")
         for name in own:
             names.setdefault(name, len(names))

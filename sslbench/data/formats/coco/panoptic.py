@@ -25,7 +25,7 @@ from sslbench.data.maps.layout import Pairs, in_order, source_of
 from sslbench.data.maps.types import Coding, RawMap, distinct
 from sslbench.data.regular import matching
 from sslbench.data.source import Source
-from sslbench.data.wording import counted, some
+from sslbench.data.wording import counted, repeated, some
 from sslbench.errors import DataError, UsageError
 from sslbench.text import printable
 
@@ -234,8 +234,7 @@ def _broken(segments: tuple[Segment, ...], there: dict[int, int]) -> tuple[str, 
     unlisted = [f"{i} ({counted(n, 'pixel')})" for i, n in there.items() if i and i not in listed]
     if unlisted:
         found.append(f"the PNG has segments that segments_info lacks: {some(unlisted)}")
-    twice = sorted({i for i in known if known.count(i) > 1})
-    if twice:
+    if twice := repeated(known):
         found.append(f"segments_info lists a segment twice: {some(twice)}")
     if 0 in known:
         found.append("segments_info has a segment 0, which is reserved for no segment")

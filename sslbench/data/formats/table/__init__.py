@@ -43,7 +43,7 @@ from sslbench.data.labels import (
 )
 from sslbench.data.objects.view import viewed
 from sslbench.data.source import Source
-from sslbench.data.wording import counted, some
+from sslbench.data.wording import counted, repeated, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.targets.classes import Classes
@@ -355,8 +355,7 @@ def _read_text(path: Path) -> TableColumns:
             f"{path} has no header: its first line is {', '.join(names)}",
             f"Put a line above it, such as: {_BOXES if len(names) > _BOX else 'path,label'}",
         )
-    twice = sorted(name for name, times in collections.Counter(names).items() if times > 1)
-    if twice:
+    if twice := repeated(names):
         raise DataError(f"{path}: the header has the column '{twice[0]}' twice", "Rename or remove one of them.")
     lines = [line for line, _ in rows[1:]]
     for line, row in rows[1:]:

@@ -100,8 +100,6 @@ def _annotated(tree: Path, split: str) -> list[str]:
     odd = [stem for stem in stems if len(stem.split()) > 1]
     if odd:
         raise DataError(f"{path} should name one image per line: {odd[0]!r}")
-    if len(set(stems)) < len(stems):
-        raise DataError(f"{path} lists an image twice: {some(sorted({s for s in stems if stems.count(s) > 1}))}")
     missing = [stem for stem in stems if not (tree / ANNOTATIONS / f"{stem}.xml").exists()]
     if missing and len(missing) == len(stems):
         return []

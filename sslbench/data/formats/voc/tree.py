@@ -1,6 +1,5 @@
 """Folders and lists of Pascal VOC trees, shared by the readers of images, objects and label maps."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from sslbench.data.containers.sniff import read_text
 from sslbench.data.images import Files
 from sslbench.data.maps.layout import Pairs, by_key, walk
 from sslbench.data.regular import matching
-from sslbench.data.wording import some
+from sslbench.data.wording import repeated, some
 from sslbench.errors import DataError
 from sslbench.text import printable
 
@@ -63,7 +62,7 @@ def read_lines(path: Path) -> list[str]:
 def read_stems(path: Path) -> list[str]:
     """Return the sorted stems of a list with one image per line."""
     stems = [line.strip() for line in read_lines(path) if line.strip()]
-    if twice := sorted(stem for stem, n in Counter(stems).items() if n > 1):
+    if twice := repeated(stems):
         raise DataError(f"{path} lists an image twice: {some(twice)}")
     if outside := [stem for stem in stems if ".." in Path(stem).parts or Path(stem).is_absolute()]:
         raise DataError(f"{path} lists images outside of the tree: {some(outside)}")
