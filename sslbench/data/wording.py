@@ -34,6 +34,11 @@ def some(names: Sequence[object], n: int = 3, *, total: int | None = None) -> st
     return listed if total <= n else f"{listed} and {total - n:,} more"
 
 
+def one_line(error: object, most: int = 200) -> str:
+    """Return the text of an error without line breaks, cut to some characters; of one without text its name."""
+    return " ".join(str(error).split())[:most] or type(error).__name__
+
+
 def repeated(values: Iterable[T]) -> list[T]:
     """Return the values that occur more than once, in the order of their texts.
 

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from sslbench.data.regular import open_regular, read_all
+from sslbench.data.wording import one_line
 from sslbench.errors import DataError, WeightsError
 
 _MARKS = {
@@ -81,7 +82,7 @@ def unpickling(path: Path, problem: str, remedy: str | None = None) -> Iterator[
     except WeightsError as error:
         raise DataError(f"{path}: {error.message}") from error
     except Exception as error:  # a damaged file raises anything
-        raise DataError(f"{path} is {problem}, or is damaged: {' '.join(str(error).split())[:200]}", remedy) from error
+        raise DataError(f"{path} is {problem}, or is damaged: {one_line(error)}", remedy) from error
 
 
 def _of_windows(path: Path, content: bytes, error: UnicodeDecodeError) -> str:

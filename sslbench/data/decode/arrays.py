@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.data.decode.picture import UnreadableImage, check_size
+from sslbench.data.wording import one_line
 from sslbench.preprocessing import MAX_PIXELS
 
 Array = npt.NDArray[Any]
@@ -53,7 +54,7 @@ def array_of(data: bytes, path: str, names: Sequence[str] = ()) -> Array | None:
     except UnreadableImage:
         raise
     except Exception as error:  # decoders raise almost anything on a damaged file
-        raise UnreadableImage(path, f"damaged ({' '.join(str(error).split())[:120]})") from error
+        raise UnreadableImage(path, f"damaged ({one_line(error)})") from error
     if not isinstance(values, np.ndarray):  # any file can be a member of an .npz
         raise UnreadableImage(path, "a .npz file whose member is no array")
     if values.dtype.kind not in "fuib":

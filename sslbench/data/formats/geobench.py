@@ -31,7 +31,7 @@ from sslbench.data.maps.foreground import map_readers
 from sslbench.data.maps.layout import in_order
 from sslbench.data.maps.types import CodedMaps, Coding, source_of_maps
 from sslbench.data.source import Source
-from sslbench.data.wording import counted, part_name, repeated, some
+from sslbench.data.wording import counted, one_line, part_name, repeated, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.targets.target import Target
@@ -66,7 +66,7 @@ def _read_bands(path: str, bands: Sequence[str]) -> list[npt.NDArray[Any]]:
             keys = {_DATE.sub("", key): key for key in file}
             found = [np.asarray(file[keys[band]]).squeeze() for band in bands]
     except (OSError, KeyError, DataError) as error:
-        reason = f"no band {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:300]
+        reason = f"no band {error}" if isinstance(error, KeyError) else one_line(error, 300)
         raise OSError(f"{path}: {reason}") from error
     if wrong := next((shape for band in found if len(shape := band.shape) != 2), None):
         raise OSError(f"{path}: a band has the shape {wrong}, and height and width are expected")

@@ -14,7 +14,7 @@ from sslbench.data.format import NoOptions, SampleReader, SourceFormat
 from sslbench.data.images import Arrays
 from sslbench.data.labels import labels_of
 from sslbench.data.source import Source
-from sslbench.data.wording import counted, in_python, part_name, some
+from sslbench.data.wording import counted, in_python, one_line, part_name, some
 from sslbench.errors import DataError, UsageError
 from sslbench.targets.none import Unlabelled
 from sslbench.targets.target import Target
@@ -55,7 +55,7 @@ def open(spec: str) -> dict[str, Source]:
                     labels = labels_of(column, len(images), name=f"{spec}, {keys['labels']}")
                 sources[split] = Source(name, numbered_ids(len(images)), labels, Arrays(images, name))
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError, NotImplementedError) as error:
-        raise DataError(f"cannot read {spec}: {' '.join(str(error).split())[:200]}") from error
+        raise DataError(f"cannot read {spec}: {one_line(error)}") from error
     return {split: sources[split] for split in sorted(sources, key=split_rank)}
 
 

@@ -32,7 +32,7 @@ from sslbench.data.hashes import Stamp
 from sslbench.data.labels import multi_labels, single_labels, split_cell
 from sslbench.data.source import Source
 from sslbench.data.strings import expanded
-from sslbench.data.wording import counted, some
+from sslbench.data.wording import counted, one_line, some
 from sslbench.errors import DataError, UsageError
 from sslbench.targets.target import Target
 from sslbench.text import printable
@@ -170,7 +170,7 @@ def _label(container: str, file: IO[bytes], name: str, offset: int, size: int) -
         is_json = name.lower().endswith(".json") or (text.startswith("[") and text.endswith("]"))
         value = json.loads(text) if is_json else text
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{shown} cannot be read as a label: {' '.join(str(error).split())[:100]}") from error
+        raise DataError(f"{shown} cannot be read as a label: {one_line(error)}") from error
     if isinstance(value, dict):
         # Reversed, so that of keys that differ in case only the first stays.
         keys = {str(key).lower(): key for key in reversed(value)}

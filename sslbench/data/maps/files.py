@@ -18,6 +18,7 @@ from sslbench.data.decode.files import orientation, strict_and_silent
 from sslbench.data.decode.picture import UPRIGHT, UnreadableImage, check_size, declared_too_large
 from sslbench.data.images import Files, OfFiles, digests_of
 from sslbench.data.maps.types import RawMap
+from sslbench.data.wording import one_line
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.targets.label_maps import Grid
 
@@ -103,7 +104,7 @@ def decode_pixels(data: bytes, path: str, max_pixels: int) -> MapPixels:
         except Image.DecompressionBombError as error:
             raise declared_too_large(error, path, max(max_pixels, MAX_PIXELS)) from error
         except Exception as error:  # decoders raise almost anything on a damaged file
-            words = " ".join(str(error).split())[:120]
+            words = one_line(error)
             raise UnreadableImage(path, "truncated" if "truncated" in words else f"damaged ({words})") from error
 
 

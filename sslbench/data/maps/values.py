@@ -18,6 +18,7 @@ from sslbench.data.decode.picture import UnreadableImage, check_size
 from sslbench.data.images import Files, OfFiles
 from sslbench.data.maps.files import refuse_turned, stored, white_of
 from sslbench.data.maps.types import SAME_SIZE, size_difference
+from sslbench.data.wording import one_line
 from sslbench.errors import DataError
 from sslbench.preprocessing import MAX_PIXELS
 
@@ -45,7 +46,7 @@ def decode_values(data: bytes, path: str, names: Sequence[str] = NAMES) -> npt.N
     except UnreadableImage:
         raise
     except Exception as error:  # decoders raise almost anything on a damaged file
-        raise UnreadableImage(path, f"damaged ({' '.join(str(error).split())[:120]})") from error
+        raise UnreadableImage(path, f"damaged ({one_line(error)})") from error
     # A tensor saved by torch users has its channels first; images of 1 or 3 rows do not occur.
     if values.ndim == 3 and values.shape[0] in (1, 3) and values.shape[2] not in (1, 3):
         values = np.moveaxis(values, 0, 2)  # channels first

@@ -14,6 +14,7 @@ from sslbench.data import prepare
 from sslbench.data.formats import torchvision as torchvision_sets
 from sslbench.data.formats.hf import files as hub
 from sslbench.data.open import open_data
+from sslbench.data.wording import one_line
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.paths import temporary_beside
@@ -251,7 +252,7 @@ def _prepare_tfds(wanted: Download, builder: Any, config: Any = None) -> None:
 
 def _unreachable(wanted: Download, place: Path, error: Exception) -> DataError:
     return DataError(
-        f"{wanted.name} cannot be downloaded: {' '.join(str(error).split())[:200]}",
+        f"{wanted.name} cannot be downloaded: {one_line(error)}",
         f"Without a network: get the files of {wanted.page} elsewhere and put them into {place.absolute()}",
     )
 

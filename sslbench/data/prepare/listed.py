@@ -10,6 +10,7 @@ import numpy as np
 
 from sslbench.data.containers.members import safe_name
 from sslbench.data.prepare.layout import NewFiles, Official, listed_lines, members
+from sslbench.data.wording import one_line
 from sslbench.errors import DataError
 
 # Splits of metric learning (Oh Song et al., CVPR 2016): classes of test are not in train.
@@ -92,10 +93,8 @@ def _dog_places(lists: Path) -> dict[str, str]:
         }
         rows = [(part, str(file)) for part, listed in files.items() for file in np.ravel(listed)]
     except Exception as error:  # a damaged file raises anything
-        message = " ".join(str(error).split())[:200]
-        raise DataError(
-            f"{lists} does not hold the lists of train and test: {message}", "Download it again."
-        ) from error
+        problem = f"{lists} does not hold the lists of train and test: {one_line(error)}"
+        raise DataError(problem, "Download it again.") from error
     if wrong := next((file for _, file in rows if safe_name(file) != file), None):
         raise DataError(f"{lists} names {wrong!a}, which lies outside of Images/")
     return {f"Images/{file}": f"{part}/{file}" for part, file in rows}
@@ -134,10 +133,8 @@ def _car_places(labels: Path) -> dict[str, str]:
         content: Any = scipy.io.loadmat(io.BytesIO(labels.read_bytes()), squeeze_me=True, variable_names="annotations")
         rows = [(str(row["relative_im_path"]), int(row["class"])) for row in content["annotations"].ravel()]
     except Exception as error:  # a damaged file raises anything
-        message = " ".join(str(error).split())[:200]
-        raise DataError(
-            f"{labels} does not hold the annotations of all cars: {message}", "It belongs to car_ims.tgz."
-        ) from error
+        problem = f"{labels} does not hold the annotations of all cars: {one_line(error)}"
+        raise DataError(problem, "It belongs to car_ims.tgz.") from error
     places = {}
     for name, number in rows:
         if not _CAR_NAME.fullmatch(name) or not 1 <= number <= 2 * _CARS_TRAIN_CLASSES:

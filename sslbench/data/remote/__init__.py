@@ -34,7 +34,7 @@ from typing import IO, Any, cast
 from sslbench import paths
 from sslbench.data.hashes import Stamp
 from sslbench.data.remote.urls import RemoteFile, described, refuse_unreachable
-from sslbench.data.wording import counted, warn_once
+from sslbench.data.wording import counted, one_line, warn_once
 from sslbench.errors import DataError, UnreachableError, UsageError
 from sslbench.locks import lock
 from sslbench.text import without_secrets
@@ -229,12 +229,12 @@ def _ask(url: str) -> RemoteFile:
         about = json.loads(_beside(_place_of(url), "info").read_text(encoding="utf-8"))
         size, state = about["size"], about["state"]
     except (OSError, ValueError, KeyError):
-        raise UnreachableError(f"{url} cannot be reached: {_one_line(problem)}") from problem
+        raise UnreachableError(f"{url} cannot be reached: {one_line(problem)}") from problem
 
     def fail() -> Any:
-        raise OSError(f"it cannot be reached: {_one_line(problem)}") from problem
+        raise OSError(f"it cannot be reached: {one_line(problem)}") from problem
 
-    warn_once(f"{url} cannot be reached ({_one_line(problem)}): the cached copy is used")
+    warn_once(f"{url} cannot be reached ({one_line(problem)}): the cached copy is used")
     return RemoteFile(url, size, state, fail)
 
 
@@ -340,7 +340,7 @@ def _attempt(origin: Origin) -> IO[bytes]:
         try:
             stream = stack.enter_context(contextlib.closing(open_stream()))
         except Exception as error:  # fsspec's packages have errors of their own
-            raise _TransferError(_one_line(error)) from error
+            raise _TransferError(one_line(error)) from error
         raw = _Raw(stream)
         buffered = io.BufferedReader(raw, _CHUNK)
         unpacker = _unpacker(buffered.peek(_HEAD_BYTES)) if unpack else None
@@ -378,7 +378,7 @@ class _Raw(io.RawIOBase):
         try:
             chunk = self._stream.read(len(buffer))
         except Exception as error:
-            raise _TransferError(_one_line(error)) from error
+            raise _TransferError(one_line(error)) from error
         buffer[: len(chunk)] = chunk
         self.count += len(chunk)
         return len(chunk)
@@ -394,7 +394,7 @@ def _read(source: IO[bytes], raw: _Raw, name: str, size: int | None) -> bytes:
         if size is not None and raw.count < size and not raw.read(1):
             raise _TransferError(f"the transfer ended after {raw.count:,} of {size:,} bytes") from error
         raise DataError(
-            f"{name} is damaged or truncated: {_one_line(error)}", "Download or create the file again."
+            f"{name} is damaged or truncated: {one_line(error)}", "Download or create the file again."
         ) from error
 
 
@@ -415,10 +415,6 @@ _UNPACKERS: dict[bytes, Callable[[Any], Any]] = {
 
 def _unpacker(head: bytes) -> Callable[[Any], Any] | None:
     return next((unpacker for magic, unpacker in _UNPACKERS.items() if head.startswith(magic)), None)
-
-
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 class _NewCopy:

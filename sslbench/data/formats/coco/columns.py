@@ -19,7 +19,7 @@ from sslbench.data.containers.sniff import encoding_of, head
 from sslbench.data.formats.coco.assets import Assets
 from sslbench.data.formats.coco.rows import NotAMappingError, is_sqlite, json_rows, view_entries
 from sslbench.data.labels import marks
-from sslbench.data.wording import some
+from sslbench.data.wording import one_line, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 
@@ -347,11 +347,6 @@ def provenance(info: Any, key: str) -> str:
 def text_of(value: object) -> str:
     """Return a value as the text of an attribute."""
     return "" if value is None else str(value).strip()
-
-
-def one_line(error: object) -> str:
-    """Return a message without line breaks, of at most 200 characters."""
-    return " ".join(str(error).split())[:200]
 
 
 @contextlib.contextmanager

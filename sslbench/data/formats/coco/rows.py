@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from sslbench.data.containers.sniff import encoding_of, head
+from sslbench.data.wording import one_line
 from sslbench.errors import DataError
 
 _SIGNATURE = b"SQLite format 3\0"
@@ -129,7 +130,7 @@ def json_list(path: Path) -> Iterator[dict[str, Any]]:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise DataError(f"{path} is not a list of mappings in JSON: {' '.join(str(error).split())[:200]}") from error
+        raise DataError(f"{path} is not a list of mappings in JSON: {one_line(error)}") from error
 
 
 def _rows(text: "_Text") -> Iterator[Any]:

@@ -23,7 +23,7 @@ from sslbench.data.images import refuse_other_content
 from sslbench.data.labels import labels_of_cells, multi_labels, single_labels
 from sslbench.data.regular import read_image
 from sslbench.data.source import Source
-from sslbench.data.wording import counted, some
+from sslbench.data.wording import counted, one_line, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.targets.none import Unlabelled
@@ -133,7 +133,7 @@ def has_images_in_rows(path: Path) -> bool:
 
 def damaged(path: Path, error: object) -> DataError:
     """Return the error for a file that is not what its suffix says."""
-    return DataError(f"cannot read {path}: {' '.join(str(error).split())[:200]}", "It may be incomplete: get it again.")
+    return DataError(f"cannot read {path}: {one_line(error)}", "It may be incomplete: get it again.")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -175,7 +175,7 @@ class ColumnImages(InContainers):
         try:
             cell = self._file(container).cell(self.column, row)
         except (pyarrow.ArrowException, MemoryError, ValueError, LookupError) as error:
-            raise OSError(f"row {row} of {path}: {' '.join(str(error).split())[:200]}") from error
+            raise OSError(f"row {row} of {path}: {one_line(error)}") from error
         content, file = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, None)
         if isinstance(content, bytes):
             return content, None

@@ -8,7 +8,7 @@ from typing import TypeVar
 from sslbench.data.containers.members import split_name
 from sslbench.data.containers.sniff import json_of
 from sslbench.data.regular import reading
-from sslbench.data.wording import some
+from sslbench.data.wording import one_line, some
 from sslbench.errors import DataError, UsageError
 from sslbench.paths import files_below
 
@@ -62,7 +62,7 @@ def _from_hub(spec: str, location: str) -> Path:
 def not_reached(problem: str, error: Exception) -> DataError:
     """Return the error of a data set that the hub does not give."""
     return DataError(
-        f"{problem}: {' '.join(str(error).split())[:200]}",
+        f"{problem}: {one_line(error)}",
         "Without a network: save_to_disk elsewhere, copy the folder and give it as --data hf:FOLDER.",
     )
 

@@ -30,7 +30,7 @@ from sslbench.data.objects.crops import CropOptions
 from sslbench.data.objects.view import viewed
 from sslbench.data.regular import matching
 from sslbench.data.source import Source
-from sslbench.data.wording import counted, part_name, some
+from sslbench.data.wording import counted, one_line, part_name, some
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.detection.matches import Federated, Frequency
 from sslbench.names import did_you_mean
@@ -317,8 +317,7 @@ def _blocks(table: Path, photos: Photos, classes: _Classes, columns: Sequence[st
     except OSError as error:
         raise DataError(f"cannot read {table}: {error.strerror or error}") from error
     except (ValueError, OverflowError) as error:  # of pandas, too
-        problem = " ".join(str(error).split())[:200]
-        raise DataError(f"{table} is damaged in line {line:,} or behind it: {problem}") from error
+        raise DataError(f"{table} is damaged in line {line:,} or behind it: {one_line(error)}") from error
 
 
 class _Order:

@@ -23,7 +23,7 @@ from sslbench.data.hashes import Stamp, check_unchanged
 from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.regular import matching
 from sslbench.data.source import Source
-from sslbench.data.wording import counted, some
+from sslbench.data.wording import counted, one_line, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
 from sslbench.targets.none import Unlabelled
@@ -46,7 +46,7 @@ def build_array_record(path: Path, keys: Keys) -> Index:
         ]
         reader.close()  # raises the error that num_records hides
     except (RuntimeError, IndexError, ValueError) as error:
-        raise DataError(f"{path} is damaged: {' '.join(str(error).split())[:200]}", AGAIN) from error
+        raise DataError(f"{path} is damaged: {one_line(error)}", AGAIN) from error
     return index_of(entries)
 
 
@@ -60,7 +60,7 @@ def _reader(path: str) -> Any:
     try:
         return array_record_module.ArrayRecordReader(path)
     except RuntimeError as error:
-        raise DataError(f"cannot read {path}: {' '.join(str(error).split())[:200]}", AGAIN) from error
+        raise DataError(f"cannot read {path}: {one_line(error)}", AGAIN) from error
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ class ArrayRecords(InContainers):
             check_unchanged(path, Path(path).stat(), self.stamps[container])
             content: bytes = self._readers.get(path, _MAX_OPEN, _reader).read([record])[0]
         except (RuntimeError, IndexError) as error:
-            raise OSError(f"record {record} of {path}: {' '.join(str(error).split())[:200]}") from error
+            raise OSError(f"record {record} of {path}: {one_line(error)}") from error
         if len(content) < offset + size:
             raise OSError(f"record {record} of {path} is shorter than it was")
         return content[offset : offset + size]
