@@ -80,18 +80,6 @@ def r2_each(values: npt.ArrayLike, predicted: npt.ArrayLike) -> FloatArray:
     return np.asarray(each[0])
 
 
-def spearman(values: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
-    """Return Spearman's correlation of the ranks, -1 to 1, equal values sharing their mean rank; arguments as for `r2`.
-
-    NaN where values or predictions do not vary.
-
-    >>> spearman([1.0, 2.0, 3.0], [10.0, 20.0, 300.0])
-    1.0
-    """
-    true = _columns(values)
-    return float(Ranks(true, _columns(predicted)).correlation(np.ones((1, len(true))))[0, 0])
-
-
 class Errors:
     """R2, mean absolute error and root mean square error of weighted samples."""
 
@@ -127,7 +115,11 @@ class Errors:
 
 
 class Ranks:
-    """Rank correlation of values and predictions of weighted samples."""
+    """Spearman's rank correlation of values and predictions of weighted samples; equal values share their mean rank.
+
+    >>> Ranks([1.0, 2.0, 3.0], [10.0, 20.0, 300.0]).correlation(np.ones((1, 3))).tolist()
+    [[1.0]]
+    """
 
     def __init__(self, values: npt.ArrayLike, predicted: npt.ArrayLike) -> None:
         """Rank values and predictions, both (N,) or (N, C)."""

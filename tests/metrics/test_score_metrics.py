@@ -187,8 +187,7 @@ def test_the_summary_leads_with_r2_and_its_intervals_hold_the_values():
 def test_a_prediction_of_the_mean_explains_nothing():
     values, _ = numbers(50, 1, 3, 3)
     assert regression.r2(values, np.full_like(values, values.mean())) == pytest.approx(0, abs=1e-12)
-    assert np.isnan(regression.spearman(values, np.zeros_like(values)))
-    assert regression.r2(values, values) == 1 and regression.spearman(values, values**3) == pytest.approx(1)
+    assert regression.r2(values, values) == 1
 
 
 def expected_calibration_error(classes, probabilities, **how):
