@@ -3,8 +3,9 @@
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
-from sslbench.errors import UsageError
+from sslbench.errors import ResultError, UsageError
 from sslbench.identity import row_key
 from sslbench.leaderboard.columns import column_names, natural, precision_text, preprocessing_text, row_names
 from sslbench.leaderboard.marks import mark_best, row_flags, with_floor_tests
@@ -22,7 +23,8 @@ from sslbench.leaderboard.model import (
 from sslbench.leaderboard.verdict import names_of, verdicts
 from sslbench.metrics.catalog import find
 from sslbench.names import did_you_mean
-from sslbench.results import MetricValue, Result, mean_metric
+from sslbench.results import MetricValue, Result, holes, mean_metric
+from sslbench.results.records import left_out, read_readable
 
 _ORDER = ("chance", "majority", "", "pixels", "untrained")
 
@@ -84,6 +86,43 @@ def table(
         sorted_by=sorted_by,
     )
     return _with_average(board) if average else board
+
+
+def read_folders(roots: Sequence[Path]) -> tuple[list[Result], list[ResultError]]:
+    """Return all records below the folders, one that lies in several of them once, and the errors of broken ones.
+
+    Raises:
+        ResultError: there are none, or none that can be read.
+    """
+    for root in roots:
+        if root.is_file():
+            raise UsageError(f"{root} is a file, not a folder of results", f"Give its folder: {root.parent}.")
+        if not root.is_dir():
+            near = [f.name for f in root.parent.iterdir() if f.is_dir()] if root.parent.is_dir() else []
+            raise UsageError(f"there is no folder {root}", did_you_mean(root.name, near))
+    read = [read_readable(root) for root in roots]
+    # The same measurement under two names of weights is two rows, under one name one.
+    found = {(result.id, result.weights.name): result for results, _ in read for result in results}
+    broken = [error for _, errors in read for error in errors]
+    if not found and broken:
+        raise broken[0]
+    if not found:
+        raise ResultError(
+            f"there are no result records below {' '.join(map(str, roots))}", "`sslbench eval` writes them."
+        )
+    return list(found.values()), broken
+
+
+def notes_of_folders(roots: Sequence[Path], broken: Sequence[ResultError]) -> list[str]:
+    """Return a note for each hole in the folders, and for each record and list of holes that could not be read."""
+    notes, unread = list[str](), list(broken)
+    for root in roots:
+        try:
+            found = holes.texts(holes.read(root))
+            notes += [f"Hole: {text}. {remedy}".rstrip() for text, remedy in found.items()]
+        except ResultError as error:
+            unread.append(error)
+    return [*notes, *left_out(unread)]
 
 
 def _known_by_rows(records: Sequence[Result]) -> list[str]:

@@ -163,7 +163,7 @@ def extra_texts(board: Board, row: Row) -> list[str]:
     return [extra_text(extra.values[position]) for extra in board.extras]
 
 
-def to_rich(board: Board) -> "Table":
+def extras_to_rich(board: Board) -> "Table":
     """Return the columns on request for the terminal: a line each and a column per row, so that it stays narrow."""
     from rich.table import Table
 

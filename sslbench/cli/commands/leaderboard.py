@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import click
 
@@ -12,11 +12,7 @@ from sslbench.cli import options, remote_folder, tables, terminal
 from sslbench.cli.echo import echo, echo_text, is_verbose
 from sslbench.cli.flags import argument_options, flag
 from sslbench.cli.help import GroupedCommand
-from sslbench.errors import ResultError, UsageError
-from sslbench.names import did_you_mean
-
-if TYPE_CHECKING:
-    from sslbench.results import Result
+from sslbench.errors import UsageError
 
 
 @click.command("leaderboard", cls=GroupedCommand)
@@ -58,36 +54,10 @@ def command(
     if options.is_typed(ctx, "form") and csv_path is None:
         raise UsageError("--form needs --csv")
     files = {"csv": csv_path, "html": html_path, "markdown": markdown_path, "latex": latex_path}
-    files |= {"model card": model_card, "timm's csv": timm_csv, "mteb": mteb}
+    files |= {"model card": model_card, "timm's csv": timm_csv, "mteb": mteb, "curves": curves, "layers": layers_path}
     extras = [name.strip() for name in (columns or "").split(",") if name.strip()]
     roots = tuple(remote_folder.pull(folder) for folder in folders) or (Path("results"),)
     write_board(roots, files, form=form, metric=metric, published=published, average=average, columns=extras)
-    if curves is not None:
-        from sslbench.leaderboard import plots
-
-        plots.data_efficiency(_records(roots)[0], curves, metric=metric)
-        echo(f"curves: {curves.resolve()}")
-    if layers_path is not None:
-        from sslbench.leaderboard import plots
-
-        plots.draw_layers(_records(roots)[0], layers_path, metric=metric)
-        echo(f"layers: {layers_path.resolve()}")
-
-
-def _records(roots: Sequence[Path]) -> "tuple[list[Result], list[ResultError]]":
-    """Return all records below the folders, one that lies in several of them once, and the errors of broken ones."""
-    from sslbench.results.records import read_readable
-
-    for root in roots:
-        if root.is_file():
-            raise UsageError(f"{root} is a file, not a folder of results", f"Give its folder: {root.parent}.")
-        if not root.is_dir():
-            near = [f.name for f in root.parent.iterdir() if f.is_dir()] if root.parent.is_dir() else []
-            raise UsageError(f"there is no folder {root}", did_you_mean(root.name, near))
-    read = [read_readable(root) for root in roots]
-    # The same measurement under two names of weights is two rows, under one name one.
-    found = {(result.id, result.weights.name): result for results, _ in read for result in results}
-    return list(found.values()), [error for _, broken in read for error in broken]
 
 
 def write_board(
@@ -102,35 +72,20 @@ def write_board(
 ) -> None:
     """Print the table of all records below `roots` and write it to files."""
     from sslbench import leaderboard
-    from sslbench.leaderboard import columns as further_columns
-    from sslbench.results import holes, records
 
-    results, broken = _records(roots)
-    if not results and broken:
-        raise broken[0]
-    if not results:
-        raise ResultError(
-            f"there are no result records below {' '.join(map(str, roots))}", "`sslbench eval` writes them."
-        )
+    results, broken = leaderboard.read_folders(roots)
     board = leaderboard.table(results, metric=metric, average=average)
     if published:
         board = leaderboard.with_published(board, leaderboard.read_published())
-    board = further_columns.with_extras(board, columns)
-    unfilled = []
-    for root in roots:
-        try:
-            found = holes.texts(holes.read(root))
-            unfilled += [f"Hole: {text}. {remedy}".rstrip() for text, remedy in found.items()]
-        except ResultError as error:
-            broken.append(error)
-    notes = (*board.notes, *(board.disagreements if is_verbose() else ()), *unfilled, *records.left_out(broken))
-    board = dataclasses.replace(board, notes=notes)
+    board = leaderboard.with_extras(board, columns)
+    more = (*(board.disagreements if is_verbose() else ()), *leaderboard.notes_of_folders(roots, broken))
+    board = dataclasses.replace(board, notes=(*board.notes, *more))
     for verdict in board.verdicts:
         echo_text(verdict)
     console = tables.console(120)
     console.print(leaderboard.to_rich(board, console.width))
     if board.extras:
-        console.print(further_columns.to_rich(board))
+        console.print(leaderboard.extras_to_rich(board))
     write: dict[str, Callable[[leaderboard.Board, Path], None]] = {
         "csv": functools.partial(leaderboard.to_csv, form=form),
         "html": leaderboard.to_html,
@@ -139,6 +94,8 @@ def write_board(
         "model card": leaderboard.to_model_card,
         "timm's csv": leaderboard.to_timm_csv,
         "mteb": leaderboard.to_mteb,
+        "curves": lambda _, path: leaderboard.data_efficiency(results, path, metric=metric),
+        "layers": lambda _, path: leaderboard.draw_layers(results, path, metric=metric),
     }
     for kind, path in (files or {}).items():
         if path is None:
