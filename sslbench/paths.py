@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from sslbench import locks
-from sslbench.errors import UsageError
+from sslbench.errors import SslbenchError, UsageError
 
 DataFolder = Literal["benchmarks", "configs", "model_converters"]
 
@@ -145,6 +145,29 @@ def temporary_beside(path: Path, suffix: str = "") -> Iterator[Path]:
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink()
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary file in the folder of `path` that replaces `path` when the block ends without an error."""
+    written = 0
+    try:
+        with temporary_beside(path, path.suffix) as temporary:
+            try:
+                yield temporary
+                # On the disk before it is renamed: after a power cut the name must not stand for an empty file.
+                with temporary.open("rb") as file:
+                    os.fsync(file.fileno())
+                temporary.replace(path)
+            finally:
+                written = temporary.stat().st_size if temporary.exists() else 0
+    except OSError as error:
+        if error.errno not in FULL:
+            raise UsageError(not_written(path, error)) from error
+        raise SslbenchError(
+            not_written(path, error),
+            f"Free some, or write elsewhere. Nothing is left of the {written:,} bytes that were written.",
+        ) from error
 
 
 def _new_locked(path: Path, suffix: str) -> tuple[int, Path]:

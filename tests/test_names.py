@@ -21,12 +21,11 @@ from sslbench.cli.main import cli
 from sslbench.data import remote
 from sslbench.errors import DataError, UsageError
 from sslbench.locks import lock
-from sslbench.paths import temporary_beside
+from sslbench.paths import new_file, temporary_beside
 from sslbench.results import holes
 from sslbench.results.holes import Hole
 from sslbench.results.records import replace_file
 from sslbench.solvers.neighbours import nearest
-from sslbench.weights.save import new_file
 
 
 def test_every_kind_lists_what_is_there():

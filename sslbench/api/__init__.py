@@ -46,6 +46,7 @@ from sslbench.results import Result, Results, records
 from sslbench.runtime.progress import interactive
 from sslbench.train import checkpoints
 from sslbench.train.observers.always import always
+from sslbench.weights.reading.folders import checkpoint_files
 
 __all__ = [
     "compare",
@@ -216,7 +217,7 @@ def evaluate_checkpoints(
         >>> [point.at.step for point in curve.points], curve.first.protocol.name
         ([1, 2], 'knn')
     """
-    files = [str(path) for path in checkpoints.files(Path(folder))]
+    files = [str(path) for path in checkpoint_files(Path(folder))]
     if not files:
         raise UsageError(f"{folder} has no checkpoints of a pretraining run", "Give RUN/checkpoints.")
     tasks = tasks_of(protocols, settings)

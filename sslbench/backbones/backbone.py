@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sslbench import user_code
-from sslbench.errors import BackboneError
+from sslbench.errors import BackboneError, UsageError
 from sslbench.preprocessing import Preprocessing
 from sslbench.runtime.seeds import preserved_random_states
 from sslbench.weights.fill import LoadReport, tensors_sha256
@@ -23,6 +23,7 @@ from sslbench.weights.heads import heads_sha256
 log = logging.getLogger("sslbench")
 
 PROBE_SIDE = 224  # used if the preprocessing fixes no size
+_LAST_MAPS = ("last", "res5", "conv5")  # last layers with a grid, of timm's models, ResNets and AlexNets
 _OF_TORCH = frozenset(vars(nn.Module()))
 
 
@@ -105,6 +106,18 @@ class Backbone:
     def title(self) -> str:
         """Name in messages, which tell the network from its untrained floor."""
         return f"{self.name} untrained" if self.untrained else self.name
+
+    @property
+    def last_map(self) -> str:
+        """Name of the last layer with a map.
+
+        Raises:
+            UsageError: no layer is known to have one.
+        """
+        for name in _LAST_MAPS:
+            if name in self.aliases:
+                return name
+        raise UsageError(f"{self.name} has no layer that is known to have a grid", "Name one with --layers.")
 
     @functools.cached_property
     def weights_sha256(self) -> str:

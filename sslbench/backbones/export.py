@@ -17,9 +17,9 @@ from sslbench.backbones.backbone import Backbone, copied
 from sslbench.backbones.classifier import Classifier
 from sslbench.backbones.layers import Layer, forward_layers, relative_difference
 from sslbench.errors import BackboneError, UsageError
+from sslbench.paths import new_file
 from sslbench.preprocessing import Preprocessing
 from sslbench.weights.format_name import check_export
-from sslbench.weights.save import new_file
 
 log = logging.getLogger("sslbench")
 

@@ -17,8 +17,6 @@ from sslbench.backbones.layer_spec import SIZED_BY_THE_IMAGE, Pool
 from sslbench.backbones.layers import Layer, hooked, map_of, resolve_layers, run, single_layers
 from sslbench.errors import BackboneError, UsageError
 
-# Names of the last layer with a grid, of timm's models, ResNets and AlexNets.
-_LAST_MAPS = ("last", "res5", "conv5")
 _KINDS = SIZED_BY_THE_IMAGE
 
 
@@ -31,7 +29,7 @@ def resolve_grids(backbone: Backbone, specs: Sequence[str], size: tuple[int, int
             "Give --resize HEIGHTxWIDTH --crop none, such as --resize 448x448 --crop none.",
         )
     grids: dict[str, Layer] = {}
-    for spec in specs or [last_map(backbone)]:
+    for spec in specs or [backbone.last_map]:
         kind = next((kind for kind in _KINDS if spec.endswith(f":{kind}")), "")
         layers = resolve_layers(backbone, [spec.removesuffix(f":{kind}") if kind else spec])
         shapes = _shapes(backbone, layers, size)
@@ -49,17 +47,9 @@ def refuse_clips(backbone: Backbone) -> None:
         )
 
 
-def last_map(backbone: Backbone) -> str:
-    """Return the name of the last layer with a map."""
-    for name in _LAST_MAPS:
-        if name in backbone.aliases:
-            return name
-    raise UsageError(f"{backbone.name} has no layer that is known to have a grid", "Name one with --layers.")
-
-
 def last_map_of_cells(backbone: Backbone, size: tuple[int, int]) -> str:
     """Return the name of the last layer whose map of images of a height and width has more than one cell."""
-    last = last_map(backbone)
+    last = backbone.last_map
     names = [*backbone.aliases]
     for name in reversed(names[: names.index(last) + 1]):
         try:

@@ -350,28 +350,6 @@ def check_recorded_preprocessing(found: Preprocessing, where: str) -> Preprocess
     return dataclasses.replace(found, decoder=tuple(from_file(found.decoder, f"{where}.decoder", "--decoder {}")))
 
 
-def mapped_stem(
-    recognised: Recognised, weights: str, *, rule: str, channels: int | None, backbone: str | None
-) -> tuple[Recognised, str]:
-    """Map the stem of recognised weights to another number of channels.
-
-    channels: to which number; None: 1 for 'sum'.
-    -> The same with another stem, and the name of the backbone that takes it.
-    """
-    stem = parse_rule(rule)
-    if stem.name == "random":
-        raise UsageError("--stem random does not apply to convert, which adds no new values")
-    channels = 1 if stem.name == "sum" and channels is None else channels
-    if channels is None:
-        raise UsageError(f"--stem {rule} needs --in-chans, the number of channels", "For example --in-chans 4.")
-    name = with_channels(backbone or architecture(recognised, weights), channels)
-    if backbone is None:
-        check_recorded(name, weights, numbers=sum(tensor.numel() for tensor in recognised.canonical.values()))
-    built = build(name)
-    canonical, mapped, _ = fit_stem(recognised.canonical, built, stem, what=weights)
-    return dataclasses.replace(recognised, canonical=canonical, changes=mapped), built.name
-
-
 def _without(report: LoadReport, built: Backbone, random: tuple[str, ...]) -> LoadReport:
     """Return the report with these tensors, left random, counted as missing."""
     if not random:

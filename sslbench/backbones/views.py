@@ -33,22 +33,18 @@ class WholeImages:
         """Return the values of a preprocessing to change."""
         return dict(values)
 
-    def fitted(
-        self, backbone: "Backbone", origins: Mapping[str, str], *, trained_side: bool
-    ) -> "tuple[Backbone, dict[str, str]]":
-        """Return the backbone as it takes such images, and the origins of the values that have an effect."""
-        from sslbench.backbones.sizes import built_for
-
-        return built_for(backbone), dict(origins)
+    def effective(self, own: Preprocessing, origins: Mapping[str, str], *, trained_side: bool) -> dict[str, str]:
+        """Return the origins of the values of a preprocessing that have an effect."""
+        return dict(origins)
 
     def layers(self, backbone: "Backbone", specs: Sequence[str]) -> "tuple[Layer, ...]":
         """Return the named layers, or the default one; UsageError or BackboneError for those that there are not."""
         from sslbench.backbones.layers import resolve_layers
 
-        return resolve_layers(backbone, specs or (backbone.default_layer,))
+        return resolve_layers(backbone, specs)
 
     def as_read(self, own: Preprocessing, *, trained_side: bool) -> Preprocessing:
-        """Return a preprocessing as protocols read it, which is what their keys hold; arguments as for `fitted`."""
+        """Return a preprocessing as protocols read it, which is what their keys hold; arguments as for `effective`."""
         return own
 
     def pixel_cells(self, layers: "Sequence[Layer]") -> tuple[int, int] | None:
@@ -95,21 +91,16 @@ class OwnSizes(WholeImages):
             )
         return dict(values)
 
-    def fitted(
-        self, backbone: "Backbone", origins: Mapping[str, str], *, trained_side: bool
-    ) -> "tuple[Backbone, dict[str, str]]":
-        """Return the backbone as it is, and the origins without those of sizes."""
+    def effective(self, own: Preprocessing, origins: Mapping[str, str], *, trained_side: bool) -> dict[str, str]:
+        """Return the origins without those of sizes."""
         effective = {name: origin for name, origin in origins.items() if name not in SIZES}
-        if self.as_read(backbone.preprocessing, trained_side=trained_side).trained_side is not None:
+        if self.as_read(own, trained_side=trained_side).trained_side is not None:
             effective["trained_side"] = origins["crop"]
-        return backbone, effective
+        return effective
 
     def layers(self, backbone: "Backbone", specs: Sequence[str]) -> "tuple[Layer, ...]":
         """Return the named layers themselves, by default the last one with a map."""
-        from sslbench.backbones.grids import last_map
-        from sslbench.backbones.layers import resolve_layers
-
-        return resolve_layers(backbone, specs or [last_map(backbone)])
+        return super().layers(backbone, specs or [backbone.last_map])
 
     def as_read(self, own: Preprocessing, *, trained_side: bool) -> Preprocessing:
         """Return it without sizes; the side that the backbone was trained on stands in their place if it is read."""
@@ -131,12 +122,10 @@ class DetectedImages(OwnSizes):
             )
         return super().asked(own, values, protocol)
 
-    def fitted(
-        self, backbone: "Backbone", origins: Mapping[str, str], *, trained_side: bool
-    ) -> "tuple[Backbone, dict[str, str]]":
-        """Return the backbone as it is; its decoder, mean and std have an effect."""
+    def effective(self, own: Preprocessing, origins: Mapping[str, str], *, trained_side: bool) -> dict[str, str]:
+        """Return the origins of decoder, mean and std."""
         read = ("mean", "std", "decoder", "max_pixels")
-        return backbone, {name: origin for name, origin in origins.items() if name in read}
+        return {name: origin for name, origin in origins.items() if name in read}
 
     def layers(self, backbone: "Backbone", specs: Sequence[str]) -> "tuple[Layer, ...]":
         """Return (): the detector takes the network apart by itself."""

@@ -19,7 +19,7 @@ from sslbench.detection.models.build import build_detector
 from sslbench.detection.models.detector import Detector
 from sslbench.detection.recipe import DetectionSettings
 from sslbench.detection.saved import SUFFIX, DetectorDescription, read_detector, save_detector
-from sslbench.detection.train import Trained, TrainingRun, make_optimizer, train
+from sslbench.detection.train import Trained, TrainingRun, check_processes, make_optimizer, train
 from sslbench.distributed import this_process
 from sslbench.distributed.collectives import from_first, rank
 from sslbench.distributed.parallel import module_state
@@ -55,11 +55,12 @@ class DetectorRun:
 
 def try_backend(settings: DetectionSettings, backbone: Backbone, device: torch.device) -> DetectionSettings:
     """Build the detector once, to find what does not fit; return its keys as Detectron2 takes them."""
+    processes = this_process().world
+    check_processes(settings.recipe, processes)
     if settings.program == "torchvision":
         make_optimizer(build_detector(backbone, settings.recipe, 1, keypoints=1), settings.recipe)
         return settings
-    given, processes = settings.d2 or {}, this_process().world
-    checked = check_configuration(backbone, settings.recipe, given, device=device, processes=processes)
+    checked = check_configuration(backbone, settings.recipe, settings.d2 or {}, device=device, processes=processes)
     return dataclasses.replace(settings, d2=plain(checked.given))
 
 

@@ -12,10 +12,11 @@ from sslbench.data.checks.objects import narrow, unusable
 from sslbench.data.objects import ObjectSource
 from sslbench.data.source import Source
 from sslbench.data.wording import counted
-from sslbench.detection.recipe import DetectionRecipe
+from sslbench.detection.recipe import DetectionRecipe, DetectionSettings
 from sslbench.distributed.collectives import gather_objects, rank, world_size
 from sslbench.errors import DataError, UsageError
 from sslbench.runtime.progress import Progress
+from sslbench.train.observers.always import requested
 from sslbench.weights.formats.tables import load_table
 from sslbench.weights.reading import files
 
@@ -28,8 +29,10 @@ _STRIDES = (*_EITHER, "caffe2_resnet", "caffe2_resnet_jigsaw", "detectron2_caffe
 _DETECTRON2 = ("detectron2", "detectron2_c4")
 
 
-def check_weights(recipe: DetectionRecipe, backbone: Backbone, weights: str) -> None:
+def check_weights(settings: DetectionSettings, backbone: Backbone, weights: str) -> None:
     """Refuse a backbone that no detector takes, or whose weights were trained on other images than the recipe's."""
+    recipe = settings.recipe
+    requested(settings, Path(), {})  # refuses what is not installed
     if backbone.kind.pixels:
         raise UsageError("a detector needs a network, and 'pixels' is none", "Give weights, or random with --backbone.")
     if backbone.preprocessing.channels != 3:

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 from sslbench.arrays import ByteArray
 from sslbench.metrics.detection import Detections, Truth
 from sslbench.metrics.detection import masks as rle
-from sslbench.weights.save import new_file
+from sslbench.paths import new_file
 
 _SHORTEST = 240  # pixels; smaller images are enlarged so that the text is legible
 _LONGEST = 480

@@ -20,6 +20,7 @@ from sslbench.detection.models.build import build_detector
 from sslbench.detection.models.detector import Detector
 from sslbench.detection.recipe import ON_TRANSFORMERS, ONE_STAGE, DetectionRecipe, changed_network, what_is_trained
 from sslbench.errors import UsageError, WeightsError
+from sslbench.paths import new_file
 from sslbench.preprocessing import Preprocessing
 from sslbench.results import canonical
 from sslbench.train import checkpoints
@@ -94,7 +95,7 @@ def save_detector(path: Path, state: Mapping[str, Tensor], about: DetectorDescri
     content = save.own_content(backbone, backbone=about.backbone, metadata=metadata)
     content[_KEY] = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in others.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with save.new_file(path) as temporary:
+    with new_file(path) as temporary:
         save.write_torch(temporary, content)
     return path
 

@@ -24,7 +24,7 @@ from sslbench.distributed.parallel import broadcast_buffers, wrap
 from sslbench.errors import UsageError
 from sslbench.runtime.seeds import seeded
 from sslbench.runtime.signals import stop_signals
-from sslbench.train import checkpoints, loop
+from sslbench.train import loop
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import NotFiniteError, RateSchedules, TrainingPlan
 from sslbench.train.meter import LogRecord
@@ -35,6 +35,7 @@ from sslbench.train.optimizers.optimizer import OptimizerSettings
 from sslbench.train.optimizers.optimizer import make_optimizer as make_grouped_optimizer
 from sslbench.train.parameter_groups import GroupRates, grouped, norm_parameters, numbered_layers
 from sslbench.train.state import State, resume, save
+from sslbench.weights.reading.folders import newest_checkpoint
 
 _LINES = 100  # log lines per training, if it has that many iterations
 _FEWEST = 20  # largest number of iterations between two lines
@@ -331,7 +332,7 @@ class _DetectorTraining(Learner, loop.Run[Batch]):
         """Name the losses that are not finite."""
         recipe = self.detector.recipe
         bad = ", ".join(name for name, part in loss.parts.items() if not torch.isfinite(part))
-        kept = checkpoints.newest(self.run.folder)
+        kept = newest_checkpoint(self.run.folder)
         where = f" The last checkpoint, {kept}, is older." if kept else ""
         raise NotFiniteError(
             f"the loss is {mean} in iteration {step.index + 1} of {recipe.iterations} ({bad}).{where}",

@@ -1,12 +1,16 @@
-"""Rank of this process and number of processes, from the environment that torchrun or srun sets.
+"""Rank of this process, number of processes and their meeting point, from the environment that torchrun or srun sets.
 
 This module does not import torch; process groups and collective operations are in `collectives`.
 """
 
 import dataclasses
 import os
+import re
 
 from sslbench.errors import UsageError
+
+_HOST = r"(?:[^\[\],\s]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+"
+_HOSTS = re.compile(rf"({_HOST})(?:,{_HOST})*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,3 +40,33 @@ def this_process() -> Process:
     if not 0 <= rank < world:
         raise UsageError(f"{names[0]}={rank} does not fit {names[1]}={world}")
     return Process(rank, world, local)
+
+
+def set_rendezvous() -> None:
+    """Set MASTER_ADDR and MASTER_PORT under srun, from the variables of the step; torchrun sets them itself."""
+    env = os.environ
+    if "MASTER_ADDR" not in env and "SLURM_STEP_NODELIST" in env:
+        env["MASTER_ADDR"] = first_host(env["SLURM_STEP_NODELIST"])
+        # Jobs that share the machine need different ports.
+        env.setdefault("MASTER_PORT", str(20000 + int(env.get("SLURM_JOB_ID", "0")) % 20000))
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in env]
+    if missing:
+        raise UsageError(
+            f"several processes were started, but {' and '.join(missing)} is not set",
+            "Start them with torchrun: torchrun --nproc-per-node 2 -m sslbench pretrain ...",
+        )
+
+
+def first_host(nodes: str) -> str:
+    """Return the first host name of SLURM's compact list of hosts.
+
+    >>> first_host("gpu[01-03,7]-ib,login")
+    'gpu01-ib'
+    """
+    whole = _HOSTS.fullmatch(nodes)
+    if whole is None:
+        raise UsageError(
+            f"'{nodes}' is not a SLURM host list such as node[003-006,9],other",
+            "Set MASTER_ADDR to the first host of the job.",
+        )
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", whole[1])

@@ -5,7 +5,6 @@ import datetime
 import functools
 import itertools
 import os
-import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
@@ -15,12 +14,10 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.autograd.function import FunctionCtx
 from torch.distributed.rendezvous import rendezvous
 
-from sslbench.distributed import Process, this_process
+from sslbench.distributed import Process, set_rendezvous, this_process
 from sslbench.distributed.failures import ending_together
 from sslbench.errors import SslbenchError, UsageError
 
-_HOST = r"(?:[^\[\],\s]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+"
-_HOSTS = re.compile(rf"({_HOST})(?:,{_HOST})*")
 T = TypeVar("T")
 
 _GROUPS = itertools.count()  # all processes join the same groups in the same order
@@ -85,36 +82,6 @@ def _store(process: Process, address: str, port: str, timeout: datetime.timedelt
     """Return the store at MASTER_ADDR and MASTER_PORT: that of torchrun, or one that the first process serves."""
     store, _, _ = next(rendezvous("env://", process.rank, process.world, timeout=timeout))
     return cast(Store, store)
-
-
-def set_rendezvous() -> None:
-    """Set MASTER_ADDR and MASTER_PORT under srun, from the variables of the step; torchrun sets them itself."""
-    env = os.environ
-    if "MASTER_ADDR" not in env and "SLURM_STEP_NODELIST" in env:
-        env["MASTER_ADDR"] = first_host(env["SLURM_STEP_NODELIST"])
-        # Jobs that share the machine need different ports.
-        env.setdefault("MASTER_PORT", str(20000 + int(env.get("SLURM_JOB_ID", "0")) % 20000))
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in env]
-    if missing:
-        raise UsageError(
-            f"several processes were started, but {' and '.join(missing)} is not set",
-            "Start them with torchrun: torchrun --nproc-per-node 2 -m sslbench pretrain ...",
-        )
-
-
-def first_host(nodes: str) -> str:
-    """Return the first host name of SLURM's compact list of hosts.
-
-    >>> first_host("gpu[01-03,7]-ib,login")
-    'gpu01-ib'
-    """
-    whole = _HOSTS.fullmatch(nodes)
-    if whole is None:
-        raise UsageError(
-            f"'{nodes}' is not a SLURM host list such as node[003-006,9],other",
-            "Set MASTER_ADDR to the first host of the job.",
-        )
-    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", whole[1])
 
 
 def world_size() -> int:

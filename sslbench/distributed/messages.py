@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from sslbench.distributed import Process, this_process
+from sslbench.distributed import Process, set_rendezvous, this_process
 from sslbench.errors import SslbenchError, UsageError
 
 if TYPE_CHECKING:
@@ -77,8 +77,6 @@ def _meeting() -> Iterator[tuple[Process, "Store | None"]]:
 
 def _reached(process: Process, *, serves: bool) -> "Store":
     from torch._C._distributed_c10d import PrefixStore, TCPStore
-
-    from sslbench.distributed.collectives import set_rendezvous
 
     set_rendezvous()
     store = TCPStore(

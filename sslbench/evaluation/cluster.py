@@ -14,9 +14,9 @@ import numpy.typing as npt
 from sslbench.arrays import IntArray
 from sslbench.errors import DataError, UsageError
 from sslbench.features.extract import Extraction
+from sslbench.paths import new_file
 from sslbench.steps import counted
 from sslbench.text import csv_text
-from sslbench.weights.save import new_file
 
 _ROWS = 65536
 """Rows that are normalised and assigned at a time."""

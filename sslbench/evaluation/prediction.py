@@ -36,7 +36,7 @@ from sslbench.evaluation.request import Request, Task
 from sslbench.evaluation.settings import RunSettings
 from sslbench.features.extract import check_clips
 from sslbench.features.job import check_first
-from sslbench.paths import file_url_path
+from sslbench.paths import file_url_path, new_file
 from sslbench.protocols._parts.dense.saved import ExportedHead, SavedHead, TrainedHead, is_dense
 from sslbench.protocols._parts.views import over_views
 from sslbench.runtime.folders import refuse_filled_folder, refuse_missing_folder
@@ -47,7 +47,7 @@ from sslbench.targets.numbers import Numbers
 from sslbench.text import spreadsheet_cell
 from sslbench.weights.format_name import EXPORTS
 from sslbench.weights.reading import files
-from sslbench.weights.save import PROBE_FORMAT, new_file
+from sslbench.weights.save import PROBE_FORMAT
 
 log = logging.getLogger("sslbench")
 

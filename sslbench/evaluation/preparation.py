@@ -13,6 +13,7 @@ from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.int8 import calibrated
 from sslbench.backbones.layers import Layer, names_head, resolve_layers
 from sslbench.backbones.load import load_backbone
+from sslbench.backbones.sizes import built_for
 from sslbench.config import convert
 from sslbench.data.checks import samples
 from sslbench.data.checks.duplicates import Finding
@@ -469,7 +470,8 @@ def for_request(backbone: Backbone, request: Request, run: RunSettings) -> tuple
     view, values = request.view, {**request.preprocessing, **run.decoding()}
     protocol = request.tasks[0].protocol if request.tasks else ""
     backbone, origins = with_preprocessing(backbone, view.asked(backbone.preprocessing, values, protocol))
-    return view.fitted(backbone, origins, trained_side=request.reads_trained_side)
+    effective = view.effective(backbone.preprocessing, origins, trained_side=request.reads_trained_side)
+    return built_for(backbone) if view.sized else backbone, effective
 
 
 def with_preprocessing(backbone: Backbone, values: Mapping[str, Any]) -> tuple[Backbone, dict[str, str]]:

@@ -99,38 +99,37 @@ class LayerSimilarity:
 
 
 def encode(
-    request: Request, run: RunSettings, *, store: Path, progress: Progress | None = None, source: Source | None = None
-) -> tuple[LayerFeatures, Source]:
-    """Extract features of one backbone at several layers."""
+    requests: Sequence[Request], run: RunSettings, *, store: Path, progress: Progress | None = None
+) -> list[LayerFeatures]:
+    """Extract features of several backbones at several layers, on the images of the first request."""
     if this_process().world > 1:
         raise UsageError("cka runs in one process", "Start it without torchrun or srun.")
-    backbone, _ = for_request(load(request, run), request, run)
-    # From the last to the first, so that of several names of a module the first one stays.
-    by_module = {path: name for name, path in list(backbone.aliases.items())[::-1]}
-    named_layers = tuple(name for name in backbone.aliases if name in by_module.values())
-    layers = resolve_layers(backbone, request.layers or named_layers or (backbone.default_layer,))
-    if source is None:
-        parts = open_data(
-            request.data, image_column=request.image_column, label_column=request.label_column, decoder=run.decoder
-        )
-        source = part_to_encode(parts)
-        source = source if request.limit is None else limit(source, request.limit, run.seed)
-    images = source
-    title = f"{backbone.title} on {images.name}"
-    found = extract(
-        backbone,
-        images,
-        layers,
-        run.extract_settings(),
-        root=store,
-        split="all",
-        progress=stage_progress(progress, title),
-    )
-    log.info(f"{title}: {'features were stored' if not found.decoded else f'{found.decoded} images encoded'}")
-    ids = next(iter(found.features.values())).ids
-    name = backbone.name if request.weights == "random" else named.weights_name(request.weights)
-    layer_features = {layer: each.x for layer, each in found.features.items()}
-    return LayerFeatures(name, layer_features, ids, images.images_fingerprint()), images
+    found: list[LayerFeatures] = []
+    images: Source | None = None
+    for request in requests:
+        backbone, _ = for_request(load(request, run), request, run)
+        # From the last to the first, so that of several names of a module the first one stays.
+        by_module = {path: name for name, path in list(backbone.aliases.items())[::-1]}
+        named_layers = tuple(name for name in backbone.aliases if name in by_module.values())
+        layers = resolve_layers(backbone, request.layers or named_layers or (backbone.default_layer,))
+        if images is None:  # the others encode the same ones in the same order: rows are compared
+            parts = open_data(
+                request.data,
+                image_column=request.image_column,
+                label_column=request.label_column,
+                decoder=run.decoder,
+            )
+            images = part_to_encode(parts)
+            images = images if request.limit is None else limit(images, request.limit, run.seed)
+        title = f"{backbone.title} on {images.name}"
+        shown = stage_progress(progress, title)
+        made = extract(backbone, images, layers, run.extract_settings(), root=store, split="all", progress=shown)
+        log.info(f"{title}: {'features were stored' if not made.decoded else f'{made.decoded} images encoded'}")
+        name = backbone.name if request.weights == "random" else named.weights_name(request.weights)
+        ids = next(iter(made.features.values())).ids
+        by_layer = {layer: each.x for layer, each in made.features.items()}
+        found.append(LayerFeatures(name, by_layer, ids, images.images_fingerprint()))
+    return found
 
 
 def part_to_encode(parts: Mapping[str, Source]) -> Source:

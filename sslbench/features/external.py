@@ -25,7 +25,7 @@ from sslbench.data.labels import (
     times_of,
 )
 from sslbench.data.source import ranked
-from sslbench.data.splits import holdout
+from sslbench.data.stratify import holdout
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features

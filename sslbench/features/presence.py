@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sslbench.distributed import Process, this_process
 from sslbench.errors import StoreError
-from sslbench.weights.save import new_file
+from sslbench.paths import new_file
 
 BEAT_SECONDS = 1.0
 # Age of a heartbeat from which on its process counts as dead.

@@ -32,9 +32,10 @@ from sslbench.distributed.parallel import broadcast_buffers, is_sharded, module_
 from sslbench.distributed.sharded import AVAILABLE, BackgroundWriter
 from sslbench.errors import DataError, SslbenchError, UsageError
 from sslbench.library.recipes import RUN_INPUTS
+from sslbench.paths import new_file
 from sslbench.pretraining.networks import make_state
 from sslbench.pretraining.preparation import PreparedPretraining, columns_of, prepare
-from sslbench.pretraining.settings import FREE, ROUNDING, PretrainRequest, differences, plain
+from sslbench.pretraining.settings import FREE, ROUNDING, PretrainRequest, differences, plain, refuse_missing_checkpoint
 from sslbench.runtime.device import choose_device
 from sslbench.runtime.folders import check_writable
 from sslbench.runtime.seeds import preserved_random_states
@@ -42,7 +43,7 @@ from sslbench.runtime.signals import StoppedError, stop_signals
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.text import without_secrets
 from sslbench.train import checkpoints
-from sslbench.train.checkpoints import continue_from, newest_whole, no_checkpoint
+from sslbench.train.checkpoints import continue_from, newest_whole
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import run_first_pass, train
 from sslbench.train.meter import LogRecord
@@ -54,7 +55,8 @@ from sslbench.train.state import from_checkpoint, to_checkpoint, to_shards
 from sslbench.train.views import RunOnViews
 from sslbench.weights.heads import METADATA as HEADS
 from sslbench.weights.heads import head_tensors, layer_kinds
-from sslbench.weights.save import new_file, save
+from sslbench.weights.reading.folders import newest_checkpoint
+from sslbench.weights.save import save
 
 
 class Evaluator(Protocol):
@@ -441,11 +443,11 @@ def check_resume(request: PretrainRequest) -> None:
     """Check --resume-from and --no-resume before anything is written; every process calls this."""
 
     def check() -> None:
-        used = checkpoints.newest(request.out / "checkpoints") or (request.out / "weights.torch").exists()
+        used = newest_checkpoint(request.out / "checkpoints") or (request.out / "weights.torch").exists()
         if request.resume == "never" and used:
             raise UsageError(f"{request.out} already contains a run", "Give another --out, or leave out --no-resume.")
-        if request.resume not in ("auto", "never") and not Path(request.resume).exists():
-            raise no_checkpoint(request.resume)
+        if request.resume not in ("auto", "never"):
+            refuse_missing_checkpoint(request.resume)
 
     from_first(check)
 

@@ -277,6 +277,15 @@ class PretrainRequest:
             )
 
 
+def refuse_missing_checkpoint(path: str) -> None:
+    """Refuse a checkpoint of --resume-from that does not exist."""
+    if not Path(path).exists():
+        raise UsageError(
+            f"there is no checkpoint {path}",
+            "Leave out --resume-from to continue from the newest checkpoint in --out.",
+        )
+
+
 def updates(text: str, per_epoch: int) -> int:
     """Return an interval in updates, at least one.
 

@@ -2,16 +2,15 @@
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sslbench.data.source import Source
 from sslbench.detection import VERSION
 from sslbench.detection.detectron2 import library
 from sslbench.detection.recipe import DetectionSettings, check, complete, recorded
-from sslbench.distributed import this_process
 from sslbench.errors import UsageError
 from sslbench.protocols.protocol import NeededBenchmark, OnObjects, Protocol
+from sslbench.targets.objects import Boxes
 
 if TYPE_CHECKING:
     from sslbench.backbones.backbone import Backbone
@@ -43,11 +42,9 @@ class Detection(OnObjects[DetectionSettings]):
     def refuse_weights(self, settings: DetectionSettings, backbone: "Backbone", weights: str) -> None:
         """Refuse settings that are not possible, and weights that a detector cannot be built around."""
         from sslbench.detection import checks
-        from sslbench.train.observers.always import requested
 
         check_settings(settings)
-        requested(settings, Path(), {})  # refuses what is not installed
-        checks.check_weights(settings.recipe, backbone, weights)
+        checks.check_weights(settings, backbone, weights)
 
     def refuse_parts(self, settings: DetectionSettings, train: Source, test: Source) -> None:
         """Refuse data that do not go together with the recipe; see `detection.checks`."""
@@ -69,9 +66,7 @@ class Detection(OnObjects[DetectionSettings]):
         import torch
 
         from sslbench.detection import backends
-        from sslbench.detection import train as training
 
-        training.check_processes(settings.recipe, this_process().world)
         backends.try_backend(settings, backbone, torch.device("cpu"))
         return (settings.architecture,)
 
@@ -80,7 +75,7 @@ PROTOCOL = Protocol(
     version=VERSION,
     summary="Detector trained around the backbone: average precision of its boxes.",
     settings=DetectionSettings,
-    kind=Detection(),
+    kind=Detection(takes=(Boxes,)),
     check_settings=check_settings,
     complete=complete,
     recorded=recorded,

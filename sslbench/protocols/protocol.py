@@ -32,17 +32,9 @@ Part = Literal["train", "test"]
 
 def classes_and_labels() -> "tuple[type[Target], ...]":
     """Return the usual targets: one class, or any number, per sample. Help is shown without them, and without numpy."""
-    from sslbench.targets.classes import Classes
-    from sslbench.targets.multilabel import MultiLabel
+    from sslbench.targets import classes, multilabel
 
-    return Classes, MultiLabel
-
-
-def boxes() -> "tuple[type[Target], ...]":
-    """Return the target of detectors."""
-    from sslbench.targets.objects import Boxes
-
-    return (Boxes,)
+    return classes.Classes, multilabel.MultiLabel
 
 
 class RunOnFeatures(typing.Protocol[S_contra]):
@@ -489,7 +481,7 @@ class OnObjects(Kind[S]):
 
     check: "Callable[[S, Target], None]" = any_labels
     _: dataclasses.KW_ONLY
-    takes: "tuple[type[Target], ...]" = dataclasses.field(default_factory=boxes)
+    takes: "tuple[type[Target], ...]"
     view: WholeImages = DETECTED_IMAGES
     trains: bool = True
 

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.grids import last_map, last_map_of_cells
+from sslbench.backbones.grids import last_map_of_cells
 from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.data.clips import frames_of
 from sslbench.data.open import kind_alone, open_as, open_data
@@ -173,7 +173,7 @@ def _with_whole_images(backbone: Backbone, request: Request, run: RunSettings) -
 
 def _last_map(backbone: Backbone) -> tuple[str, str]:
     """Return the last layer with a map of several cells, and the reason where it is not the last one with a map."""
-    side, last = backbone.preprocessing.resize, last_map(backbone)
+    side, last = backbone.preprocessing.resize, backbone.last_map
     if side is None:
         return last, ""
     size = (side, side) if isinstance(side, int) else side

@@ -9,11 +9,11 @@ from typing import Any
 from PIL import Image
 
 from sslbench.errors import UsageError
+from sslbench.paths import new_file
 from sslbench.results import plain, records
 from sslbench.runtime.folders import check_writable
 from sslbench.show.pictures import Panel, data_url, fitted
 from sslbench.text import html_page
-from sslbench.weights.save import new_file
 
 DESCRIPTION = "show.json"
 PAGE = "index.html"

@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import logging
 import os
-import re
 import shutil
 import socket
 import zipfile
@@ -22,8 +21,10 @@ import torch
 from sslbench import paths
 from sslbench.distributed.collectives import from_first, on_all, rank
 from sslbench.errors import SslbenchError, UsageError, WeightsError
+from sslbench.paths import new_file
 from sslbench.weights.reading import folders
-from sslbench.weights.save import CHECKPOINT_FORMAT, new_file, write_torch
+from sslbench.weights.reading.folders import CHECKPOINT, checkpoint_files, newest_checkpoint
+from sslbench.weights.save import CHECKPOINT_FORMAT, write_torch
 
 log = logging.getLogger("sslbench")
 
@@ -51,7 +52,7 @@ def write(folder: Path, step: int, content: dict[str, Any], *, keep: int) -> Pat
 
 def not_written(folder: Path, message: str) -> SslbenchError:
     """Return the error of a checkpoint that cannot be written; its remedy names the last one of the folder."""
-    previous = newest(folder)
+    previous = newest_checkpoint(folder)
     remedy = f"The last complete checkpoint is {previous}." if previous else "No checkpoint was written yet."
     return SslbenchError(message, f"Free disk space. {remedy}")
 
@@ -102,7 +103,7 @@ def _sync_names(folder: Path) -> None:
 
 def _remove_old(folder: Path, keep: int) -> None:
     """Remove the oldest checkpoints beyond `keep`; one that cannot be removed is told, and training goes on."""
-    for old in files(folder)[: -max(keep, 1)]:
+    for old in checkpoint_files(folder)[: -max(keep, 1)]:
         try:
             _remove(old)
         except OSError as error:
@@ -158,7 +159,7 @@ def refuse_other_folder(path: Path) -> None:
             raise UsageError(f"{path} is one of the shards of a checkpoint", f"Name the folder: {path.parent}.")
         return
     if not folders.is_sharded(path):
-        inside = newest(path) or newest(path / "checkpoints")
+        inside = newest_checkpoint(path) or newest_checkpoint(path / "checkpoints")
         remedy = f"Name one of its checkpoints, such as {inside}." if inside else "It has no checkpoints in it."
         raise UsageError(f"{path} is a folder, but not a checkpoint", remedy)
 
@@ -212,7 +213,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def set_aside(folder: Path, *, after: int) -> list[Path]:
     """Rename the checkpoints of later updates, so that no run continues from them."""
-    later = [path for path in files(folder) if int(path.stem.removeprefix("step_")) > after]
+    later = [path for path in checkpoint_files(folder) if int(path.stem.removeprefix("step_")) > after]
     aside = [path.with_name(f"{path.name}.set-aside") for path in later]
     for earlier in aside:
         if earlier.is_dir():  # of an earlier rewind; a file is replaced
@@ -222,33 +223,11 @@ def set_aside(folder: Path, *, after: int) -> list[Path]:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove temporary files and folders of a process that was killed while writing."""
-    for leftover in folder.glob(".*.part.*"):  # as weights.save.new_file and `unfinished` name them
+    for leftover in folder.glob(".*.part.*"):  # as paths.new_file and `unfinished` name them
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)
-
-
-CHECKPOINT = re.compile(r"step_(\d{9})\.ckpt")
-"""Name of a checkpoint, with its number of updates."""
-
-
-def files(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, oldest first."""
-    return sorted(path for path in folder.glob("step_*.ckpt") if CHECKPOINT.fullmatch(path.name))
-
-
-def newest(folder: Path) -> Path | None:
-    """Return the newest checkpoint in a folder, or None."""
-    found = files(folder)
-    return found[-1] if found else None
-
-
-def no_checkpoint(path: str) -> UsageError:
-    """Return the error for a checkpoint of --resume-from that does not exist."""
-    return UsageError(
-        f"there is no checkpoint {path}", "Leave out --resume-from to continue from the newest checkpoint in --out."
-    )
 
 
 def newest_whole(folder: Path, *, given: Path | None = None) -> tuple[Path, dict[str, Any]] | None:
@@ -281,7 +260,7 @@ def _choose(folder: Path, given: Path | None) -> tuple[Path, str] | None:
         return given, check(given)
     damaged = []
     # A run killed while it wrote, or a full disk, damages the newest one only.
-    for path in reversed(files(folder)):
+    for path in reversed(checkpoint_files(folder)):
         try:
             digest = check(path)
         except DamagedError as error:

@@ -14,10 +14,11 @@ from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading.pretraining import RawBatch
 from sslbench.data.views.colours import change_colours
 from sslbench.distributed.collectives import gather_objects, on_all, rank
+from sslbench.paths import new_file
 from sslbench.train.loop import NotFiniteError, Run, TrainingPlan
 from sslbench.train.method import Batch, Loss, Step
 from sslbench.train.state import State
-from sslbench.weights.save import new_file, write_torch
+from sslbench.weights.save import write_torch
 
 
 class RunOnViews(Run[RawBatch]):

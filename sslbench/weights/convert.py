@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sslbench.errors import UsageError, WeightsError
+from sslbench.paths import new_file
 from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from sslbench.weights import save
 from sslbench.weights.fill import in_timms_layout, tensors_sha256
@@ -37,6 +38,7 @@ class ConversionReport:
         network: copy of the backbone taken from the source; '' if it holds only one.
         where: dotted path of the state dict in the source; '' is the file itself.
         prefix: prefix of the backbone's keys in the source.
+        elsewhere: formats of the other networks in the source.
         tensors: number of tensors written, heads and restored counters included.
         renamed: number of these whose key differs from that in the source.
         dropped: patterns of the keys that a table leaves out: heads, queues, momentum copies.
@@ -58,6 +60,7 @@ class ConversionReport:
     network: str
     where: str
     prefix: str
+    elsewhere: tuple[str, ...]
     tensors: int
     renamed: int
     dropped: tuple[str, ...]
@@ -70,26 +73,6 @@ class ConversionReport:
     note: str
     source_sha256: str
     tensors_sha256: str
-
-
-def convert(
-    src: Path,
-    dst: Path,
-    *,
-    to: str,
-    format: str | None = None,
-    keep_heads: bool = False,
-    overwrite: bool = False,
-    backbone: str | None = None,
-) -> ConversionReport:
-    """Write the backbone in `src` to `dst` in another format; `dst` appears complete and verified, or not at all.
-
-    format: format of `src`; recognised when None.
-    """
-    check_output(src, dst, to=to, overwrite=overwrite)
-    file = files.read(src)
-    found = recognise(file, format=format)
-    return rewrite(file, found, dst, to=to, keep_heads=keep_heads, backbone=backbone)
 
 
 def check_output(src: Path, dst: Path, *, to: str, overwrite: bool) -> None:
@@ -138,7 +121,7 @@ def rewrite(
     if table.name == save.FORMAT and preprocessing is not None:
         note |= {"preprocessing": json.dumps(preprocessing.record())}
     # An error inside leaves an old file at `dst` as it was.
-    with save.new_file(dst) as temporary:
+    with new_file(dst) as temporary:
         tables.write(temporary, table, plan.keys, heads_beside=plan.beside, backbone=backbone, note=note)
         _check_back(temporary, to, dict(plan.canonical), expected)
     source = tensors_at(file.content, found.where)
@@ -152,6 +135,7 @@ def rewrite(
         network=found.network,
         where=found.where,
         prefix=found.prefix,
+        elsewhere=found.elsewhere,
         tensors=len(plan.keys) + len(plan.beside),
         renamed=sum(key not in source for key in plan.keys),
         dropped=tuple(pattern for pattern in found.ignored if not (keep_heads and pattern in head_patterns)),

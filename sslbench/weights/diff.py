@@ -2,13 +2,16 @@
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sslbench.errors import WeightsError
 from sslbench.weights.formats.places import tensors_at
-from sslbench.weights.formats.recognise import OPTIONAL_LEAF, Recognised
+from sslbench.weights.formats.recognise import OPTIONAL_LEAF, Recognised, recognise
+from sslbench.weights.reading import files
 from sslbench.weights.reading.files import WeightsFile
 
 RAW = "raw names"
@@ -68,6 +71,18 @@ class Diff:
     def same(self) -> bool:
         """Equality of everything that evaluation uses."""
         return not (self.changed or self.reshaped or self.only_a or self.only_b)
+
+
+def read_side(path: Path, *, format: str | None = None, raw: bool = False, trust_pickle: bool = False) -> Side:
+    """Return the tensors of a file: those of its backbone and heads, or with `raw` all under the names in it."""
+    file = files.read(path, trust_pickle=trust_pickle)
+    if raw:
+        return raw_side(file)
+    try:
+        return recognised_side(recognise(file, format=format))
+    except WeightsError as error:
+        remedy = f"{error.remedy}\n" if error.remedy else ""
+        raise WeightsError(error.message, f"{remedy}--raw compares the key names in the files.") from error
 
 
 def recognised_side(found: Recognised) -> Side:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
@@ -11,8 +10,8 @@ import torch
 from torch import Tensor
 
 from sslbench.config import build
-from sslbench.errors import SslbenchError, UsageError, WeightsError
-from sslbench.paths import FULL, not_written, temporary_beside
+from sslbench.errors import SslbenchError, WeightsError
+from sslbench.paths import new_file
 from sslbench.text import without_secrets
 from sslbench.weights.format_name import check_target
 
@@ -141,29 +140,6 @@ def entry(file: "WeightsFile", key: str, kind: type[T]) -> T | None:
             return build(kind, json.loads(text), where)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{where} should be JSON: {' '.join(str(error).split())[:200]}") from error
-
-
-@contextlib.contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary file in the folder of `path` that replaces `path` when the block ends without an error."""
-    written = 0
-    try:
-        with temporary_beside(path, path.suffix) as temporary:
-            try:
-                yield temporary
-                # On the disk before it is renamed: after a power cut the name must not stand for an empty file.
-                with temporary.open("rb") as file:
-                    os.fsync(file.fileno())
-                temporary.replace(path)
-            finally:
-                written = temporary.stat().st_size if temporary.exists() else 0
-    except OSError as error:
-        if error.errno not in FULL:
-            raise UsageError(not_written(path, error)) from error
-        raise SslbenchError(
-            not_written(path, error),
-            f"Free some, or write elsewhere. Nothing is left of the {written:,} bytes that were written.",
-        ) from error
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -12,12 +12,14 @@ from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from sslbench.backbones.architectures import parse
 from sslbench.backbones.build import build
+from sslbench.backbones.convert import convert
 from sslbench.backbones.load import load_backbone, load_file
 from sslbench.data.decode.transforms import normalise
 from sslbench.errors import BackboneError, UsageError, WeightsError
 from sslbench.names import list_names
 from sslbench.preprocessing import IMAGENET_MEAN, IMAGENET_STD
-from sslbench.weights import convert
+from sslbench.weights.convert import rewrite
+from sslbench.weights.formats.recognise import recognise
 from sslbench.weights.formats.tables import load_table
 from sslbench.weights.reading import files
 from sslbench.weights.save import save
@@ -284,16 +286,16 @@ def test_batch_norm_that_was_folded_into_scale_and_bias_is_refused(tmp_path):
 def test_a_file_that_could_not_tell_is_not_written(detectron2, tmp_path):
     path, out = detectron2 / "model_final.pth", tmp_path / "out.pth"
     with pytest.raises(WeightsError, match="do not show which"):
-        convert.convert(path, out, to="torchvision")
+        convert(path, out, to="torchvision")
     with pytest.raises(WeightsError, match="would be taken for another network"):
-        convert.convert(path, out, to="torchvision", format="detectron2:msra")
+        convert(path, out, to="torchvision", format="detectron2:msra")
     with pytest.raises(UsageError, match="a file of format detectron2 cannot record this variant"):
-        convert.convert(path, out, to="detectron2:msra", format="detectron2:msra")
+        convert(path, out, to="detectron2:msra", format="detectron2:msra")
     assert not out.exists()
     file = files.read(path)
     loaded = load_file(file, format="detectron2:msra")
-    found = convert.recognise(file, format="detectron2:msra")
-    convert.rewrite(file, found, out, to="sslbench", backbone=loaded.name, preprocessing=loaded.preprocessing)
+    found = recognise(file, format="detectron2:msra")
+    rewrite(file, found, out, to="sslbench", backbone=loaded.name, preprocessing=loaded.preprocessing)
     again = load_backbone(str(out))
     assert again.name == loaded.name and again.preprocessing == loaded.preprocessing
     assert again.weights_sha256 == loaded.weights_sha256
@@ -301,17 +303,17 @@ def test_a_file_that_could_not_tell_is_not_written(detectron2, tmp_path):
 
 def test_a_colorization_network_stays_one_between_formats_that_can_tell(tmp_path):
     caffe2_file(tmp_path / "color.pkl", f"{NARROW},in_chans=1")
-    convert.convert(tmp_path / "color.pkl", tmp_path / "vissl.torch", to="vissl")
+    convert(tmp_path / "color.pkl", tmp_path / "vissl.torch", to="vissl")
     assert load_backbone(str(tmp_path / "vissl.torch")).preprocessing.space == "lightness"
     with pytest.raises(WeightsError, match="caffe2_resnet:colorization, and files of format moco cannot tell"):
-        convert.convert(tmp_path / "color.pkl", tmp_path / "moco.pth", to="moco")
+        convert(tmp_path / "color.pkl", tmp_path / "moco.pth", to="moco")
 
 
 def test_the_mean_and_std_of_swav_are_the_authors_and_are_told_when_a_file_cannot_say_them(tmp_path):
     _, tensors = tensors_of("swav", NARROW)
     torch.save(tensors | {"module.projection_head.0.weight": torch.zeros(2, 2)}, tmp_path / "swav.pth")
     assert load_backbone(str(tmp_path / "swav.pth")).preprocessing.std == (0.228, 0.224, 0.225)
-    report = convert.convert(tmp_path / "swav.pth", tmp_path / "tv.pth", to="torchvision")
+    report = convert(tmp_path / "swav.pth", tmp_path / "tv.pth", to="torchvision")
     assert "--std 0.228,0.224,0.225" in report.note
 
 

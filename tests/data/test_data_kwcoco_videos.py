@@ -14,8 +14,9 @@ from sslbench.data.groups import group_numbers
 from sslbench.data.labels import multi_labels, single_labels
 from sslbench.data.objects import view
 from sslbench.data.open import open_as, open_data, open_objects
-from sslbench.data.splits import holdout, train_test, train_test_of
+from sslbench.data.splits import train_test, train_test_of
 from sslbench.data.splits.objects import split_objects
+from sslbench.data.stratify import holdout
 from sslbench.errors import DataError, UsageError
 from sslbench.targets.classes import Classes
 from sslbench.targets.label_maps import Foreground, LabelMaps

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sslbench.distributed.collectives import first_host
+from sslbench.distributed import first_host
 from sslbench.errors import UsageError
 
 

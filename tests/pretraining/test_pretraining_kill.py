@@ -12,8 +12,8 @@ from helpers import kills, runs, two_processes
 from helpers.small_methods import one_per_kind_of_state
 
 from sslbench.runtime.signals import StoppedError
-from sslbench.train import checkpoints
 from sslbench.train.observers import Observer
+from sslbench.weights.reading.folders import checkpoint_files
 
 SMALL = {"limit": 48, "epochs": 2}  # 6 updates; every second one is saved
 STOP = 5
@@ -75,7 +75,7 @@ def killed(method, out, **how):
     started = kills.start(method, out, pause_after=STOP, **SMALL, **how)
     kills.wait_for_pause(started)
     kills.kill(started)
-    assert checkpoints.files(out / "checkpoints") and not (out / "weights.torch").exists()
+    assert checkpoint_files(out / "checkpoints") and not (out / "weights.torch").exists()
 
 
 def test_one_method_per_kind_of_state_is_stopped_and_continued(tmp_path):

@@ -37,6 +37,7 @@ from sslbench.train import checkpoints
 from sslbench.train.loop import NotFiniteError
 from sslbench.train.observers import Observer
 from sslbench.weights.reading import files
+from sslbench.weights.reading.folders import checkpoint_files, newest_checkpoint
 from sslbench.weights.save import save
 
 
@@ -84,7 +85,7 @@ def test_the_folder_holds_weights_that_every_command_reads(undisturbed):
     assert backbone.name == runs.RESNET
     assert backbone.preprocessing.crop == (32, 32) and "pretrained" in backbone.preprocessing.origin
     assert sorted(p.name for p in out.iterdir()) == ["checkpoints", "config.yaml", "log.txt", "weights.torch"]
-    assert len(checkpoints.files(out / "checkpoints")) == 2
+    assert len(checkpoint_files(out / "checkpoints")) == 2
     config = yaml.safe_load((out / "config.yaml").read_text())
     assert config["method"]["name"] == "simclr" and config["batch_size"] == 16
     assert outcome.steps == 9 and [line.step for line in recorder.lines] == list(range(1, 10))
@@ -248,7 +249,7 @@ def test_what_changes_no_number_may_change(undisturbed, stopped, tmp_path):
     outcome = runs.run("simclr", stopped, eval_data=str(labelled), **NEUTRAL)
     assert same(outcome.weights, undisturbed[0].weights) and len(outcome.evaluations) == 1
     assert all("online_top1" in record for record in outcome.evaluations)
-    assert len(checkpoints.files(stopped / "checkpoints")) == 1
+    assert len(checkpoint_files(stopped / "checkpoints")) == 1
 
 
 def test_what_changes_rounding_is_said(undisturbed, stopped, caplog):
@@ -288,12 +289,12 @@ def stopped_at(step, out, **changes):
     with pytest.raises(StoppedError):
         stop = Recorder(step, lambda: os.kill(os.getpid(), signal.SIGTERM))
         runs.run("simclr", out, observers=[stop], **changes)
-    return checkpoints.files(out / "checkpoints")
+    return checkpoint_files(out / "checkpoints")
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_said(undisturbed, stopped, caplog):
     """The one before is continued from, and with keep=1 the damaged one does not displace those that follow."""
-    before, newest = checkpoints.files(stopped / "checkpoints")
+    before, newest = checkpoint_files(stopped / "checkpoints")
     damage(newest)
     caplog.set_level("INFO", logger="sslbench")
     assert [p.name for p in stopped_at(3, stopped, keep=1)] == ["step_000000003.ckpt"]
@@ -317,7 +318,7 @@ def damage(path):
 def test_a_checkpoint_is_a_weights_file_too(method, network, tmp_path):
     """It holds what the run would export, with the preprocessing of its views, and costs no room."""
     outcome = runs.run(method, tmp_path, limit=64, epochs=1, schedule={"lr": 1.0})
-    path = checkpoints.newest(tmp_path / "checkpoints")
+    path = newest_checkpoint(tmp_path / "checkpoints")
     loaded, exported = load_backbone(str(path)), load_backbone(str(outcome.weights))
     assert loaded.format == "sslbench_checkpoint" and loaded.name == exported.name
     assert loaded.weights_sha256 == exported.weights_sha256 and loaded.preprocessing == exported.preprocessing
@@ -333,24 +334,24 @@ def test_a_checkpoint_of_something_else_is_named(tmp_path):
 
 
 def test_without_a_whole_checkpoint_the_run_stops(stopped):
-    files = checkpoints.files(stopped / "checkpoints")
+    files = checkpoint_files(stopped / "checkpoints")
     for path in files:
         damage(path)
     kept = [p.read_bytes() for p in files]
     with pytest.raises(SslbenchError, match=r"every checkpoint in .* is damaged: step_000000004.ckpt, step_000000002"):
         runs.run("simclr", stopped)
-    assert checkpoints.files(stopped / "checkpoints") == files and kept == [p.read_bytes() for p in files]
+    assert checkpoint_files(stopped / "checkpoints") == files and kept == [p.read_bytes() for p in files]
 
 
 def test_an_earlier_checkpoint_is_continued_from(undisturbed, stopped):
     """What came after it stays under another name and is not continued from by the next call."""
-    before, newest = checkpoints.files(stopped / "checkpoints")
+    before, newest = checkpoint_files(stopped / "checkpoints")
     settings = runs.settings("simclr", keep=1)
     request = PretrainRequest(settings, "sklearn:digits", stopped, limit=48, resume=str(before))
     stop = Recorder(3, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(StoppedError):
         pretrain(request, command="test", observers=[stop])
-    assert [p.name for p in checkpoints.files(stopped / "checkpoints")] == ["step_000000003.ckpt"]
+    assert [p.name for p in checkpoint_files(stopped / "checkpoints")] == ["step_000000003.ckpt"]
     assert newest.with_name(newest.name + ".set-aside").is_file()
     assert same(runs.run("simclr", stopped).weights, undisturbed[0].weights)
 
@@ -446,7 +447,7 @@ def test_a_run_is_not_continued_with_changed_code(part, tmp_path, monkeypatch, c
     importlib.invalidate_caches()
     with pytest.raises(UsageError, match=r"code of your own backbone, method or decoder has changed since .*\.ckpt"):
         pretrain(request, command="test")
-    newest = str(checkpoints.newest(tmp_path / "out" / "checkpoints"))
+    newest = str(newest_checkpoint(tmp_path / "out" / "checkpoints"))
     named = pretrain(dataclasses.replace(request, resume=newest), command="test")
     assert named.resumed_from == first.steps
     assert "continuing with changed code" in caplog.text
@@ -525,7 +526,7 @@ def test_network_and_online_head_learn_and_continue_bit_for_bit(tmp_path):
     assert again.resumed_from == 52 and again.evaluations == whole.evaluations[-1:]
     assert same(again.weights, whole.weights)
     heads = [
-        checkpoints.read(checkpoints.newest(out / "checkpoints"))["online_head"]["classifier"]
+        checkpoints.read(newest_checkpoint(out / "checkpoints"))["online_head"]["classifier"]
         for out in (tmp_path / "whole", tmp_path / "parts")
     ]
     assert all(torch.equal(tensor, heads[1][name]) for name, tensor in heads[0].items())
@@ -701,7 +702,7 @@ def run_of_two(rank, out):
 
 def test_two_processes_train_one_network(tmp_path):
     assert two_processes.run(run_of_two, tmp_path / "out") == [6, 6]
-    content = checkpoints.read(checkpoints.newest(tmp_path / "out" / "checkpoints"))
+    content = checkpoints.read(newest_checkpoint(tmp_path / "out" / "checkpoints"))
     assert len(content["processes"]) == 2 and content["step"] == 6
     states = [process["random"]["torch"] for process in content["processes"]]
     assert not torch.equal(*states), "every process draws its own numbers"
@@ -777,7 +778,7 @@ def test_supervised_training_writes_a_classifier_with_the_names_of_its_classes(t
     settings = runs.settings("supervised", epochs=1, batch_size=8)
     pretrain(PretrainRequest(settings, data=str(tmp_path / "photos"), out=tmp_path / "run"), command="test")
     x = torch.randn(3, 3, 32, 32)
-    for path in (tmp_path / "run" / "weights.torch", checkpoints.newest(tmp_path / "run" / "checkpoints")):
+    for path in (tmp_path / "run" / "weights.torch", newest_checkpoint(tmp_path / "run" / "checkpoints")):
         file = files.read(path)
         backbone = load_file(file)
         classifier = read_classifier(file, backbone)

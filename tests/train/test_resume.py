@@ -12,6 +12,7 @@ from sslbench.distributed.collectives import from_first, on_all
 from sslbench.errors import SslbenchError, UsageError, WeightsError
 from sslbench.train import checkpoints, lock
 from sslbench.train.checkpoints import continue_from, newest_whole
+from sslbench.weights.reading.folders import checkpoint_files
 
 
 def write(folder, *steps):
@@ -90,7 +91,7 @@ def test_what_comes_after_is_set_aside(tmp_path, caplog):
     caplog.set_level(logging.INFO, "sslbench")
     found, content = newest_whole(tmp_path, given=tmp_path / "step_000000002.ckpt")
     continue_from(tmp_path, found, content["step"])
-    assert [path.name for path in checkpoints.files(tmp_path)] == ["step_000000002.ckpt"]
+    assert [path.name for path in checkpoint_files(tmp_path)] == ["step_000000002.ckpt"]
     assert sorted(p.name for p in tmp_path.glob("*.set-aside")) == [f"step_00000000{n}.ckpt.set-aside" for n in (4, 6)]
     assert "step_000000006.ckpt.set-aside" in caplog.text
 

@@ -21,6 +21,7 @@ from sslbench.train import checkpoints
 from sslbench.train.checkpoints import newest_whole
 from sslbench.weights.reading import folders
 from sslbench.weights.reading.files import read
+from sslbench.weights.reading.folders import checkpoint_files, newest_checkpoint
 
 SHAPES = {"odd": (5, 3), "row": (1, 7), "vector": (4,), "number": ()}
 
@@ -192,7 +193,7 @@ def test_a_run_killed_while_it_removes_an_old_checkpoint_continues_from_the_newe
     process.start()
     process.join(600)
     assert process.exitcode == -signal.SIGKILL
-    assert [path.name for path in checkpoints.files(copied)] == ["step_000000003.ckpt", "step_000000004.ckpt"]
+    assert [path.name for path in checkpoint_files(copied)] == ["step_000000003.ckpt", "step_000000004.ckpt"]
     assert len(list(copied.iterdir())) == 3  # and what is left of the deleted one
     path, content = newest_whole(copied)
     assert path.name == "step_000000004.ckpt" and content["number"] == 4
@@ -215,7 +216,7 @@ def test_an_old_one_that_cannot_be_removed_is_told_as_such(copied, caplog, monke
 def test_a_killed_save_is_no_checkpoint_and_is_removed(copied):
     part = checkpoints.unfinished(copied, 4)
     shutil.copytree(copied / "step_000000003.ckpt", part)
-    assert checkpoints.newest(copied).name == "step_000000003.ckpt"
+    assert newest_checkpoint(copied).name == "step_000000003.ckpt"
     newest_whole(copied)
     assert not part.exists()
 
@@ -299,7 +300,7 @@ def test_a_link_to_an_old_checkpoint_is_removed_and_not_what_it_names(copied, tm
 
 def test_the_last_one_that_is_kept_may_be_of_either_form(copied):
     checkpoints.write(copied, 4, {"number": 4}, keep=2)
-    assert [path.name for path in checkpoints.files(copied)] == ["step_000000003.ckpt", "step_000000004.ckpt"]
+    assert [path.name for path in checkpoint_files(copied)] == ["step_000000003.ckpt", "step_000000004.ckpt"]
     (aside, _) = checkpoints.set_aside(copied, after=2)
     assert aside.is_dir()
     shutil.copytree(aside, copied / "step_000000003.ckpt")  # the updates are repeated, and set aside again

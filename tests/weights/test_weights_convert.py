@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from sslbench.backbones.build import build
+from sslbench.backbones.convert import convert
 from sslbench.errors import UsageError, WeightsError
 from sslbench.weights import convert as module
-from sslbench.weights.convert import convert
 from sslbench.weights.diff import RAW, Side, compare, raw_side, recognised_side
 from sslbench.weights.formats.recognise import Recognised, recognise
 from sslbench.weights.formats.rules import OPERATIONS, apply, concat, split
@@ -103,8 +103,8 @@ def test_the_suffix_chooses_the_container(tmp_path, source, resnet):
 
 def test_own_files_name_their_architecture_and_where_they_come_from(tmp_path, source, resnet):
     with pytest.raises(UsageError, match="name their architecture"):
-        convert(source, tmp_path / "own.pth", to="sslbench")
-    report = convert(source, tmp_path / "own.pth", to="sslbench", backbone="resnet50w0.125")
+        module.rewrite(read(source), recognise(read(source)), tmp_path / "own.pth", to="sslbench")
+    report = convert(source, tmp_path / "own.pth", to="sslbench")
     file = read(tmp_path / "own.pth")
     assert file.content["backbone"] == "resnet50w0.125"
     assert file.content["metadata"]["source_sha256"] == report.source_sha256

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sslbench import names
 from sslbench.backbones.alexnet import recognise_alexnet
 from sslbench.backbones.build import build, family_of, laid_out
+from sslbench.backbones.convert import convert
 from sslbench.errors import UsageError, WeightsError
-from sslbench.weights.convert import convert
 from sslbench.weights.formats import rules
 from sslbench.weights.formats.places import tensors_at
 from sslbench.weights.formats.recognise import recognise

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torchvision.models.resnet import Bottleneck
 
+from sslbench.backbones.convert import convert
 from sslbench.backbones.load import load_file
 from sslbench.errors import WeightsError
-from sslbench.weights.convert import convert
 from sslbench.weights.formats.recognise import recognise
 from sslbench.weights.reading.files import read
 

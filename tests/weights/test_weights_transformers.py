@@ -11,10 +11,10 @@ import safetensors.torch
 import torch
 
 from sslbench.backbones import named
+from sslbench.backbones.convert import convert
 from sslbench.backbones.load import load_backbone, load_file
 from sslbench.cli.commands.eval.work import with_checkpoints
 from sslbench.errors import BackboneError, UsageError, WeightsError
-from sslbench.weights.convert import convert
 from sslbench.weights.formats.recognise import recognise
 from sslbench.weights.formats.tables import load_table
 from sslbench.weights.reading import files

@@ -17,10 +17,10 @@ from helpers.offenders import offenders
 from test_weights_formats import KEYS, VIT_FORMATS, entries, file_with, shapes
 
 from sslbench.backbones.build import build, laid_out
+from sslbench.backbones.convert import convert
 from sslbench.backbones.load import load_file
 from sslbench.backbones.sizes import fit_positions, fit_rotary
 from sslbench.backbones.vit_recognise import recognise_vit
-from sslbench.weights.convert import convert
 from sslbench.weights.fill import CLASS_POSITION, without_class_position
 from sslbench.weights.formats.recognise import recognise
 from sslbench.weights.formats.rules import OPERATIONS, apply

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import click
 
@@ -14,10 +14,9 @@ from sslbench.cli.flags import argument_options, flag, same, take_flags
 from sslbench.cli.help import GroupedCommand
 from sslbench.cli.tables import print_table
 from sslbench.errors import UsageError
+from sslbench.evaluation.request import Request
+from sslbench.evaluation.settings import RunSettings
 from sslbench.runtime.folders import refuse_output_file
-
-if TYPE_CHECKING:
-    from sslbench.evaluation.similarity import LayerFeatures
 
 
 @click.command("cka", cls=GroupedCommand)
@@ -85,12 +84,18 @@ def command(
         if (layers or layers_b) and len(files) == len(networks):
             raise UsageError("--layers names layers of networks or of stored features", "A .npy file is one layer.")
         early.refuse_missing_files(*files)
-        from sslbench.evaluation import similarity
+    else:
+        requests, settings = _requests(networks, data, preprocessing, run)
 
+    from sslbench.evaluation import similarity
+
+    if all(stored):
         features = [similarity.read(Path(str(each.weights)), each.layer_names()) for each in networks]
     else:
-        features = _encode(networks, data, preprocessing, run)
-        from sslbench.evaluation import similarity
+        store = run.store_folder()
+        evaluation.check_writable(store)
+        with terminal.progress() as progress:
+            features = similarity.encode(requests, settings, store=store, progress=progress)
     found = similarity.similarity(*features, measure="cka-debiased" if debiased else measure)
     corner = f"{found.names[0]} \\ {found.names[1]}"
     rows = [
@@ -105,13 +110,13 @@ def command(
             note(f"written: {path.resolve()}")
 
 
-def _encode(
+def _requests(
     networks: Sequence[options.WeightsFlags],
     data: options.DataFlags,
     preprocessing: options.PreprocessingFlags,
     run: options.RunFlags,
-) -> list["LayerFeatures"]:
-    """Return the features of both networks on the same images; refuse flags that do not go together."""
+) -> tuple[list[Request], RunSettings]:
+    """Return the requests of both networks on the same images; refuse flags that do not go together."""
     if data.data and data.test_data:
         raise UsageError(
             "--data and --test-data exclude each other", "Both networks encode the same images; give one set."
@@ -121,16 +126,7 @@ def _encode(
             raise UsageError(f"{name} applies to a weights file, which '{each.weights}' is not")
     for each in networks:
         settings = early.checked_run(options.EncodingFlags(each, data, preprocessing, run))
-
-    from sslbench.evaluation.similarity import encode
-
     images = data.test_data or data.data or options.default_data()
     given = dataclasses.replace(data, data=images, test_data=None)
     requests = [early.request_of(options.EncodingFlags(each, given, preprocessing, run)) for each in networks]
-    store = run.store_folder()
-    evaluation.check_writable(store)
-    with terminal.progress() as progress:
-        first, source = encode(requests[0], settings, store=store, progress=progress)
-        # The same images in the same order: CKA compares row by row.
-        second, _ = encode(requests[1], settings, store=store, progress=progress, source=source)
-    return [first, second]
+    return requests, settings

@@ -10,6 +10,7 @@ from sslbench.cli.echo import echo
 from sslbench.cli.flags import argument_options, flag, take_flags
 from sslbench.cli.help import GroupedCommand
 from sslbench.errors import UsageError
+from sslbench.features.presence import announced
 from sslbench.runtime.folders import refuse_output_file
 
 
@@ -42,7 +43,6 @@ def command(
     settings = early.checked_run(flags)
 
     from sslbench.evaluation.cluster import cluster, write_assignments
-    from sslbench.features.presence import announced
 
     request = early.request_of(flags)
     store = flags.run.store_folder()

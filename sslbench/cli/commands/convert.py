@@ -51,41 +51,24 @@ def command(
     check_conversion(in_, out, overwrite=force)
     early.refuse_other_files([str(in_)])
 
-    from sslbench.backbones import load
-    from sslbench.backbones.build import build
-    from sslbench.weights import convert
-    from sslbench.weights.formats import recognise
-    from sslbench.weights.reading import files
+    from sslbench.backbones.convert import convert
 
-    convert.check_output(in_, out, to=to, overwrite=force)
-    file = files.read(in_, trust_pickle=trust_pickle)
-    expected = None
-    if backbone is not None:
-        expected = {name: tuple(tensor.shape) for name, tensor in build(backbone).module.state_dict().items()}
-    found = recognise.recognise(file, expected=expected, format=format)
-    if stem is not None:
-        found, backbone = load.mapped_stem(found, str(in_), rule=stem, channels=in_chans, backbone=backbone)
-        # The written file has the adapted stem, whose shape is no longer that of the built network.
-        expected = expected and {name: tuple(tensor.shape) for name, tensor in found.canonical.items()}
-    preprocessing = load.recorded_preprocessing(file) if stem is None else None
-    if to == "sslbench":
-        if stem is None:
-            preprocessing = load.load_file(file, backbone=backbone, format=format).preprocessing
-        backbone = backbone or load.architecture(found, str(in_))
-    report = convert.rewrite(
-        file,
-        found,
+    report = convert(
+        in_,
         out,
         to=to,
-        keep_heads=keep_heads,
+        format=format,
         backbone=backbone,
-        expected=expected,
-        preprocessing=preprocessing,
+        stem=stem,
+        channels=in_chans,
+        keep_heads=keep_heads,
+        overwrite=force,
+        trust_pickle=trust_pickle,
     )
-    echo("\n".join(_lines(report, found.elsewhere)))
+    echo("\n".join(_lines(report)))
 
 
-def _lines(report: "ConversionReport", elsewhere: tuple[str, ...]) -> list[str]:
+def _lines(report: "ConversionReport") -> list[str]:
     """Return the report as at most fifteen lines."""
     place = f" at '{report.where}'" if report.where else ""
     prefix = f", keys start with '{report.prefix}'" if report.prefix else ""
@@ -95,8 +78,10 @@ def _lines(report: "ConversionReport", elsewhere: tuple[str, ...]) -> list[str]:
         f"wrote    {report.target}: format {report.to}, {report.tensors} tensors, {report.renamed} of them renamed; "
         "read back and compared bit for bit",
     ]
-    if elsewhere:
-        lines.append(f"not read other networks of the file: {', '.join(f'--format {other}' for other in elsewhere)}")
+    if report.elsewhere:
+        lines.append(
+            f"not read other networks of the file: {', '.join(f'--format {other}' for other in report.elsewhere)}"
+        )
     if report.dropped:
         lines.append(f"left out {', '.join(report.dropped)} ({report.dropped_count} tensors, not part of the backbone)")
     if report.heads:

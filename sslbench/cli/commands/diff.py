@@ -1,6 +1,7 @@
 """`sslbench diff`."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,11 +11,11 @@ import click
 from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo
 from sslbench.cli.flags import LocalPath, argument_options, flag, same
-from sslbench.errors import UsageError, WeightsError
+from sslbench.errors import UsageError
 from sslbench.results import plain
 
 if TYPE_CHECKING:
-    from sslbench.weights.diff import Diff, Side
+    from sslbench.weights.diff import Diff
 
 _SHOWN = 10
 
@@ -46,31 +47,16 @@ def command(
         early.refuse_wrong_network(name, None)
     early.refuse_other_files((str(a), str(b)))
 
-    from sslbench.weights.diff import compare
+    from sslbench.weights.diff import compare, read_side
 
-    sides = [_side(path, format, raw, trust_pickle) for path, format in ((a, format_a), (b, format_b))]
-    found = compare(*sides)
+    read = functools.partial(read_side, raw=raw, trust_pickle=trust_pickle)
+    found = compare(read(a, format=format_a), read(b, format=format_b))
     if as_json:
         content = {**dataclasses.asdict(found), "same": found.same}
         echo(json.dumps(plain(content), indent=1, allow_nan=False))
     else:
         echo("\n".join(_lines(found, a, b)))
     return 0 if found.same else 1
-
-
-def _side(path: Path, format: str | None, raw: bool, trust_pickle: bool) -> "Side":
-    from sslbench.weights import diff
-    from sslbench.weights.formats.recognise import recognise
-    from sslbench.weights.reading import files
-
-    file = files.read(path, trust_pickle=trust_pickle)
-    if raw:
-        return diff.raw_side(file)
-    try:
-        return diff.recognised_side(recognise(file, format=format))
-    except WeightsError as error:
-        remedy = f"{error.remedy}\n" if error.remedy else ""
-        raise WeightsError(error.message, f"{remedy}--raw compares the key names in the files.") from error
 
 
 def _lines(found: "Diff", a: Path, b: Path) -> list[str]:

@@ -20,6 +20,7 @@ from sslbench.errors import UsageError
 from sslbench.evaluation.request import Request, read_request, written
 from sslbench.evaluation.settings import RunSettings
 from sslbench.features import external_files
+from sslbench.features.presence import announced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +95,6 @@ def run_written(content: Mapping[str, Any], where: str, store: Path) -> None:
 
 
 def _extract(requests: Sequence[Request], settings: RunSettings, store: Path, output: str | None) -> None:
-    from sslbench.features.presence import announced
-
     evaluation.check_writable(store)
     with announced(store), terminal.progress() as progress:
         for word, found in evaluation.extract_several(requests, settings, store=store, progress=progress):

@@ -22,7 +22,7 @@ from sslbench.paths import file_url_path
 from sslbench.results import plain, records
 from sslbench.results.records import is_record
 from sslbench.targets.target import OfClasses
-from sslbench.weights.reading.folders import is_distributed, is_model, is_unfinished
+from sslbench.weights.reading.folders import is_distributed, is_model, is_unfinished, newest_checkpoint
 from sslbench.weights.reading.sniff import SUFFIXES
 
 if TYPE_CHECKING:
@@ -99,9 +99,7 @@ def _weights_of_run(path: Path) -> Path:
         return path
     if is_run and weights.is_file():
         return weights
-    from sslbench.train.checkpoints import newest
-
-    found = newest(path if has_checkpoints else checkpoints)
+    found = newest_checkpoint(path if has_checkpoints else checkpoints)
     if found is None:
         raise DataError(f"{path} is a pretraining run without weights and checkpoints yet")
     return found

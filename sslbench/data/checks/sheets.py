@@ -20,9 +20,9 @@ from sslbench.data.decode.handlers import PictureDecoder, Reading, make_decoder
 from sslbench.data.decode.picture import Decoded, UnreadableImage, Wanted
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
+from sslbench.paths import new_file
 from sslbench.targets.classes import Classes
 from sslbench.text import html_page
-from sslbench.weights.save import new_file
 
 _GAP, _NAME = 4, 180
 _PAPER, _INK, _BOX, _RIGHT = (255, 255, 255), (40, 40, 40), (230, 30, 30), (20, 150, 60)

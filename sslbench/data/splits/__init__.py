@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from sslbench.arrays import IntArray
 from sslbench.data.containers.exports import NOT_READ
-from sslbench.data.groups import choose_groups, inseparable, torn_classes
+from sslbench.data.groups import inseparable, torn_classes
 from sslbench.data.labels import DECIMALS, NO_LABEL_COLUMN, NUMBERED_FOLDERS, among_classes, single_labels
 from sslbench.data.maps.layout import FOLDER
 from sslbench.data.open import open_data
 from sslbench.data.source import ORIGIN, Source
-from sslbench.data.splits.stratify import choose, interleaved
+from sslbench.data.stratify import choose, holdout, interleaved
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError, UsageError
 from sslbench.names import did_you_mean
@@ -22,7 +22,7 @@ from sslbench.targets.classes import Classes
 from sslbench.targets.label_maps import Foreground, LabelMaps
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.pixel_values import ReadValues
-from sslbench.targets.target import OfClasses, SeveralImages, Target
+from sslbench.targets.target import OfClasses, SeveralImages
 
 S = TypeVar("S", bound=Source, covariant=True)
 
@@ -214,43 +214,6 @@ def _parted_folders(source: Source, fit: IntArray) -> list[str]:
         f"images of {counted(len(both), 'folder')}, such as {some(sorted(both), 2)}, are on both sides of the split: "
         f"if these are scenes or videos, ?group={FOLDER} keeps each on one side"
     ]
-
-
-def holdout(
-    labels: Target, fraction: float, seed: int, *, groups: IntArray | None = None, rank: IntArray | None = None
-) -> tuple[IntArray, IntArray]:
-    """Split samples into a fit and a held-out part, stratified by class.
-
-    Every class keeps its share up to rounding; a class with two samples or more is in both parts, a class with one in
-    the fit part. Multi-label: classes are assigned rarest first (Sechidis et al. 2011, On the stratification of
-    multi-label data), and are in both parts where possible.
-
-    Args:
-        labels: of the N samples.
-        fraction: share of the held-out part, in (0, 1).
-        seed: of the split.
-        groups: int64 (N,), group of each sample; a group stays in one part, and every class is in the fit part. None:
-            no groups.
-        rank: (N,) order of the samples in the draw (`Source.rank`); None: as they lie.
-
-    Returns:
-        (fit, held out), int64 positions, each ascending.
-
-    Examples:
-        >>> from sslbench.data.labels import single_labels
-        >>> fit, held = holdout(single_labels(["cat"] * 8 + ["dog"] * 4), 0.25, seed=0)
-        >>> len(fit), len(held), int((held >= 8).sum())  # 2 cats and 1 dog are held out
-        (9, 3, 1)
-    """
-    if not 0 < fraction < 1:
-        raise UsageError(f"the fraction of a split must lie between 0 and 1, not {fraction}")
-    wanted, rng, held = round(fraction * len(labels)), np.random.default_rng(seed), np.zeros(len(labels), np.bool_)
-    order = np.arange(len(labels)) if rank is None else np.argsort(rank)
-    if groups is None:
-        held[order] = choose(labels.select(order), wanted, rng, both_sides=True)
-    else:
-        held[order] = choose_groups(labels.select(order), groups[order], wanted, rng)
-    return np.flatnonzero(~held), np.flatnonzero(held)
 
 
 def limit(source: Source, n: int, seed: int) -> Source:

@@ -8,7 +8,8 @@ from sslbench.data.groups import group_numbers
 from sslbench.data.labels import multi_labels
 from sslbench.data.objects import ObjectSource
 from sslbench.data.open import open_objects
-from sslbench.data.splits import Parts, holdout, nearest_class, parts_of
+from sslbench.data.splits import Parts, nearest_class, parts_of
+from sslbench.data.stratify import holdout
 from sslbench.data.wording import counted, some
 from sslbench.errors import DataError
 

@@ -28,11 +28,11 @@ from sslbench.detection.train import Trained, TrainingRun
 from sslbench.distributed.collectives import rank, world_size
 from sslbench.errors import WeightsError
 from sslbench.metrics.detection import Detections
+from sslbench.paths import new_file
 from sslbench.runtime.progress import Progress
 from sslbench.runtime.seeds import preserved_random_states
 from sslbench.weights.fill import fill
 from sslbench.weights.formats.tables import load_table, write
-from sslbench.weights.save import new_file
 
 _COUNTER = ".num_batches_tracked"
 _PYRAMID = "backbone.bottom_up."

@@ -24,6 +24,7 @@ from sslbench.train import checkpoints
 from sslbench.train.checkpoints import continue_from, newest_whole
 from sslbench.train.lock import exclusive
 from sslbench.train.loop import NotFiniteError
+from sslbench.weights.reading.folders import newest_checkpoint
 
 _KEEP = 2  # checkpoints
 BACKEND = "detectron2"
@@ -123,7 +124,7 @@ def _not_finite(recipe: DetectionRecipe, folder: Path) -> Iterator[None]:
     try:
         yield
     except FloatingPointError as error:
-        kept = checkpoints.newest(folder)
+        kept = newest_checkpoint(folder)
         where = f" The last checkpoint, {kept}, is older." if kept else ""
         raise NotFiniteError(
             f"Detectron2 stopped: {str(error).splitlines()[0]}{where}", after_divergence(recipe)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from sslbench.backbones.attention import Attention, default_heads
 from sslbench.backbones.backbone import Backbone
-from sslbench.backbones.grids import last_map
 from sslbench.backbones.layer_spec import Pool
 from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.errors import UsageError
@@ -31,7 +30,7 @@ def head_layers(backbone: Backbone, layers: Sequence[Layer], settings: HeadedSet
     if settings.head == "linear":
         return tuple(layers)
     if [layer.text for layer in layers] == [backbone.default_layer]:
-        layers = resolve_layers(backbone, [last_map(backbone)])
+        layers = resolve_layers(backbone, [backbone.last_map])
     for layer in layers:
         if layer.pool is not None or layer.head is not None or layer.parts:
             raise UsageError(

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from sslbench.arrays import FloatArray, IntArray, rows_of_each
 from sslbench.data.groups import choose_groups, groups_by_first_sample
+from sslbench.data.stratify import choose
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.catalog import find
@@ -172,8 +173,6 @@ def share(
     alike, as in VISSL's unbalanced data limit; `groups`: (N,) the group of each sample of train, or None; whole groups
     are drawn, about as many samples.
     """
-    from sslbench.data.splits.stratify import choose
-
     n = max(1, round(fraction * len(labels)))
     if groups is not None and n < len(labels):
         if stratified and (mask := choose_groups(labels, groups, n, np.random.default_rng(seed))).any():

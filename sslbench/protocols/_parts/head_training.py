@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from sslbench.distributed.collectives import rank
 from sslbench.errors import BackboneError, DataError
-from sslbench.train import checkpoints, loop
+from sslbench.train import loop
 from sslbench.train.method import Learner, Loss, Step
 from sslbench.train.state import State, save
+from sslbench.weights.reading.folders import checkpoint_files
 
 RawT = TypeVar("RawT")
 
@@ -44,7 +45,7 @@ class HeadTraining(Learner, loop.Run[RawT]):
         """Write a checkpoint; after the last update only if the backbone is as it was."""
         if self.state.step == self.updates and self.backbone_sha256() != self.frozen:
             # The checkpoints are wrong too and must not be resumed.
-            for file in checkpoints.files(self.folder) if rank() == 0 else ():
+            for file in checkpoint_files(self.folder) if rank() == 0 else ():
                 file.unlink(missing_ok=True)
             raise BackboneError(
                 "the backbone changed while heads were trained on it: parameters or BatchNorm statistics moved",

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from sslbench.arrays import FloatArray, IntArray, Matrix
 from sslbench.data.groups import group_folds, source_groups
 from sslbench.data.source import Source
+from sslbench.data.stratify import holdout
 from sslbench.errors import DataError, UsageError
 from sslbench.features.array import Features
 from sslbench.metrics.answers import top_k_correct
@@ -67,8 +68,6 @@ def holdout_rows(
     labels: Target, fraction: float, seed: int, groups: IntArray | None, rank: IntArray | None = None
 ) -> tuple[IntArray, IntArray] | None:
     """Return rows to fit on and rows held out for a choice, stratified and seeded; None when either would be empty."""
-    from sslbench.data.splits import holdout
-
     if not 0 < fraction < 1 or len(labels) < 2:
         return None
     fit, held_out = holdout(labels, fraction, seed, groups=groups, rank=rank)

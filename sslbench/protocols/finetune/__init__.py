@@ -7,7 +7,6 @@ with its classifier is written beside the record.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sslbench.data.source import Source
@@ -27,11 +26,7 @@ if TYPE_CHECKING:
 
 def check(settings: Settings, train: Target) -> None:
     """Raise an error for impossible settings and for labels without a loss; images are not opened."""
-    from sslbench.train.observers.always import requested
-
     check_labels(settings, train)
-    # For its error: a logger that is not installed is told before the training.
-    requested(settings, Path(), {})
     if not train.labelled:
         raise DataError(
             "finetune: the train samples have no labels",

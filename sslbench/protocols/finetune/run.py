@@ -22,6 +22,7 @@ from sslbench.data.source import Source
 from sslbench.distributed.collectives import from_first, rank, sum_, world_size
 from sslbench.features.array import Features
 from sslbench.metrics.measure import Probabilities
+from sslbench.paths import new_file
 from sslbench.protocols._parts import few_shot
 from sslbench.protocols._parts.attention import attention_of, head_layers
 from sslbench.protocols._parts.heads import probe
@@ -38,7 +39,7 @@ from sslbench.runtime.seeds import preserved_random_states
 from sslbench.targets.classes import Classes
 from sslbench.targets.numbers import Numbers
 from sslbench.train.loop import NotFiniteError
-from sslbench.weights.save import new_file
+from sslbench.train.observers.always import requested
 
 log = logging.getLogger("sslbench")
 
@@ -281,6 +282,7 @@ class _ScoreFile:
 
 def checked_rows(backbone: Backbone, layer: Layer, train: Source, settings: Settings, *, seed: int) -> tuple[str, ...]:
     """Return the names of the results, after all checks that need no training."""
+    requested(settings, Path(), {})  # refuses loggers that are not installed
     check_backbone(backbone, settings)
     (layer,) = head_layers(backbone, [layer], settings)
     parts = portions(settings, train)

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
+from sslbench.paths import new_file
 from sslbench.results import plain
 from sslbench.train.meter import LogRecord
 from sslbench.train.observers import Observer, RunInfo, scalars
-from sslbench.weights.save import new_file
 
 
 class JsonLines(Observer):

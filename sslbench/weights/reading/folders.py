@@ -206,3 +206,18 @@ def joined(pieces: "list[tuple[list[int], Tensor]]") -> "Tensor":
     if not bool(filled.all()):
         raise ValueError("pieces overlap")
     return whole
+
+
+CHECKPOINT = re.compile(r"step_(\d{9})\.ckpt")
+"""Name of a checkpoint of a training run, with its number of updates."""
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """Return the checkpoints of a training run in a folder, oldest first."""
+    return sorted(path for path in folder.glob("step_*.ckpt") if CHECKPOINT.fullmatch(path.name))
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Return the newest checkpoint of a training run in a folder, or None."""
+    found = checkpoint_files(folder)
+    return found[-1] if found else None

@@ -24,13 +24,13 @@ from sslbench.data.splits import TrainTest, train_test
 from sslbench.errors import DataError, UsageError
 from sslbench.evaluation.label_errors import label_errors
 from sslbench.features.store import StoredPair, find_stored
+from sslbench.paths import new_file
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.runtime.resources import default_workers
 from sslbench.targets.label_maps import LabelMaps
 from sslbench.targets.pixel_values import Depth, Normals
 from sslbench.targets.target import Target
 from sslbench.text import csv_text
-from sslbench.weights.save import new_file
 
 _OF_MAPS = (*("label_maps", "decode", "copies", "csv", "sheet", "html", "as_json", "workers", "max_pixels", "decoder"),)
 """Flags that a check of label maps uses."""

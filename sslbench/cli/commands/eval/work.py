@@ -43,8 +43,7 @@ from sslbench.results import holes as holes_file
 from sslbench.results.holes import Hole
 from sslbench.steps import Advance, counted
 from sslbench.text import visible
-from sslbench.train import checkpoints
-from sslbench.weights.reading.folders import is_distributed, is_sharded, is_unfinished, weights_file
+from sslbench.weights.reading.folders import checkpoint_files, is_distributed, is_sharded, is_unfinished, weights_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,13 +111,13 @@ def with_checkpoints(weights: Sequence[str]) -> tuple[list[str], dict[str, tuple
         if word.partition(":")[0] in ("random", "pixels") or one:
             found.append(word)
             continue
-        files = tuple(map(str, checkpoints.files(path)))
+        files = tuple(map(str, checkpoint_files(path)))
         if not files:
             inside = sorted(entry.name for entry in path.iterdir() if entry.is_file())[:5]
             remedy = "Give a weights file, or RUN/checkpoints." + (f" It holds: {', '.join(inside)}." if inside else "")
             raise UsageError(
                 f"--weights {word}: this folder has no checkpoints of a pretraining run (step_000000100.ckpt)",
-                f"Did you mean {path / 'checkpoints'}?" if checkpoints.files(path / "checkpoints") else remedy,
+                f"Did you mean {path / 'checkpoints'}?" if checkpoint_files(path / "checkpoints") else remedy,
             )
         runs[word] = files
         found += files

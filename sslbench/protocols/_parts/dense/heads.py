@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.dense import DenseEncoder, DenseInput, block_inputs, layer_inputs, number_of_blocks
-from sslbench.backbones.grids import last_map
 from sslbench.backbones.layers import Layer, resolve_layers
 from sslbench.errors import UsageError
 from sslbench.protocols._parts.dense.task import HeadSettings
@@ -53,7 +52,7 @@ def head_inputs(
         joined = layer_inputs(backbone, layers, cls=settings.cls)
     elif (blocks and raw != "none") or (
         # Raises for a backbone without blocks, which has no default layer to compare with.
-        number_of_blocks(backbone) and [layer.text for layer in layers] != [last_map(backbone)]
+        number_of_blocks(backbone) and [layer.text for layer in layers] != [backbone.last_map]
     ):
         raise UsageError(
             f"{protocol}: the layers {', '.join(layer.text for layer in layers)}, blocks={list(blocks)} and "

@@ -4,11 +4,50 @@ import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import BoolArray, IntArray
+from sslbench.data.groups import choose_groups
+from sslbench.errors import UsageError
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.target import Target
 
 _ATTEMPTS = 10
+
+
+def holdout(
+    labels: Target, fraction: float, seed: int, *, groups: IntArray | None = None, rank: IntArray | None = None
+) -> tuple[IntArray, IntArray]:
+    """Split samples into a fit and a held-out part, stratified by class.
+
+    Every class keeps its share up to rounding; a class with two samples or more is in both parts, a class with one in
+    the fit part. Multi-label: classes are assigned rarest first (Sechidis et al. 2011, On the stratification of
+    multi-label data), and are in both parts where possible.
+
+    Args:
+        labels: of the N samples.
+        fraction: share of the held-out part, in (0, 1).
+        seed: of the split.
+        groups: int64 (N,), group of each sample; a group stays in one part, and every class is in the fit part. None:
+            no groups.
+        rank: (N,) order of the samples in the draw (`Source.rank`); None: as they lie.
+
+    Returns:
+        (fit, held out), int64 positions, each ascending.
+
+    Examples:
+        >>> from sslbench.data.labels import single_labels
+        >>> fit, held = holdout(single_labels(["cat"] * 8 + ["dog"] * 4), 0.25, seed=0)
+        >>> len(fit), len(held), int((held >= 8).sum())  # 2 cats and 1 dog are held out
+        (9, 3, 1)
+    """
+    if not 0 < fraction < 1:
+        raise UsageError(f"the fraction of a split must lie between 0 and 1, not {fraction}")
+    wanted, rng, held = round(fraction * len(labels)), np.random.default_rng(seed), np.zeros(len(labels), np.bool_)
+    order = np.arange(len(labels)) if rank is None else np.argsort(rank)
+    if groups is None:
+        held[order] = choose(labels.select(order), wanted, rng, both_sides=True)
+    else:
+        held[order] = choose_groups(labels.select(order), groups[order], wanted, rng)
+    return np.flatnonzero(~held), np.flatnonzero(held)
 
 
 def choose(labels: Target, n: int, rng: np.random.Generator, *, both_sides: bool) -> BoolArray:
