@@ -4,8 +4,9 @@ import dataclasses
 from pathlib import Path
 
 from sslbench.backbones.build import build, check_recorded
+from sslbench.backbones.layer_spec import parse_stem
 from sslbench.backbones.load import architecture, load_file, recorded_preprocessing
-from sslbench.backbones.stems import fit_stem, parse_rule, with_channels
+from sslbench.backbones.stems import fit_stem, with_channels
 from sslbench.errors import UsageError
 from sslbench.weights.convert import ConversionReport, check_output, rewrite
 from sslbench.weights.formats.recognise import Recognised, recognise
@@ -46,7 +47,7 @@ def convert(  # noqa: PLR0913  the options of the command
         expected = {name: tuple(tensor.shape) for name, tensor in build(backbone).module.state_dict().items()}
     found = recognise(file, expected=expected, format=format)
     if stem is not None:
-        found, backbone = mapped_stem(found, str(src), rule=stem, channels=channels, backbone=backbone)
+        found, backbone = _mapped_stem(found, str(src), rule=stem, channels=channels, backbone=backbone)
         # The written file has the adapted stem, whose shape is no longer that of the built network.
         expected = expected and {name: tuple(tensor.shape) for name, tensor in found.canonical.items()}
     preprocessing = recorded_preprocessing(file) if stem is None else None
@@ -66,7 +67,7 @@ def convert(  # noqa: PLR0913  the options of the command
     )
 
 
-def mapped_stem(
+def _mapped_stem(
     recognised: Recognised, weights: str, *, rule: str, channels: int | None, backbone: str | None
 ) -> tuple[Recognised, str]:
     """Map the stem of recognised weights to another number of channels.
@@ -74,7 +75,7 @@ def mapped_stem(
     channels: to which number; None: 1 for 'sum'.
     -> The same with another stem, and the name of the backbone that takes it.
     """
-    stem = parse_rule(rule)
+    stem = parse_stem(rule)
     if stem.name == "random":
         raise UsageError("--stem random does not apply to convert, which adds no new values")
     channels = 1 if stem.name == "sum" and channels is None else channels

@@ -1,4 +1,7 @@
-"""Layers and pools as written, `LAYER[:POOL]`, without torch; `layers` and `pools` compute them."""
+"""Layers, pools and stems as written, `LAYER[:POOL]` and `--stem RULE`, without torch.
+
+`layers`, `pools` and `stems` compute them.
+"""
 
 import dataclasses
 import re
@@ -184,3 +187,46 @@ def parse_layer(text: str) -> LayerSpec:
     if at and side != "input":
         raise UsageError(f"layer '{text}': only '@input' may follow a module's path", f"Write {path}@input or {path}.")
     return LayerSpec(name, path, parse_pool(pool) if pool else None)
+
+
+StemName = Literal["repeat", "average", "sum", "bands", "random"]
+_PLAIN_STEMS: tuple[StemName, ...] = ("repeat", "average", "sum", "random")
+STEM_REMEDY = (
+    "Write --stem average, repeat, sum, random, or bands=3,2,1 (one input band per channel of the file; '-': none)."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class StemRule:
+    """Rule that maps stem weights from C to N channels.
+
+    Attributes:
+        name: 'repeat': cycled, times C/N (Ross Wightman's rule, as in timm). 'average': the mean of the C for each of
+            the N, times C/N: a grey picture repeated N times gives what it gave repeated C times, for any N. 'sum': the
+            C added up, N is 1; the same as 'average' there. 'bands': each of the C for one band, zeros for the others.
+            'random': the weights of the file are left out.
+        bands: for each of the C the input band (from 0) that it is for, or None.
+    """
+
+    name: StemName
+    bands: tuple[int | None, ...] = ()
+
+
+def parse_stem(text: str) -> StemRule:
+    """Parse 'repeat', 'average', 'sum', 'random' or 'bands=3,2,1'."""
+    head, equals, rest = text.replace(" ", "").partition("=")
+    if not equals:
+        for name in _PLAIN_STEMS:
+            if head == name:
+                return StemRule(name)
+    if head != "bands":
+        hint = did_you_mean(head, {*_PLAIN_STEMS, "bands"})
+        raise UsageError(f"--stem {text} is not a rule", f"{hint} {STEM_REMEDY}".strip())
+    parts = rest.split(",")
+    if not all(part == "-" or part.isdecimal() for part in parts):
+        raise UsageError(f"--stem {text}: bands are numbers from 0, separated by commas", STEM_REMEDY)
+    bands = tuple(None if part == "-" else int(part) for part in parts)
+    named = [band for band in bands if band is not None]
+    if not named or len(set(named)) < len(named):
+        raise UsageError(f"--stem {text}: {'a band is named twice' if named else 'no band is named'}", STEM_REMEDY)
+    return StemRule("bands", bands)

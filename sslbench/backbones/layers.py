@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sslbench.backbones.backbone import Backbone, copied
+from sslbench.backbones.backbone import Backbone, copied, probe_images
 from sslbench.backbones.layer_spec import JOIN, Pool, parse_layer, parse_pool
 from sslbench.backbones.pools import Tokens, apply_pool
 from sslbench.errors import BackboneError, UsageError
@@ -213,6 +213,13 @@ def forward_layers(module: nn.Module, images: Tensor, layers: Sequence[Layer]) -
         else taken[layer.text][0]
         for layer in layers
     }
+
+
+def feature_widths(backbone: Backbone, layers: Sequence[Layer]) -> list[int]:
+    """Return the number of features of each layer, from a forward pass of noise."""
+    with torch.no_grad():
+        features = forward_layers(backbone.module, probe_images(backbone.preprocessing), layers)
+    return [features[layer.text].shape[1] for layer in layers]
 
 
 def relative_difference(got: Tensor, wanted: Tensor) -> float:

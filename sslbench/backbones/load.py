@@ -13,8 +13,9 @@ from sslbench.backbones import named
 from sslbench.backbones.architectures import parse, with_strides, without_initialisation
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.build import build, check_recorded, families
+from sslbench.backbones.layer_spec import StemRule, parse_stem
 from sslbench.backbones.sizes import fit_positions, fit_rotary
-from sslbench.backbones.stems import StemRule, fit_stem, parse_rule, with_channels
+from sslbench.backbones.stems import fit_stem, with_channels
 from sslbench.backbones.timm_models import list_pretrained, parse_options
 from sslbench.backbones.videomae import OPTIONS, VideoTransformer, told_positions
 from sslbench.backbones.vjepa2 import fit_frames
@@ -150,7 +151,7 @@ def load_backbone(  # noqa: PLR0913  the options of the command
         >>> backbone.name, backbone.default_layer, list(backbone.module(torch.zeros(1, 3, 64, 64)).shape)
         ('resnet18w0.25', 'res5avg', [1, 128])
     """
-    rule = parse_rule(stem) if stem is not None else None
+    rule = parse_stem(stem) if stem is not None else None
     pixels = named.is_pixels(weights)
     if rule is not None and (weights == "random" or pixels):
         raise UsageError(f"--stem maps the stem of a weights file, which '{weights}' is not", "Leave it out.")

@@ -10,6 +10,7 @@ from typing import Any
 
 from sslbench import paths
 from sslbench.backbones.architectures import refuse_unknown_backbone
+from sslbench.backbones.layer_spec import parse_stem
 from sslbench.backbones.named import download_hint, is_pixels, pixels_backbone, random_backbone, refuse_unknown
 from sslbench.cli.options import DataFlags, EncodingFlags, PreprocessingFlags, WeightsFlags, default_data
 from sslbench.config import read_yaml, resolve
@@ -57,9 +58,7 @@ def refuse_wrong_network(format: str | None, stem: str | None) -> None:
     if format is not None:
         find_format(format)
     if stem is not None:
-        from sslbench.backbones.stems import parse_rule  # loads torch
-
-        parse_rule(stem)
+        parse_stem(stem)
 
 
 def check_network(

@@ -5,11 +5,12 @@ import logging
 import os
 import re
 from pathlib import Path
+from typing import Literal
 
+from sslbench.config import setting
 from sslbench.data import catalog, remote, strings
 from sslbench.data.decode.sampling import ClipOptions
 from sslbench.data.format import all_formats, readable_formats
-from sslbench.data.tiles import TileOptions
 from sslbench.data.wording import repeated
 from sslbench.errors import UsageError
 from sslbench.paths import file_url_path
@@ -21,6 +22,21 @@ OF_ANY_IMAGES = frozenset(("labels", "channels"))
 """Options of images of every format, beside those of tiles and clips."""
 _OPTIONS = re.compile(r"(?P<location>[^?]+)\?(?P<options>[a-z_]+=[^&?]*(&[a-z_]+=[^&?]*)*)")
 _log = logging.getLogger("sslbench")
+
+
+@dataclasses.dataclass(frozen=True)
+class TileOptions:
+    """Options behind a '?' of any images: photos/?unit=tile&size=224&overlap=32."""
+
+    unit: Literal["tile"] = setting("tile", "unit of a sample: a tile of an image")
+    size: int = setting(224, "side of a tile", unit="pixels")
+    overlap: int = setting(0, "width that neighbouring tiles share; more at the last one of a row", unit="pixels")
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or not 0 <= self.overlap < self.size:
+            raise UsageError(
+                f"size={self.size}, overlap={self.overlap}: size should be at least 1, and overlap smaller than size"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,7 @@ from sslbench.data.format import (
     readable_formats,
     user_format,
 )
-from sslbench.data.location import OF_ANY_IMAGES, PATTERN, SCHEME, Location, locate
+from sslbench.data.location import OF_ANY_IMAGES, PATTERN, SCHEME, Location, TileOptions, locate
 from sslbench.data.maps.layout import FOLDER, by_folder
 from sslbench.data.objects import ObjectSource
 from sslbench.data.regular import reading, refuse_missing
@@ -42,9 +42,6 @@ from sslbench.names import did_you_mean, list_names
 from sslbench.targets.label_maps import LabelMaps
 from sslbench.targets.objects import Boxes
 from sslbench.targets.target import Target
-
-DEFAULT_OBJECTS = "kwcoco:shapes64-128"
-"""Data with objects when the user names none: 64 drawn images of 128 x 128 pixels."""
 
 
 @reading()
@@ -323,7 +320,7 @@ def _clips(spec: str, sources: Mapping[str, Source], given: dict[str, str]) -> d
 def _parsed_options(spec: str, reader: SampleReader[Any], given: dict[str, str]) -> Any:
     """Return the text behind a '?' as the reader's dataclass of options."""
     example = "Large images can be cut into tiles: ?unit=tile&size=224&overlap=32; of videos, ?frames=16&stride=4."
-    own, of_tiles = ({f.name for f in dataclasses.fields(kind)} for kind in (reader.options, tiles.TileOptions))
+    own, of_tiles = ({f.name for f in dataclasses.fields(kind)} for kind in (reader.options, TileOptions))
     of_clips = {f.name for f in dataclasses.fields(ClipOptions)}
     units = {"tile", *get_args(get_type_hints(reader.options).get("unit"))}
     for key, text in given.items():

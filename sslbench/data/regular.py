@@ -159,3 +159,16 @@ def refuse_missing(spec: str) -> None:
         names += catalog.entries()
     hint = did_you_mean(missing.name, names) if names else f"{shown} is empty."
     raise UsageError(f"'{spec}' does not exist: there is no '{missing.name}' in {shown}", hint)
+
+
+def read_class_names(path: Path) -> list[str]:
+    """Return the names of classes in a text file, one per line; empty lines at the end do not count."""
+    # A name may occur twice: ImageNet has two classes called crane.
+    try:
+        # utf-8-sig: a byte order mark, which Windows' editors write, is no part of the first name.
+        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").rstrip().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the class names in {path}: {error}") from error
+    if not names or not all(names):
+        raise UsageError(f"{path}: line {names.index('') + 1 if names else 1} is empty", "Write one name per line.")
+    return names

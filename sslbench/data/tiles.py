@@ -7,12 +7,11 @@ splits and folds keep the tiles of an image together, and intervals draw whole i
 import dataclasses
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
 
 import numpy as np
 
 from sslbench import config
-from sslbench.config import setting
+from sslbench.data.location import TileOptions
 from sslbench.data.maps.types import size_and_turn
 from sslbench.data.objects.crops import IMAGE, Crops
 from sslbench.data.source import Source
@@ -22,21 +21,6 @@ from sslbench.targets.classes import Classes
 
 _THREADS = 8  # that read the heads of files
 _MOST = 10**7  # tiles of a source: each takes about a kilobyte
-
-
-@dataclasses.dataclass(frozen=True)
-class TileOptions:
-    """Options behind a '?' of any images: photos/?unit=tile&size=224&overlap=32."""
-
-    unit: Literal["tile"] = setting("tile", "unit of a sample: a tile of an image")
-    size: int = setting(224, "side of a tile", unit="pixels")
-    overlap: int = setting(0, "width that neighbouring tiles share; more at the last one of a row", unit="pixels")
-
-    def __post_init__(self) -> None:
-        if self.size < 1 or not 0 <= self.overlap < self.size:
-            raise UsageError(
-                f"size={self.size}, overlap={self.overlap}: size should be at least 1, and overlap smaller than size"
-            )
 
 
 def split_options(spec: str, options: Mapping[str, str]) -> tuple[TileOptions | None, dict[str, str]]:

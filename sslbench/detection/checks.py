@@ -8,11 +8,10 @@ import numpy as np
 from torch import Tensor
 
 from sslbench.backbones.backbone import Backbone
-from sslbench.data.checks.objects import narrow, unusable
+from sslbench.data.checks.objects import unusable
 from sslbench.data.objects import ObjectSource
-from sslbench.data.source import Source
 from sslbench.data.wording import counted
-from sslbench.detection.recipe import DetectionRecipe, DetectionSettings
+from sslbench.detection.recipe import DetectionSettings
 from sslbench.distributed.collectives import gather_objects, rank, world_size
 from sslbench.errors import DataError, UsageError
 from sslbench.runtime.progress import Progress
@@ -67,64 +66,6 @@ def check_weights(settings: DetectionSettings, backbone: Backbone, weights: str)
             f"stride_in_1x1=true is for MSRA's weights, but {weights} is of format {format}, with "
             "strides in the 3x3 convolutions",
             "Give stride_in_1x1=false.",
-        )
-
-
-def check_parts(recipe: DetectionRecipe, train_part: Source, test_part: Source) -> None:
-    """Refuse images and objects that do not go together with the recipe."""
-    train, test = ObjectSource.of(train_part), ObjectSource.of(test_part)
-    _refuse_narrow(train, recipe.max_size_train, "max_size_train")
-    _refuse_narrow(test, recipe.max_size_test, "max_size_test")
-    if recipe.metric == "lvis" and test.target.federated is None:
-        raise DataError(
-            f"metric=lvis, but {test.name} does not say which classes were looked for in each image",
-            "Give LVIS's manifest, whose images have neg_category_ids, or metric=coco.",
-        )
-    if recipe.keypoints:
-        _check_keypoints(recipe, train, test)
-    for part in (train, test) if recipe.masks else ():
-        if not part.target.has_masks:
-            raise DataError(
-                f"masks=true, but {part.name} has objects without a mask",
-                "Set masks=false, or give data with segmentations.",
-            )
-
-
-def _check_keypoints(recipe: DetectionRecipe, train: ObjectSource, test: ObjectSource) -> None:
-    """Refuse data whose keypoints cannot be trained on, mirrored or scored."""
-    for part in (train, test):
-        if part.target.skeleton is None:
-            raise DataError(
-                f"keypoints=true, but {part.name} has no keypoints",
-                "Give a COCO or kwcoco manifest whose categories list the names of their 'keypoints' (of COCO "
-                "person_keypoints_train2017.json), or keypoints=false.",
-            )
-        if not part.target.labelled_keypoints.any():
-            raise DataError(
-                f"keypoints=true, but no object of {part.name} has a labelled keypoint (visibility 1 or 2)",
-                "Give data with labelled keypoints, or keypoints=false.",
-            )
-    names = [() if part.target.skeleton is None else part.target.skeleton.names for part in (train, test)]
-    if names[0] != names[1]:
-        listed = ", ".join(sorted(set(names[0]) ^ set(names[1]))) or "their order differs"
-        raise DataError(f"{train.name} and {test.name} have different keypoints: {listed}")
-    if recipe.flip and train.target.skeleton is not None:
-        train.target.skeleton.mirrored(recipe.mirrored_keypoints)
-    if test.target.skeleton is not None:
-        used = test.target.skeleton.with_sigmas(recipe.oks_sigma)
-        if recipe.oks_sigma and used.sigmas != (recipe.oks_sigma,) * len(used):
-            log.info(f"oks_sigma={recipe.oks_sigma:g} is not used: the sigmas of the keypoints are known")
-
-
-def _refuse_narrow(part: ObjectSource, longest: int, key: str) -> None:
-    """Refuse images of which nothing is left when the longer side is reduced to `longest`, the setting `key`."""
-    found = narrow(part, longest)
-    if len(found):
-        height, width = part.target.sizes[found[0]]
-        raise DataError(
-            f"{part.name}: {counted(len(found), 'image')} too narrow: with {key}={longest} nothing is left of "
-            f"{part.images.path(int(found[0]))}, {width} x {height} pixels",
-            f"Remove such images, or give a larger {key}.",
         )
 
 

@@ -194,7 +194,10 @@ def without_synchronisation(model: nn.Module) -> contextlib.AbstractContextManag
 def zero_optimizer(
     kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], **options: Any
 ) -> torch.optim.Optimizer:
-    """Return an optimizer with its state sharded over the processes (ZeRO stage 1), unsharded for a single process."""
+    """Return an optimizer with its state sharded over the processes, unsharded for a single process.
+
+    Rajbhandari et al. 2020, ZeRO, stage 1.
+    """
     if world_size() == 1:
         return kind(groups, **options)
     return ZeroRedundancyOptimizer(groups, optimizer_class=kind, **options)

@@ -22,7 +22,7 @@ from sslbench.distributed.collectives import from_first, process_group, process_
 from sslbench.errors import SslbenchError, UsageError
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.opening import InMemoryData, open_parts, open_train_test
-from sslbench.evaluation.preparation import Prepared, for_request, load
+from sslbench.evaluation.preparation import Prepared, extract_settings, for_request, load
 from sslbench.evaluation.record import Encoded
 from sslbench.evaluation.request import Request
 from sslbench.evaluation.settings import RunSettings
@@ -39,6 +39,7 @@ from sslbench.features.extract import (
 from sslbench.features.store import left_out_warning, process_store
 from sslbench.features.streamed import streamed
 from sslbench.results import ExcludedImage
+from sslbench.runtime.device import choose_device
 from sslbench.runtime.progress import Progress, stage_progress
 
 log = logging.getLogger("sslbench")
@@ -60,7 +61,7 @@ def extract_only(
     backbone, layers = _to_encode(request, run, backbone)
     store = store_for(backbone, paths.cache_dir() / "features", run) if store is None else store
     parts = _parts_to_encode(request, run, in_memory)
-    backbone = calibrated(backbone, _first_part(parts), run.precision, run.torch_device())
+    backbone = calibrated(backbone, _first_part(parts), run.precision, choose_device(run.device))
     return {split: extract_part(backbone, part, layers, run, store, split, progress) for split, part in parts.items()}
 
 
@@ -69,7 +70,7 @@ def store_for(backbone: Backbone, store: Path, run: RunSettings) -> Path:
     if not backbone.process_key:
         return store
     check_shared(backbone)
-    with process_group(run.torch_device()):
+    with process_group(choose_device(run.device)):
         return from_first(functools.partial(process_store, store))
 
 
@@ -82,7 +83,7 @@ def extract_several(
     waiting, size = [], 0
     for number, request in enumerate(requests, 1):
         backbone, layers = _to_encode(request, run, None)
-        backbone = calibrated(backbone, _first_part(parts), run.precision, run.torch_device())
+        backbone = calibrated(backbone, _first_part(parts), run.precision, choose_device(run.device))
         waiting.append((request.weights, backbone, layers))
         size += parameter_bytes(backbone)
         if number < len(requests) and size <= TOGETHER_BYTES and this_process().world == 1:
@@ -90,7 +91,7 @@ def extract_several(
         known = [(one, own) for _, one, own in waiting if not one.process_key]
         for split, part in parts.items() if len(known) > 1 else ():
             shown = stage_progress(progress, f"{len(known)} networks on {part.name}")
-            extract_together(known, part, run.extract_settings(), root=store, split=split, progress=shown)
+            extract_together(known, part, extract_settings(run), root=store, split=split, progress=shown)
         for word, one, own in waiting:
             yield (
                 word,
@@ -111,7 +112,7 @@ def _parts_to_encode(request: Request, run: RunSettings, in_memory: InMemoryData
         both = open_train_test(request, run, in_memory)
         parts = {"train": both.train, "test": both.test}
     else:
-        with process_group_if_known(run.torch_device()):  # the first process lists the files of a folder
+        with process_group_if_known(choose_device(run.device)):  # the first process lists the files of a folder
             parts = dict(open_parts(request, run, request.data, in_memory))
             test = None if request.test_data is None else open_parts(request, run, request.test_data, in_memory)
         if test is not None:
@@ -147,7 +148,7 @@ def extract_part(
         backbone,
         source.every_image(),
         layers,
-        run.extract_settings(),
+        extract_settings(run),
         root=store,
         split=split,
         progress=stage_progress(progress, title),
@@ -188,7 +189,7 @@ def encode_together(
     try:
         for split, source in splits:
             title = f"{len(wanted)} networks on {source.name}"
-            shown, settings = stage_progress(progress, title), run.extract_settings()
+            shown, settings = stage_progress(progress, title), extract_settings(run)
             saved = extract_together(wanted, source, settings, root=store, split=split, progress=shown)
             if saved:
                 log.debug(f"{title}: encoded together, {saved} passes over the images saved")
@@ -213,7 +214,7 @@ def encode_parts(
             grids: dict[str, Features] = {}
             for layer in layers:
                 report = stage_progress(progress, f"{backbone.title} on {part.name}: {layer.text}")
-                grids[layer.text] = streamed(backbone, part, layer, run.extract_settings(), report)
+                grids[layer.text] = streamed(backbone, part, layer, extract_settings(run), report)
             features.append(grids)
         return Encoded(features[0], features[1], (), 0.0, len(data.train) + len(data.test))
     # `sslbench extract` and evaluations with other seeds or test fractions share the entry of the whole in the store.
@@ -221,7 +222,7 @@ def encode_parts(
     parts = [("all", whole)] if whole is not None else [("train", data.train), ("test", data.test)]
     parts = parts[1:] if data.train is data.test and whole is None else parts  # one part stands for both
     level = logging.INFO if work else logging.DEBUG  # floors are encoded beside the weights
-    with measured(run.torch_device()) as meter:
+    with measured(choose_device(run.device)) as meter:
         extractions = [
             extract_part(backbone, part, layers, run, store, split, progress, level=level) for split, part in parts
         ]
@@ -245,7 +246,7 @@ def encode_parts(
 def stored_test_features(prepared: Prepared, store: Path) -> list[Features]:
     """Return the features of the test part by each layer, from the store in which `evaluate` has left them."""
     split, part = ("test", prepared.data.test) if prepared.data.whole is None else ("all", prepared.data.whole)
-    settings = prepared.run.extract_settings()
+    settings = extract_settings(prepared.run)
     images = part.every_image()
     found = extract(prepared.backbone, images, prepared.layers, settings, root=store, split=split)
     if this_process().rank != 0:

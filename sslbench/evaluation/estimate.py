@@ -31,7 +31,7 @@ from sslbench.distributed import this_process
 from sslbench.errors import ResourceError, SslbenchError
 from sslbench.evaluation.floors import UNTRAINED_SEEDS
 from sslbench.evaluation.on_features import floor_layers, floors_of
-from sslbench.evaluation.preparation import Prepared, one_part, shared_part
+from sslbench.evaluation.preparation import Prepared, extract_settings, one_part, shared_part
 from sslbench.evaluation.request import Task
 from sslbench.evaluation.settings import RunSettings
 from sslbench.features import partial
@@ -43,7 +43,7 @@ from sslbench.metrics.answers import KEPT
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import Cost, Shapes
 from sslbench.results.records import WHOLE_UP_TO
-from sslbench.runtime.device import DTYPES
+from sslbench.runtime.device import DTYPES, choose_device
 from sslbench.runtime.machine import free_disk, free_memory
 from sslbench.runtime.seeds import preserved_random_states
 from sslbench.targets.classes import Classes
@@ -137,7 +137,7 @@ def measure_rate(backbone: Backbone, source: Source, layers: Sequence[Layer], ru
     """Decode and encode a few images; return None if that fails, for a reason that the extraction tells."""
     import torch
 
-    settings = run.extract_settings()
+    settings = extract_settings(run)
     rows = np.unique(np.linspace(0, len(source) - 1, min(len(source), _IMAGES)).astype(np.int64))
     decoding = encoding = math.inf
     widths: dict[str, int] = {}
@@ -430,7 +430,7 @@ def _pending(
     """
     if backbone.process_key:
         return len(source), list(layers), {}
-    entry = open_entry(store, store_key(backbone, source, run.extract_settings()), source, backbone.name)
+    entry = open_entry(store, store_key(backbone, source, extract_settings(run)), source, backbone.name)
     missing = [layer for layer in layers if not entry.has(layer.text)]
     widths = {layer.text: int(entry.read(layer.text).shape[1]) for layer in layers if layer not in missing}
     opened = {
@@ -504,7 +504,7 @@ def _task_shapes(prepared: Prepared, task: Task, width: int, layer: Layer) -> Sh
 def _stage(task: Task, shapes: Sequence[Shapes], name: str, run: RunSettings, repeats: int = 1) -> Stage:
     """Return the stage of a protocol: its runs at each of the shapes, one after the other."""
     try:
-        device = str(run.torch_device())
+        device = str(choose_device(run.device))
     except SslbenchError:  # a plan is also made on a login node without the run's GPU
         device = "cpu"
     costs = [task.kind.cost(task.settings, own) for own in shapes]

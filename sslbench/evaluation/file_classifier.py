@@ -13,8 +13,9 @@ from sslbench.arrays import FloatArray, Matrix
 from sslbench.backbones import named
 from sslbench.backbones.backbone import Backbone
 from sslbench.backbones.classifier import Classifier, find_classifier, read_classifier
+from sslbench.backbones.layer_spec import parse_stem
 from sslbench.backbones.load import load_file, read_weights
-from sslbench.backbones.stems import parse_rule
+from sslbench.data.regular import read_class_names
 from sslbench.data.source import Source
 from sslbench.data.splits import TrainTest, match_classes
 from sslbench.errors import UsageError
@@ -27,19 +28,6 @@ from sslbench.targets.target import OfClasses
 from sslbench.weights.reading.files import WeightsFile
 
 _ROWS = 8192
-
-
-def read_class_names(path: Path) -> list[str]:
-    """Return the names of classes in a text file, one per line; empty lines at the end do not count."""
-    # A name may occur twice: ImageNet has two classes called crane.
-    try:
-        # utf-8-sig: a byte order mark, which Windows' editors write, is no part of the first name.
-        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").rstrip().splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the class names in {path}: {error}") from error
-    if not names or not all(names):
-        raise UsageError(f"{path}: line {names.index('') + 1 if names else 1} is empty", "Write one name per line.")
-    return names
 
 
 def load_file_classifier(request: Request, run: RunSettings, data: TrainTest) -> FileClassifier | None:
@@ -87,7 +75,7 @@ def read_with_heads(request: Request) -> tuple[WeightsFile, Backbone]:
         backbone=named.backbone_of(request.weights, request.backbone),
         format=request.format,
         allow_partial=request.allow_partial,
-        stem=parse_rule(request.stem) if request.stem is not None else None,
+        stem=parse_stem(request.stem) if request.stem is not None else None,
         heads=True,
     )
     return file, loaded

@@ -19,7 +19,7 @@ from sslbench.evaluation import floors
 from sslbench.evaluation.beside import write_network
 from sslbench.evaluation.costs import encoding_costs, measured
 from sslbench.evaluation.groups import with_details
-from sslbench.evaluation.preparation import Prepared, as_scored, one_part
+from sslbench.evaluation.preparation import Prepared, as_scored, extract_settings, one_part
 from sslbench.evaluation.record import (
     Encoded,
     Subject,
@@ -40,6 +40,7 @@ from sslbench.features.store import left_out_warning, note_skipped
 from sslbench.identity import record_id
 from sslbench.protocols import ImageInputs
 from sslbench.results import ExcludedImage, Result, Stage, records
+from sslbench.runtime.device import choose_device
 from sslbench.runtime.progress import Progress
 from sslbench.targets.target import SeveralImages
 
@@ -58,7 +59,7 @@ def evaluate_on_images(
     check_shared(prepared.backbone)
     images: dict[tuple[object, ...], _ImageEvaluation] = {}  # of each part that tasks use, kind of labels and noise
     results = []
-    with process_group(prepared.run.torch_device()):
+    with process_group(choose_device(prepared.run.device)):
         for task, share in itertools.product(prepared.image_tasks, (0.0, *prepared.request.noise)):
             used, noisy = as_scored(prepared, task, share)
             key = task.part, type(used.data.train.target), share
@@ -81,7 +82,7 @@ class _ImageEvaluation:
 
     def __init__(self, prepared: Prepared, noise: float, out: Path, command: str, progress: Progress | None) -> None:
         self.prepared, self.noise, self.out, self.command, self.progress = prepared, noise, out, command, progress
-        self.engine = prepared.run.extract_settings()
+        self.engine = extract_settings(prepared.run)
         data = prepared.data
         parts = (data.test,) if data.train is data.test else (data.train, data.test)
         found = [self._readable(part) for part in parts]
@@ -177,7 +178,7 @@ class _ImageEvaluation:
     def _run(self, task: Task, backbone: Backbone, run: RunSettings) -> dict[str, tuple[Result, records.Scores]]:
         """Run a protocol with one seed; return the record of each row, {} on processes other than the first."""
         train, test = _without_columns(self.train), _without_columns(self.test)
-        with measured(run.torch_device()) as meter:
+        with measured(choose_device(run.device)) as meter:
             inputs = ImageInputs(
                 task.settings,
                 run.seed,

@@ -14,7 +14,14 @@ from sslbench.evaluation import floors, overlaps
 from sslbench.evaluation.beside import write_curves, write_network, write_sheet
 from sslbench.evaluation.encode import encode_parts, encode_together, extract_part, rows_of, store_for
 from sslbench.evaluation.groups import with_details
-from sslbench.evaluation.preparation import Prepared, as_scored, one_part, one_part_of_features, shared_part
+from sslbench.evaluation.preparation import (
+    Prepared,
+    as_scored,
+    extract_settings,
+    one_part,
+    one_part_of_features,
+    shared_part,
+)
 from sslbench.evaluation.record import Encoded, Subject, asked, describe, finish, measurement
 from sslbench.evaluation.request import Task
 from sslbench.evaluation.score import NO_SETS, FurtherSets, row_subjects, rows_of_set, score
@@ -23,6 +30,7 @@ from sslbench.features.store import note_skipped
 from sslbench.identity import record_id
 from sslbench.protocols import FileClassifier
 from sslbench.results import ExcludedImage, Neighbours, Result, records
+from sslbench.runtime.device import choose_device
 from sslbench.runtime.progress import Progress
 
 log = logging.getLogger("sslbench")
@@ -154,9 +162,9 @@ def _check_targets(prepared: Prepared, tasks: Sequence[Task], progress: Progress
         if task.kind.check_targets is not None
     ]
     if checks:
-        with process_group(run.torch_device()):
+        with process_group(choose_device(run.device)):
             for check in checks:
-                from_first(functools.partial(check, engine=run.extract_settings(), progress=progress))
+                from_first(functools.partial(check, engine=extract_settings(run), progress=progress))
 
 
 def floors_of(prepared: Prepared, tasks: Sequence[Task]) -> floors.FloorBackbones:

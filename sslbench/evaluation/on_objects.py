@@ -46,6 +46,7 @@ from sslbench.evaluation.request import Task
 from sslbench.evaluation.settings import RunSettings
 from sslbench.evaluation.trainings import ONE_TRAINING
 from sslbench.results import DataUsed, RequestedParts, Result, records
+from sslbench.runtime.device import choose_device
 from sslbench.runtime.progress import Progress
 from sslbench.runtime.resources import default_workers
 from sslbench.train.loop import NotFiniteError
@@ -63,7 +64,7 @@ def evaluate_on_objects(
     """Run protocols on objects and write their records; every process of a run calls this."""
     results = []
     for task in prepared.object_tasks:
-        with process_group(prepared.run.torch_device()):
+        with process_group(choose_device(prepared.run.device)):
             results += _ObjectEvaluation(prepared, task, out, command, progress).results()
     return results
 
@@ -75,14 +76,14 @@ class _ObjectEvaluation:
         self.prepared, self.run, self.out, self.command, self.progress = prepared, prepared.run, out, command, progress
         can_be_written = not (prepared.in_memory or prepared.backbone.kind.in_memory)
         self.request = dataclasses.replace(prepared.request, tasks=(task,)) if can_be_written else None
-        settings = try_backend(task.settings, prepared.backbone, self.run.torch_device())
+        settings = try_backend(task.settings, prepared.backbone, choose_device(self.run.device))
         self.task, self.settings, self.recipe = dataclasses.replace(task, settings=settings), settings, settings.recipe
         used = prepared.backbone.preprocessing
         reading = Reading(used.decoder, used.max_pixels, self.run.start_method)
         parts = (prepared.data.train, prepared.data.test)
         self.train, self.test = (dataclasses.replace(ObjectSource.of(part), reading=reading) for part in parts)
         # On a processor the detector is slower than decoding, and needs the cores itself.
-        usual = 0 if self.run.torch_device().type == "cpu" else max(default_workers(), 1)
+        usual = 0 if choose_device(self.run.device).type == "cpu" else max(default_workers(), 1)
         self.workers = usual if self.run.workers == "auto" else self.run.workers
         self.watch: Watch = getattr(progress, "line", None) or _log_line
 
@@ -163,7 +164,7 @@ class _ObjectEvaluation:
         logs = stem.with_name(f"{stem.name}.logs")
         training = TrainingRun(
             run.seed,
-            run.torch_device(),
+            choose_device(run.device),
             self.workers,
             stem.with_name(f"{stem.name}.checkpoints"),
             # A short training has a few checkpoints, too.

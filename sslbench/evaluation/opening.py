@@ -14,6 +14,7 @@ from sslbench.distributed.collectives import process_group_if_known
 from sslbench.errors import UsageError
 from sslbench.evaluation.request import Request, Task, refuse_different_labels
 from sslbench.evaluation.settings import RunSettings
+from sslbench.runtime.device import choose_device
 from sslbench.targets.objects import Boxes
 from sslbench.targets.target import Target
 
@@ -23,7 +24,7 @@ InMemoryData = Mapping[str, Mapping[str, Source]]
 
 def open_train_test(request: Request, run: RunSettings, in_memory: InMemoryData | None = None) -> TrainTest:
     """Return the train and test part of the data, limited if that was asked for; every process calls this."""
-    with process_group_if_known(run.torch_device()):  # the first process lists the files of a folder
+    with process_group_if_known(choose_device(run.device)):  # the first process lists the files of a folder
         data = _opened(request, run, in_memory)
     if request.limit is None:
         return data

@@ -21,6 +21,7 @@ from sslbench.metrics.intervals import Units, mean_of_rows, over_trainings
 from sslbench.metrics.summary import one_measure, with_intervals
 from sslbench.paths import not_written
 from sslbench.results import MetricValue, Overlaps, Result, metric_value, records
+from sslbench.runtime.device import choose_device
 from sslbench.targets import kinds
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.target import OfClasses
@@ -69,7 +70,7 @@ def _compare(
 ) -> SuspectedOverlaps:
     """Compare features, and with `data` the content of the files."""
     start = time.perf_counter()
-    near = near_pairs(test.averaged.x, train.averaged.x, device=str(run.torch_device()))
+    near = near_pairs(test.averaged.x, train.averaged.x, device=str(choose_device(run.device)))
     alike, n = named(near.pairs, test.ids, train.ids), len(test if data is None else data.test)
     if data is None:
         found = tuple(Suspect(i, j, "near", round(cosine, 4)) for i, j, cosine in alike)

@@ -31,7 +31,7 @@ from sslbench.data.splits import limit
 from sslbench.errors import DataError, UsageError, WeightsError
 from sslbench.evaluation.file_classifier import read_with_heads
 from sslbench.evaluation.predicted_maps import MapFiles, new_folder, open_images
-from sslbench.evaluation.preparation import for_request, load
+from sslbench.evaluation.preparation import extract_settings, for_request, load
 from sslbench.evaluation.request import Request, Task
 from sslbench.evaluation.settings import RunSettings
 from sslbench.features.extract import check_clips
@@ -161,7 +161,7 @@ def load_with_head(
     # As the protocol reads images: their sizes are by its settings.
     request = dataclasses.replace(request, tasks=(Task(saved.protocol, saved.settings, {}),))
     log.info(f"{probe.path}: head of {saved.protocol} on {saved.info.row}")
-    return saved.on(load_for_probe(request, run, probe), run.extract_settings(), progress)
+    return saved.on(load_for_probe(request, run, probe), extract_settings(run), progress)
 
 
 def load_with_heads(request: Request, run: RunSettings) -> tuple[files.WeightsFile, Backbone]:
@@ -177,7 +177,7 @@ def predictions(
 ) -> Iterator[PredictedBatch]:
     """Yield the classifier's outputs for every image of a source, batch by batch."""
     check_clips(backbone, source)
-    engine, videos = run.extract_settings(), views_of(source.images)
+    engine, videos = extract_settings(run), views_of(source.images)
     encode = prepare(backbone, (classifier.layer,), device=engine.device, precision=engine.precision)
     # `to` moves a module in place; the caller's stays where it is.
     head = copy.deepcopy(classifier.head).to(engine.device)

@@ -33,13 +33,15 @@ from sslbench.evaluation.opening import InMemoryData, open_train_test
 from sslbench.evaluation.request import Request, Task
 from sslbench.evaluation.settings import RunSettings
 from sslbench.evaluation.trainings import check_seeds
-from sslbench.features.array import Features
+from sslbench.features.array import ExtractSettings, Features
 from sslbench.features.external import FeaturePair
 from sslbench.features.extract import check_clips
 from sslbench.library.benchmarks import Benchmark
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import FileClassifier, ImageSet, Part
 from sslbench.results import records
+from sslbench.runtime.device import choose_device, refuse_imitated
+from sslbench.runtime.resources import resolve_workers
 from sslbench.targets.classes import Classes
 from sslbench.targets.imbalanced import Imbalanced
 from sslbench.targets.multilabel import MultiLabel
@@ -146,7 +148,7 @@ def prepare(
 ) -> Prepared:
     """Open the weights and the data and check them against each other and against the protocols' needs."""
     # Refuses impossible settings before weights or data are read.
-    run.extract_settings()
+    extract_settings(run)
     records.working_folder()  # as it is before the run, for the record
     _check_on_the_fly(request, run)
     if run.on_the_fly:  # a search for copies would encode all images once more
@@ -174,7 +176,7 @@ def prepare(
         log.info(note)
     notes = _notes_of_record(request, data)
     _check_tasks(request, run, backbone, layers, data)
-    backbone = calibrated(backbone, data.train, run.precision, run.torch_device())
+    backbone = calibrated(backbone, data.train, run.precision, choose_device(run.device))
     tasks = tuple(dataclasses.replace(task, benchmark=_on_these(task, data)) for task in request.tasks)
     request = dataclasses.replace(request, tasks=tasks)
     if classifier is not None:
@@ -282,7 +284,7 @@ def _check_tasks(
                 f"Those that do, of classes: {', '.join(able)}. Without average= features are averaged.",
             )
         if not task.kind.on_features:
-            run.extract_settings().float_precision()
+            extract_settings(run).float_precision()
         task.kind.check(task.settings, one_part(data, task.part).train.target)
         if request.test_classes == "subset" and not task.kind.class_subsets:
             raise refused_subset(task.protocol)
@@ -458,6 +460,17 @@ def _class_counts(train: Target) -> str:
     few, many = int(counts.min()), int(counts.max())
     each = f"{few:,}" if few == many else f"{few:,} to {many:,}"
     return f"; {len(counts):,} classes of {each} train samples"
+
+
+def extract_settings(run: RunSettings) -> ExtractSettings:
+    """Return the settings of the extraction of a run; refuse what is not possible on its device."""
+    run.check()
+    device = choose_device(run.device)
+    refuse_imitated(run.precision, device)
+    workers = resolve_workers(run.workers, device)
+    return ExtractSettings(
+        device, run.precision, run.feature_dtype, run.batch_size, workers, run.on_error, run.start_method
+    )
 
 
 def for_request(backbone: Backbone, request: Request, run: RunSettings) -> tuple[Backbone, dict[str, str]]:

@@ -56,6 +56,7 @@ from sslbench.results import (
     plain,
     records,
 )
+from sslbench.runtime.device import choose_device
 from sslbench.targets.classes import Classes
 from sslbench.train.optimizers.optimizer import code_of
 
@@ -478,7 +479,7 @@ def weights_used(backbone: Backbone, given: str, name: str | None = None) -> Wei
 
 def hardware(run: RunSettings) -> Hardware:
     """Return device, processor, number of threads and the rounding of float32 arithmetic."""
-    device = run.torch_device()
+    device = choose_device(run.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     cpu, threads = platform.processor() or platform.machine(), torch.get_num_threads()
     return Hardware(device=name, cpu=cpu, threads=threads, float32=float32_rounding())

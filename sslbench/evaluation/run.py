@@ -33,6 +33,7 @@ from sslbench.features.array import Features
 from sslbench.features.external import FeaturePair
 from sslbench.identity import digest, groups_digest
 from sslbench.results import DataPart, DataUsed, Result, WeightsUsed
+from sslbench.runtime.device import choose_device
 from sslbench.runtime.progress import Progress
 from sslbench.targets.multilabel import MultiLabel
 
@@ -98,7 +99,7 @@ def evaluate(
     """
     if this_process().rank == 0:
         announce(prepared, store, out, told=told)
-    with arithmetic(prepared.run.torch_device()):
+    with arithmetic(choose_device(prepared.run.device)):
         results: list[Result] = []
         if prepared.object_tasks:
             from sslbench.evaluation.on_objects import evaluate_on_objects
@@ -136,7 +137,7 @@ def evaluate_features(
     announce_features(pair, tasks, run, out)
     suspected = overlaps.find_among_features(pair.train, pair.test, run)
     results = []
-    with arithmetic(run.torch_device()):
+    with arithmetic(choose_device(run.device)):
         for task in tasks:
             subject, train, test = describe_embeddings(by_sizes(pair, task), task, run, command, name, request)
             missing = MISSING_FLOORS if run.floors else {}

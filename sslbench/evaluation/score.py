@@ -16,6 +16,7 @@ from sslbench.features.array import Features
 from sslbench.metrics.summary import summarise
 from sslbench.protocols import FeatureInputs, FileClassifier, ImageSet
 from sslbench.results import DataPart, ExcludedImage, Outcome, Result, records
+from sslbench.runtime.device import choose_device
 from sslbench.targets.classes import Classes
 from sslbench.targets.target import Target
 
@@ -49,7 +50,7 @@ def score(
 ) -> dict[str, tuple[Result, records.Scores]]:
     """Run one protocol and return its records, without groups: '' for test, and the names of recorded sets."""
     features = {name: layers[subject.layer] for name, layers in further.features.items()}
-    run, device = subject.run, subject.run.torch_device()
+    run, device = subject.run, choose_device(subject.run.device)
     with measured(device) as meter:
         # No key holds the attributes.
         own_train, own_test = (dataclasses.replace(part, attributes={}) for part in (train, test))

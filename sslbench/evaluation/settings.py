@@ -1,18 +1,13 @@
 """Settings of a run, apart from what runs: commands declare their flags by them, without NumPy and torch."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from sslbench.config import refuse_outside, setting
 from sslbench.data.decode.reading import check_decoder
 from sslbench.errors import UsageError
 from sslbench.preprocessing import MAX_PIXELS
-from sslbench.runtime.resources import EncodingPrecision, StartMethod, refuse_unknown_device, resolve_workers
-
-if TYPE_CHECKING:
-    import torch
-
-    from sslbench.features.array import ExtractSettings
+from sslbench.runtime.resources import EncodingPrecision, StartMethod, refuse_unknown_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,26 +80,6 @@ class RunSettings:
         from sslbench.results import sinks  # loads NumPy
 
         sinks.requested()
-
-    def torch_device(self) -> "torch.device":
-        """Return the device of this process; see `choose_device`."""
-        # Here, since it imports torch, without which requests are checked.
-        from sslbench.runtime.device import choose_device
-
-        return choose_device(self.device)
-
-    def extract_settings(self) -> "ExtractSettings":
-        """Return the settings of the extraction."""
-        self.check()
-        from sslbench.features.array import ExtractSettings
-        from sslbench.runtime.device import refuse_imitated
-
-        device = self.torch_device()
-        refuse_imitated(self.precision, device)
-        workers = resolve_workers(self.workers, device)
-        return ExtractSettings(
-            device, self.precision, self.feature_dtype, self.batch_size, workers, self.on_error, self.start_method
-        )
 
     def each_seed(self) -> "list[RunSettings]":
         """Return the settings of each training, of one seed; with `only_seed` those of that one."""

@@ -18,7 +18,7 @@ from sslbench.data.source import Source
 from sslbench.data.splits import limit
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
-from sslbench.evaluation.preparation import for_request, load
+from sslbench.evaluation.preparation import extract_settings, for_request, load
 from sslbench.evaluation.request import Request
 from sslbench.evaluation.settings import RunSettings
 from sslbench.features.extract import extract
@@ -123,7 +123,7 @@ def encode(
             images = images if request.limit is None else limit(images, request.limit, run.seed)
         title = f"{backbone.title} on {images.name}"
         shown = stage_progress(progress, title)
-        made = extract(backbone, images, layers, run.extract_settings(), root=store, split="all", progress=shown)
+        made = extract(backbone, images, layers, extract_settings(run), root=store, split="all", progress=shown)
         log.info(f"{title}: {'features were stored' if not made.decoded else f'{made.decoded} images encoded'}")
         name = backbone.name if request.weights == "random" else named.weights_name(request.weights)
         ids = next(iter(made.features.values())).ids

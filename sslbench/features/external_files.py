@@ -430,8 +430,6 @@ def read_summary(path: Path) -> Summary | None:
 
 def _columns(found: Mapping[str, "Extraction"]) -> dict[str, list[Any]]:
     """Return the columns that describe the images."""
-    from sslbench.data.maps.types import size_and_turn  # 50 modules, which `sslbench extract --help` does not need
-
     columns: dict[str, list[Any]] = {name: [] for name in ("id", "path", "split", "width", "height", "label")}
     for split, extraction in found.items():
         source = extraction.source
@@ -439,7 +437,7 @@ def _columns(found: Mapping[str, "Extraction"]) -> dict[str, list[Any]]:
         for i, sample in enumerate(source.ids):
             if sample in left_out:
                 continue
-            height, width = size_and_turn(source.images, i)[0] or (0, 0)
+            height, width = extraction.image_size(i) or (0, 0)
             row = (
                 sample,
                 source.images.path(i),

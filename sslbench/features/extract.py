@@ -21,6 +21,7 @@ from sslbench.backbones.layers import Layer
 from sslbench.data.clips import sampling_of, views_of
 from sslbench.data.decode.handlers import handlers_of, versioned_name
 from sslbench.data.groups import inseparable, source_groups
+from sslbench.data.maps.types import size_and_turn
 from sslbench.data.source import Source
 from sslbench.distributed import this_process
 from sslbench.errors import BackboneError, DataError, UsageError, told_on_interrupt
@@ -66,6 +67,10 @@ class Extraction:
     unreadable: list[dict[str, str]]
     conversions: dict[str, int]
     source: Source
+
+    def image_size(self, index: int) -> tuple[int, int] | None:
+        """Return height and width of an image of the source, from the head of its file; None if it cannot be read."""
+        return size_and_turn(self.source.images, index)[0]
 
 
 def store_key(backbone: Backbone, source: Source, settings: ExtractSettings) -> FeatureKey:

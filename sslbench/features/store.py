@@ -25,20 +25,22 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sslbench.arrays import UNREADABLE_HEADER
 from sslbench.data.source import Source
-from sslbench.data.splits import TrainTest
 from sslbench.data.wording import some
 from sslbench.errors import DataError, StoreError
 from sslbench.features.partial import naming
 from sslbench.identity import FeatureKey, digest
 from sslbench.locks import lock
 from sslbench.paths import not_written
+
+if TYPE_CHECKING:
+    from sslbench.data.splits import TrainTest
 
 INDEX_COLUMNS = ("row", "id", "path", "label", "split", "digest")
 SKIPPED = "skipped.csv"
@@ -356,7 +358,7 @@ class StoredPair(NamedTuple):
     made_by: str
 
 
-def find_stored(root: Path, data: TrainTest) -> StoredPair | None:
+def find_stored(root: Path, data: "TrainTest") -> StoredPair | None:
     """Return the newest stored features of all images of both parts.
 
     -> None without features of both from one network, layer and preprocessing.

@@ -56,9 +56,6 @@ from sslbench.targets.anomalies import Anomalies
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sslbench.backbones.backbone import Backbone
-    from sslbench.backbones.dense import DenseInput
-    from sslbench.backbones.layers import Layer
     from sslbench.protocols._parts.pictures import Drawing
 
 log = logging.getLogger("sslbench")
@@ -208,15 +205,6 @@ class Anomaly(MapRun[Settings]):
         """Return None: train is the memory."""
         return None
 
-    @classmethod
-    def maps(
-        cls, backbone: "Backbone", layers: "Sequence[Layer]", settings: Settings
-    ) -> "Mapping[str, tuple[DenseInput, ...]]":
-        """Return a row of results per layer, `concat(A,B)` with the maps of both."""
-        from sslbench.backbones.dense import layer_inputs
-
-        return {layer.text: layer_inputs(backbone, layer.parts or (layer,)) for layer in layers}
-
     def score(self) -> dict[str, Outcome]:
         """Score the test images of each category by the memory of its training images."""
         parts, found, floor_of = self._parts(), dict[str, _Ranking](), dict[str, str]()
@@ -278,8 +266,7 @@ class Anomaly(MapRun[Settings]):
         """Yield the maps (B, h, w, C) of images of one shape and their turns, of the rows of results and of pixels."""
         import torch
 
-        from sslbench.data.decode.transforms import normalise
-        from sslbench.protocols._parts.images import maps_and_pixels, pictures
+        from sslbench.protocols._parts.images import maps_and_pixels, pictures, stacked_input
 
         waiting: list[torch.Tensor] = []
         report = stage_progress(self.progress, f"{self.backbone.name} on {source.ids[rows[0]]} and others")
@@ -290,7 +277,7 @@ class Anomaly(MapRun[Settings]):
             if number < len(rows) and len(waiting) < self.engine.batch_size:
                 continue
             for _, alike in itertools.groupby(waiting, key=lambda image: image.shape):
-                images = normalise(torch.stack(list(alike)), self.preprocessing).to(self.encoder.device)
+                images = stacked_input([*alike], self.preprocessing).to(self.encoder.device)
                 maps = self._joined(maps_and_pixels(self.encoder, images), floor_of)
                 if not all(value.isfinite().all() for value in maps.values()):
                     raise DataError(

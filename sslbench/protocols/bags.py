@@ -243,7 +243,7 @@ def _attend(
     parts: tuple[Features, Features], bags: tuple[Features, Features], settings: Settings, seed: int, device: str
 ) -> Outcome:
     """Train networks with attention on the bags of train, and report the mean of their metrics on test."""
-    from sslbench.protocols._parts.gated_attention import Bags
+    from sslbench.protocols._parts.gated_attention import Bags, Training, train_on_labels
 
     mean, std = np.zeros(parts[0].x.shape[1]), np.ones(parts[0].x.shape[1])
     if settings.scale == "standard":
@@ -253,9 +253,13 @@ def _attend(
     seeds, found, scores, trained, epochs = seeds_of(seed, settings.trainings), [], [], [], []
     probabilities: Literal["softmax"] | None = "softmax" if isinstance(test, Classes) else None
     split = holdout_rows(labels, settings.holdout, seed, None, bags[0].rank)
+    widths = settings.projection, settings.attention, settings.hidden
+    training = Training(
+        settings.lr, settings.weight_decay, settings.epochs, settings.bags_per_update, settings.stop_after
+    )
     with counted("bags", "trainings", len(seeds)) as advance:
         for each in seeds:
-            outputs, epoch = _trained(stored, labels, split, settings, each)
+            outputs, epoch = train_on_labels(stored, labels, split, widths, training, each)
             scores.append(outputs[1].astype(np.float32))
             trained.append(labels.headline(labels.values, outputs[0]))
             epochs.append(epoch)
@@ -280,39 +284,6 @@ def _attend(
         notes=tuple(notes),
         probabilities=probabilities,
     )
-
-
-def _trained(
-    stored: list[Any], labels: Target, split: tuple[IntArray, IntArray] | None, settings: Settings, seed: int
-) -> tuple[list[FloatArray], int]:
-    """Train one network; return its scores of the bags of train and test, and the epoch that was kept."""
-    import torch
-
-    from sslbench.protocols._parts.gated_attention import GatedAttention, Training, train
-    from sslbench.runtime.seeds import seeded
-
-    own, device = stored[0], stored[0].device
-    fitted, held_out = split if split is not None else (np.arange(len(labels)), np.zeros(0, np.int64))
-    values = torch.from_numpy(labels.values).to(device)
-
-    def loss(outputs: torch.Tensor, numbers: Any) -> torch.Tensor:
-        wanted = values[numbers]
-        if isinstance(labels, Classes):
-            return torch.nn.functional.cross_entropy(outputs, wanted, reduction="sum")
-        each = torch.nn.functional.binary_cross_entropy_with_logits(outputs, (wanted > 0).float(), reduction="none")
-        return (each * (wanted >= 0)).sum() / outputs.shape[1]
-
-    def score() -> float:
-        held = labels.select(held_out)
-        return labels.sign() * held.headline(held.values, own.outputs(network, held_out.tolist()))
-
-    with seeded(seed, torch.device(device)):
-        widths = settings.projection, settings.attention, settings.hidden
-        network = GatedAttention(own.x.shape[1], len(labels.classes), *widths).to(device)
-        rates = settings.lr, settings.weight_decay
-        training = Training(*rates, settings.epochs, settings.bags_per_update, settings.stop_after)
-        epoch = train(network, own, fitted, loss, training, score if len(held_out) else None)
-    return [part.outputs(network, range(len(part.rows))) for part in stored], epoch
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,8 @@ from sslbench.names import did_you_mean
 View = Literal["pca", "attention", "nearest"]
 VIEWS: Sequence[View] = ("pca", "attention", "nearest")
 Projection = Literal["pca", "tsne", "umap"]
+DEFAULT_OBJECTS = "kwcoco:shapes64-128"
+"""Data when the user names none: 64 drawn images of 128 x 128 pixels."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,3 +59,20 @@ def check_projection(projection: Projection) -> None:
         raise UsageError(
             "--projection umap needs the package umap-learn", "pip install 'sslbench[umap]', or --projection tsne."
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class AsTyped:
+    """Words of the user in place of those of a record; code that a record names is not run unless they name it too.
+
+    Attributes:
+        data: location of the data, where it is not the one in the record.
+    """
+
+    data: str | None = None
+    test_data: str | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+    backbone: str | None = None
+    protocol: str | None = None
+    decoder: tuple[str, ...] | None = None

@@ -31,9 +31,10 @@ from sslbench.metrics.detection.keypoints import labelled
 from sslbench.metrics.detection.matches import box_overlap
 from sslbench.metrics.intervals import Interval
 from sslbench.results import Result, records
+from sslbench.show.choices import AsTyped
 from sslbench.show.page import Section
 from sslbench.show.pictures import Panel, drawn
-from sslbench.show.record import AsTyped, choose, locations, reading, split_seed
+from sslbench.show.record import choose, locations, reading, split_seed
 from sslbench.text import csv_text
 
 _SCORE, _OVERLAP = 0.5, 0.5

@@ -17,6 +17,7 @@ from sslbench.data.decode.transforms import normalise
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.errors import BackboneError, DataError, UsageError
+from sslbench.evaluation.preparation import extract_settings
 from sslbench.evaluation.settings import RunSettings
 from sslbench.features.job import check_first
 from sslbench.runtime.progress import StageProgress
@@ -132,7 +133,7 @@ def encode_images(
     progress: StageProgress | None = None,
 ) -> list[EncodedImage]:
     """Return the images of a source with the maps of layers and the attention of blocks, from one pass."""
-    settings = run.extract_settings()
+    settings = extract_settings(run)
     inputs = [*layer_inputs(backbone, layers), *(attention_input(block) for block in blocks)]
     encoder = DenseEncoder(
         unfused(backbone) if blocks else backbone, inputs, device=settings.device, precision=settings.float_precision()

@@ -21,10 +21,12 @@ from sslbench.metrics.intervals import Units
 from sslbench.protocols import segmentation_knn
 from sslbench.protocols.knn import Settings as KnnSettings
 from sslbench.results import Result, records
+from sslbench.runtime.device import choose_device
 from sslbench.runtime.progress import Progress
+from sslbench.show.choices import AsTyped
 from sslbench.show.page import Section
 from sslbench.show.pictures import RIGHT, WRONG, Panel
-from sslbench.show.record import AsTyped, ChosenImages, choose, reading, reopen, reopen_data, rows_of
+from sslbench.show.record import ChosenImages, choose, reading, reopen, reopen_data, rows_of
 from sslbench.solvers.neighbours import Scope, nearest
 from sslbench.targets import kinds
 from sslbench.targets.classes import Classes
@@ -271,7 +273,7 @@ def show_segmentation(
     groups = choose(image_quality(scores.whole), each)
     chosen = np.array(sorted(row for group in groups for row in group.rows), dtype=np.int64)
     memory = segmentation_knn.patch_memory(train, settings.memory, result.seed)
-    device = str(prepared.run.torch_device())
+    device = str(choose_device(prepared.run.device))
     names = result.data.test.classes
     colours = class_colours(len(names))
     iou = image_quality(scores.whole)

@@ -22,26 +22,10 @@ from sslbench.names import from_file, refuse_location
 from sslbench.preprocessing import MAX_PIXELS
 from sslbench.protocols import find as find_protocol
 from sslbench.results import Result, records
+from sslbench.show.choices import AsTyped
 from sslbench.targets.imbalanced import Imbalanced
 
 Opened = TypeVar("Opened")
-
-
-@dataclasses.dataclass(frozen=True)
-class AsTyped:
-    """Words of the user in place of those of a record; code that a record names is not run unless they name it too.
-
-    Attributes:
-        data: location of the data, where it is not the one in the record.
-    """
-
-    data: str | None = None
-    test_data: str | None = None
-    image_column: str | None = None
-    label_column: str | None = None
-    backbone: str | None = None
-    protocol: str | None = None
-    decoder: tuple[str, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

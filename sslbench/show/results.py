@@ -10,11 +10,12 @@ from sslbench.evaluation.beside import CURVES
 from sslbench.evaluation.settings import RunSettings
 from sslbench.results import Result, records
 from sslbench.runtime.progress import Progress
+from sslbench.show.choices import AsTyped
 from sslbench.show.detection import show_detection, show_errors
 from sslbench.show.page import Section, open_folder, page
 from sslbench.show.pictures import Panel, sheet
 from sslbench.show.predictions import show_predictions, show_segmentation, show_several
-from sslbench.show.record import AsTyped, scores_of
+from sslbench.show.record import scores_of
 from sslbench.targets import kinds
 from sslbench.targets.numbers import Numbers
 from sslbench.targets.target import OfClasses, SeveralImages

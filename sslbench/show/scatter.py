@@ -15,11 +15,11 @@ from sslbench.data.checks.sheets import thumbnails
 from sslbench.data.decode.handlers import Reading
 from sslbench.data.source import Source
 from sslbench.errors import DataError
-from sslbench.evaluation.preparation import for_request, load
+from sslbench.evaluation.preparation import extract_settings, for_request, load
 from sslbench.evaluation.record import weights_used
 from sslbench.evaluation.request import Request
 from sslbench.evaluation.settings import RunSettings
-from sslbench.features.external import FeaturePair
+from sslbench.features.external import read_train_test, read_unlabelled
 from sslbench.features.extract import extract
 from sslbench.results import records
 from sslbench.runtime.progress import Progress, stage_progress
@@ -103,7 +103,7 @@ def points_of_images(request: Request, run: RunSettings, *, store: Path, progres
     layers, source = resolve_layers(backbone, request.layers), images_of(request, run)
     title = f"{backbone.title} on {source.name}"
     report = stage_progress(progress, title)
-    found = extract(backbone, source, layers, run.extract_settings(), root=store, split="all", progress=report)
+    found = extract(backbone, source, layers, extract_settings(run), root=store, split="all", progress=report)
     log.info(f"{title}: {f'{found.decoded} images encoded' if found.decoded else 'features found in the store'}")
     first = next(iter(found.features.values()))
     place = {name: i for i, name in enumerate(source.ids)}
@@ -114,12 +114,17 @@ def points_of_images(request: Request, run: RunSettings, *, store: Path, progres
     return Points(source.name, named, read.ids, read.target, read, facts)
 
 
-def points_of_features(pair: FeaturePair, most: int, seed: int) -> Points:
+def points_of_files(features: Path, labels: Path | None, label_column: str | None, most: int, seed: int) -> Points:
     """Return a sample of features made elsewhere: of all rows, of those of the test part where they are split."""
-    features = pair.whole or pair.test
-    rows = np.sort(np.random.default_rng(seed).permutation(len(features))[:most])
-    part = features.select(rows)
-    name = pair.name if len(part) == len(features) else f"{pair.name}, {len(part)} of {len(features)}"
+    if labels is None:
+        pair = read_unlabelled(features)
+    else:
+        pair = read_train_test(
+            features, labels, None, None, label_column=label_column, test_fraction=0.5, seed=seed, own_classes=True
+        )
+    whole = pair.whole or pair.test
+    part = whole.select(np.sort(np.random.default_rng(seed).permutation(len(whole))[:most]))
+    name = pair.name if len(part) == len(whole) else f"{pair.name}, {len(part)} of {len(whole)}"
     facts = {"digest of the features": pair.features_sha256, "fingerprint of ids and labels": pair.fingerprints}
     return Points(name, {"features": part.x}, part.ids, part.target, None, facts)
 

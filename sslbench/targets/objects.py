@@ -307,6 +307,11 @@ class Boxes(WithoutValues):
         classes = self.column("classes")
         return np.bincount(classes if crowds else classes[~self.column("crowd")], minlength=len(self.classes))
 
+    def narrow(self, longest: int) -> IntArray:
+        """Return the images of which nothing is left when the longer side is reduced to `longest` pixels."""
+        shorter, longer = self.sizes.min(axis=1), self.sizes.max(axis=1)
+        return np.flatnonzero(2 * shorter * longest < longer)  # less than half a pixel; 0, 0 is an unknown size
+
     def boxes_of(self, index: int) -> npt.NDArray[np.float32]:
         """Return the boxes of an image, (n, 4); regions of many objects (COCO's iscrowd) are left out."""
         objects = self.objects[index]

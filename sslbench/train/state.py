@@ -21,6 +21,7 @@ from sslbench.distributed.parallel import (
     optimizer_shards,
     optimizer_state,
     wrap,
+    zero_optimizer,
 )
 from sslbench.distributed.sharded import read as read_shards
 from sslbench.distributed.sharded import shapes
@@ -102,7 +103,7 @@ def new_state(  # noqa: PLR0913  how a run computes, each from another setting
     if compiled:
         method.compile_networks()
     groups = parameter_groups(method, optimizer, layers, parts)
-    own_optimizer = make_optimizer(groups, optimizer, zero=zero)
+    own_optimizer = make_optimizer(groups, optimizer, sharded=zero_optimizer if zero else None)
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     seed_process(seed, rank())
     return State(method, model, own_optimizer, scaler, average, rows_of_channels=overflows)

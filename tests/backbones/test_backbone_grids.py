@@ -17,10 +17,11 @@ from sslbench.backbones.build import build
 from sslbench.backbones.dense import DenseEncoder, block_inputs, layer_inputs, number_of_blocks
 from sslbench.backbones.describe import describe
 from sslbench.backbones.grids import grid_of_tokens, resolve_grids
+from sslbench.backbones.layer_spec import parse_stem
 from sslbench.backbones.layers import forward_layers, resolve_layers
 from sslbench.backbones.load import load_backbone
 from sslbench.backbones.speed import prepare
-from sslbench.backbones.stems import map_stem, parse_rule, with_channels
+from sslbench.backbones.stems import map_stem, with_channels
 from sslbench.data.decode.transforms import normalise
 from sslbench.errors import BackboneError, SslbenchError, UsageError, WeightsError
 from sslbench.preprocessing import Preprocessing
@@ -282,7 +283,7 @@ def test_a_grey_image_is_answered_alike_whatever_the_number_of_channels(has, wan
     weight = torch.randn(4, has, 3, 3, generator=torch.Generator().manual_seed(seed))
     if rule == "repeat" and wanted % has:  # then only on the average of the channels
         return
-    mapped = map_stem(weight, wanted, parse_rule(rule))
+    mapped = map_stem(weight, wanted, parse_stem(rule))
     assert mapped.shape == (4, wanted, 3, 3) and mapped.dtype == weight.dtype
     torch.testing.assert_close(mapped.sum(1), weight.sum(1), rtol=0, atol=1e-5)
 
@@ -290,7 +291,7 @@ def test_a_grey_image_is_answered_alike_whatever_the_number_of_channels(has, wan
 def test_repeat_is_timms_rule():
     weight = torch.randn(8, 3, 7, 7)
     theirs = timm.models.adapt_input_conv(13, weight)
-    torch.testing.assert_close(map_stem(weight, 13, parse_rule("repeat")), theirs)
+    torch.testing.assert_close(map_stem(weight, 13, parse_stem("repeat")), theirs)
 
 
 def test_bands_take_the_weights_that_they_are_named_for(tmp_path):

@@ -5,6 +5,7 @@ import shlex
 import pytest
 
 from sslbench.cli.commands import sweep
+from sslbench.cli.commands.eval import work
 from sslbench.cli.words import combinations, split_sweep, typed
 from sslbench.errors import UsageError
 
@@ -18,7 +19,7 @@ def photos(tmp_path, monkeypatch):
 
 def runs(text):
     with sweep.command.make_context("sweep", shlex.split(text)) as ctx:
-        return sweep.plan(ctx)[0]
+        return work.sweep_runs(sweep.checked_commands(ctx)[0])
 
 
 def test_values_to_try_and_lists():

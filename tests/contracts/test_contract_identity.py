@@ -19,6 +19,7 @@ from sslbench import identity
 from sslbench.backbones.build import build
 from sslbench.backbones.in_memory import from_module
 from sslbench.evaluation import Request, RunSettings, make_task, prepare
+from sslbench.evaluation.preparation import extract_settings
 from sslbench.evaluation.record import Encoded, asked, describe, measurement
 from sslbench.evaluation.score import row_subjects
 from sslbench.features.extract import store_key
@@ -115,7 +116,7 @@ class World:
             metrics={"top1": MetricValue(value=1.0)},
             asked=asked(subject, task),
         )
-        features = store_key(prepared.backbone, prepared.data.train, self.run.extract_settings()).digest()
+        features = store_key(prepared.backbone, prepared.data.train, extract_settings(self.run)).digest()
         return {
             "features": features,
             "record": identity.record_id(result),

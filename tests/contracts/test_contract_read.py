@@ -13,7 +13,7 @@ from sslbench.detection.recipe import DetectionRecipe
 from sslbench.evaluation import Request, RunSettings, make_task
 from sslbench.evaluation.floors import untrained_like
 from sslbench.evaluation.images import as_hashed
-from sslbench.evaluation.preparation import Prepared, for_request
+from sslbench.evaluation.preparation import Prepared, extract_settings, for_request
 from sslbench.evaluation.record import Encoded, describe, measurement
 from sslbench.features.extract import store_key
 from sslbench.identity import record_id
@@ -57,7 +57,7 @@ def given(name, backbone, settings=()):
     subject = describe(prepared, backbone, "layer", Encoded(part, part, (), 0.0, 0), "a command")
     key = record_id(measurement(subject, task))
     if not isinstance(find(name).kind, OnImages):
-        return key, store_key(backbone, SOURCE, RUN.extract_settings()).digest()
+        return key, store_key(backbone, SOURCE, extract_settings(RUN)).digest()
     read = as_hashed(backbone, task)
     # Origins and names are for messages.
     return key, dataclasses.replace(

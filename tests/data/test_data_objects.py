@@ -9,10 +9,11 @@ from PIL import Image
 
 from sslbench import paths
 from sslbench.data.checks.objects import check_objects
-from sslbench.data.open import DEFAULT_OBJECTS, open_objects
+from sslbench.data.open import open_objects
 from sslbench.data.splits.objects import split_objects
 from sslbench.errors import DataError, UsageError
 from sslbench.metrics.detection import masks
+from sslbench.show.choices import DEFAULT_OBJECTS
 
 WIDTH, HEIGHT = 40, 30
 SQUARE = [[5, 5, 15, 5, 15, 15, 5, 15]]

@@ -15,6 +15,7 @@ import sslbench
 from sslbench import KNNProbe, LinearProbe
 from sslbench.errors import UsageError
 from sslbench.evaluation import RunSettings
+from sslbench.evaluation.preparation import extract_settings
 
 RUN = RunSettings(device="cpu", workers=0, batch_size=8, floors=False)
 
@@ -67,7 +68,7 @@ def test_wrong_arguments_are_usage_errors(photos, tmp_path):
 )
 def test_numbers_out_of_range_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
-        RunSettings(**{"device": "cpu", "workers": 0, **settings}).extract_settings()
+        extract_settings(RunSettings(**{"device": "cpu", "workers": 0, **settings}))
 
 
 def test_the_ends_of_the_ranges_are_allowed():

@@ -10,6 +10,7 @@ from helpers.offenders import offenders
 from sslbench import evaluation
 from sslbench.errors import ResourceError
 from sslbench.evaluation import estimate
+from sslbench.evaluation.preparation import extract_settings
 from sslbench.evaluation.request import Task
 from sslbench.evaluation.settings import RunSettings
 from sslbench.features.array import Features
@@ -272,7 +273,7 @@ def quarter(tmp_path, monkeypatch):
         patch.setattr(job, "FLUSH_SECONDS", 0.0)
         with pytest.raises(KeyboardInterrupt):
             extract.extract(
-                prepared.backbone, source, prepared.layers, run.extract_settings(), root=tmp_path, split="all",
+                prepared.backbone, source, prepared.layers, extract_settings(run), root=tmp_path, split="all",
                 progress=stop,
             )  # fmt: skip
     return prepared
@@ -309,7 +310,7 @@ def test_of_an_unfinished_extraction_only_the_rest_is_estimated(quarter, tmp_pat
 def test_of_features_that_another_run_publishes_meanwhile_nothing_is_left(quarter, tmp_path, monkeypatch):
     from sslbench.features import extract
 
-    opened, run = estimate.partial.opened, quarter.run.extract_settings()
+    opened, run = estimate.partial.opened, extract_settings(quarter.run)
 
     def published(*given):
         file = opened(*given)

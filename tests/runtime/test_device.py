@@ -11,6 +11,7 @@ import torch
 
 from sslbench.distributed.collectives import process_group
 from sslbench.errors import UsageError
+from sslbench.evaluation.preparation import extract_settings
 from sslbench.evaluation.settings import RunSettings
 from sslbench.runtime import machine, resources
 from sslbench.runtime.device import check_precision, choose_device, choose_precision, local_gpu, widest_float
@@ -89,7 +90,7 @@ def test_fp16_is_not_imitated_on_a_processor():
     with pytest.raises(UsageError, match=r"fp16 is for GPUs.*\nUse precision bf16 or fp32"):
         choose_precision("fp16", torch.device("cpu"))
     with pytest.raises(UsageError, match="fp16 is for GPUs"):
-        RunSettings(device="cpu", precision="fp16").extract_settings()
+        extract_settings(RunSettings(device="cpu", precision="fp16"))
     assert choose_precision("fp16", torch.device("cuda")) == "fp16"
 
 

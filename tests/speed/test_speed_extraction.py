@@ -23,6 +23,7 @@ from sslbench.data.images import Arrays, Files
 from sslbench.data.loading import loader
 from sslbench.data.source import Source
 from sslbench.evaluation import RunSettings
+from sslbench.evaluation.preparation import extract_settings
 from sslbench.features.array import ExtractSettings
 from sslbench.features.extract import extract
 from sslbench.preprocessing import Preprocessing
@@ -77,7 +78,7 @@ def test_extraction_from_jpegs_against_the_bare_model(name, photos, tmp_path):
     pixels = torch.cat([b.images for b in batches]).float() / 255
     mean, std = (torch.tensor(v)[:, None, None] for v in (backbone.preprocessing.mean, backbone.preprocessing.std))
     images = ((pixels - mean) / std).contiguous()
-    workers = RunSettings(device="cpu").extract_settings().workers
+    workers = extract_settings(RunSettings(device="cpu")).workers
     bare_rate(bare, images[:BATCH])
     rates = {"bare": [], "fp32": [], "bf16": []}
     for i in range(REPEATS):
@@ -144,7 +145,7 @@ def test_three_scales_cost_little_more_than_their_forward_passes(photos, tmp_pat
         [batch if s == 1 else F.interpolate(batch, scale_factor=s, mode="bilinear") for batch in images]
         for s in backbone.preprocessing.scales
     ]
-    workers = RunSettings(device="cpu").extract_settings().workers
+    workers = extract_settings(RunSettings(device="cpu")).workers
     settings = ExtractSettings(torch.device("cpu"), batch_size=8, workers=workers)
     forward, whole = [], []
     for i in range(REPEATS):

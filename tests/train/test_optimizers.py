@@ -22,6 +22,7 @@ from sslbench.config import build, read_yaml, result_settings
 from sslbench.detection import recipe as detection
 from sslbench.detection.models.build import build_detector
 from sslbench.detection.train import make_optimizer as of_detector
+from sslbench.distributed.parallel import zero_optimizer
 from sslbench.errors import UsageError
 from sslbench.names import modules
 from sslbench.protocols._parts.dense import task as dense_settings
@@ -292,7 +293,10 @@ def test_rates_reach_every_group_and_adamws_momentum_is_its_first_beta():
 def test_zero_with_one_process_is_the_plain_optimizer():
     settings = OptimizerSettings(name="larc")
     a, b = small(), small()
-    optimizers = [make_optimizer(parameter_groups(m, settings), settings, zero=z) for m, z in ((a, True), (b, False))]
+    optimizers = [
+        make_optimizer(parameter_groups(model, settings), settings, sharded=sharded)
+        for model, sharded in ((a, zero_optimizer), (b, None))
+    ]
     for model, optimizer in zip((a, b), optimizers, strict=True):
         run(model, optimizer, 0, 2)
     assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))

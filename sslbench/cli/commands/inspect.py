@@ -17,6 +17,7 @@ from sslbench.cli.flags import argument_options, flag, same
 from sslbench.data.wording import some
 from sslbench.errors import DataError, SslbenchError
 from sslbench.features import external_files
+from sslbench.features.store import StoreEntry
 from sslbench.names import list_names
 from sslbench.paths import file_url_path
 from sslbench.results import plain, records
@@ -151,14 +152,14 @@ def _model(what: str, backbone: str | None, format_: str | None, as_json: bool, 
 
 
 def _weights(what: str, backbone: str | None, format_: str | None, as_json: bool, trust_pickle: bool) -> int:
-    from sslbench.backbones.describe import describe
-    from sslbench.backbones.load import read_weights
+    from sslbench.backbones import describe, load
 
-    file, path, backbone = read_weights(what, trust_pickle=trust_pickle), Path(what), named.backbone_of(what, backbone)
+    file, path = load.read_weights(what, trust_pickle=trust_pickle), Path(what)
+    backbone = named.backbone_of(what, backbone)
     # Top-level tensors of a detector file are its backbone; a detector's training checkpoint has no loadable ones.
     if file.content.keys() & {"detector", "about"} and not _detector(file, path, as_json) and not (backbone or format_):
         return 0
-    description = describe(file, backbone=backbone, format=format_)
+    description = describe.describe(file, backbone=backbone, format=format_)
     if as_json:
         echo(description_json(path, description))
     else:
@@ -232,8 +233,6 @@ def _record(path: Path) -> None:
 
 
 def _features(path: Path) -> None:
-    from sslbench.features.store import StoreEntry
-
     entry = StoreEntry(path)
     meta = entry.meta()
     echo(f"{path}: features of {meta.get('rows')} images of {meta.get('data')}")

@@ -8,7 +8,7 @@ from sslbench.cli import early, options, terminal
 from sslbench.cli.echo import echo, note
 from sslbench.cli.flags import argument_options, flag, take_flags
 from sslbench.cli.help import GroupedCommand, hide
-from sslbench.data.regular import refuse_missing_file
+from sslbench.data.regular import read_class_names, refuse_missing_file
 from sslbench.runtime.folders import refuse_filled_folder, refuse_missing_folder
 
 _UNUSED = {
@@ -70,10 +70,10 @@ def command(
     if maps is not None:
         refuse_filled_folder(maps)
 
-    from sslbench.evaluation.file_classifier import read_class_names
+    classes = None if classes_path is None else read_class_names(classes_path)
+
     from sslbench.evaluation.prediction import predict
 
-    classes = None if classes_path is None else read_class_names(classes_path)
     request = early.request_of(flags)
     with terminal.progress() as progress:
         counts = predict(

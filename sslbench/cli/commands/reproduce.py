@@ -14,10 +14,11 @@ import click
 
 from sslbench import paths
 from sslbench.cli import early, options, tables, terminal
-from sslbench.cli.commands.eval.check import ProtocolRun
+from sslbench.cli.commands.eval.check import ProtocolRun, layers_and_preprocessing
 from sslbench.cli.commands.run import code_of, read_trusted, request_of
 from sslbench.cli.echo import echo
 from sslbench.cli.flags import LocalPath, argument_options, flag
+from sslbench.data.location import absolute
 from sslbench.distributed import this_process
 from sslbench.errors import DataError, ResultError, UsageError
 from sslbench.evaluation.request import FeaturesRequest, Request, make_task, mark_changes
@@ -149,8 +150,6 @@ def _folders(out: Path | None) -> Iterator[tuple[Path, Path]]:
 
 def _absolute(places: Mapping[str, str | None]) -> dict[str, str]:
     """Return the places that were given, valid in the folder of the record."""
-    from sslbench.data.location import absolute
-
     given = {key: place for key, place in places.items() if place is not None}
     return {
         key: absolute(place) if key != "weights" else str(Path(place).absolute()) if Path(place).exists() else place
@@ -195,8 +194,6 @@ def _measure_published(
     as_json: bool,
 ) -> int:
     """Run the protocol of a published number, print the verdict and return the exit code."""
-    from sslbench.cli.commands.eval.work import layers_and_preprocessing
-
     if (weights := places["weights"]) is None:
         raise UsageError(f"--weights is missing: the file of '{run.weights}'", f"The source: {run.source}")
     benchmark = load_benchmark(run.benchmark)

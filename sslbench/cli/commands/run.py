@@ -9,8 +9,9 @@ import click
 
 from sslbench import names
 from sslbench.cli import options, remote_folder, terminal
-from sslbench.cli.commands import extract, pretrain
+from sslbench.cli.commands import extract
 from sslbench.cli.commands.eval import KEPT
+from sslbench.cli.commands.pretrain import work as pretrain
 from sslbench.cli.flags import LocalPath, argument_options, flag
 from sslbench.config import read_yaml
 from sslbench.errors import ResultError, UsageError, told_on_interrupt

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import click
 import yaml
@@ -22,11 +22,7 @@ from sslbench.library.benchmarks import load_benchmark, source_text
 from sslbench.names import FileKind, did_you_mean, find_file, list_names, plugin_remedy
 from sslbench.results import plain
 from sslbench.results.records import read
-from sslbench.show.choices import Projection, check_projection, parse_point, parse_views
-
-if TYPE_CHECKING:
-    from sslbench.features.external import FeaturePair
-
+from sslbench.show.choices import DEFAULT_OBJECTS, AsTyped, Projection, check_projection, parse_point, parse_views
 
 _IMAGES = {"points", "views", "foreground"}
 _SCATTER = {"features_path", "labels_path", "projection"}
@@ -163,13 +159,11 @@ def draw_features(
         options.refuse(ctx, used=used_here, what="show features", reasons=reasons)
     settings = early.checked_run(flags)
 
-    from sslbench.show.scatter import points_of_features, points_of_images, show_scatter
+    from sslbench.show.scatter import points_of_files, points_of_images, show_scatter
 
     most = flags.data.limit or _DEFAULT_FEATURES
     if features is not None:
-        points = points_of_features(
-            _read(features, labels, flags.data.label_column, settings.seed), most, settings.seed
-        )
+        points = points_of_files(features, labels, flags.data.label_column, most, settings.seed)
     else:
         request = early.request_of(flags, limit=most)
         store = flags.run.store_folder()
@@ -178,16 +172,6 @@ def draw_features(
             points = points_of_images(request, settings, store=store, progress=progress)
     reading = Reading(settings.decoder, settings.max_pixels)
     return show_scatter(points, projection or "tsne", settings.seed, out, command=str(ctx.obj), reading=reading)
-
-
-def _read(features: Path, labels: Path | None, label_column: str | None, seed: int) -> "FeaturePair":
-    from sslbench.features.external import read_train_test, read_unlabelled
-
-    if labels is None:
-        return read_unlabelled(features)
-    return read_train_test(
-        features, labels, None, None, label_column=label_column, test_fraction=0.5, seed=seed, own_classes=True
-    )
 
 
 UNUSED_OF_IMAGES = {"test_data", "feature_dtype", "store", "batch_size", "crop", "scales"}
@@ -216,7 +200,6 @@ def draw_images(
     drawn, marked = parse_views(views), tuple(parse_point(text) for text in points)
     settings = early.checked_run(flags)
 
-    from sslbench.data.open import DEFAULT_OBJECTS
     from sslbench.show.images import Pictures, show_images
 
     chosen = Pictures(drawn, marked, foreground)
@@ -251,7 +234,6 @@ def draw_record(
     settings, _ = early.resolve_run({}, flags.run.settings)
     read(Path(words[-1]))
 
-    from sslbench.show.record import AsTyped
     from sslbench.show.results import RecordPictures, show_record
 
     typed = AsTyped(

@@ -11,7 +11,7 @@ from sslbench import protocols
 from sslbench.cli import remote_folder, slurm, terminal
 from sslbench.cli.commands.eval import KEPT, EvalCommand
 from sslbench.cli.commands.eval import command as eval_command
-from sslbench.cli.commands.eval.check import check, protocol_runs
+from sslbench.cli.commands.eval.check import CheckedCommand, check, protocol_runs
 from sslbench.cli.commands.eval.flags import EvalOptions
 from sslbench.cli.commands.leaderboard import write_board
 from sslbench.cli.echo import echo
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 SweepRun: TypeAlias = "tuple[SuiteCell, RunSettings]"
 """One evaluation of a sweep: weights, and the protocol with swept settings; and the run, with its seed."""
+CheckedEval: TypeAlias = "tuple[EvalOptions, list[str], dict[str, Any], CheckedCommand]"
+"""Words of one evaluation of a sweep, checked: arguments of `make_plan`."""
 _NOT_HERE = (
     *("features", "labels", "test_features", "test_labels", "limit_iters", "baselines", "program"),
     "skip_existing",  # as a sweep does always
@@ -50,7 +52,12 @@ def command(**_: Any) -> int | None:
     """  # noqa: D301
     terminal.show_messages()
     ctx = click.get_current_context()
-    runs, chosen, launcher = plan(ctx)
+    every, chosen, launcher = checked_commands(ctx)
+
+    # What follows needs torch: see `eval`.
+    from sslbench.cli.commands.eval import work
+
+    runs = work.sweep_runs(every)
     if launcher is not None and not chosen.dry_run:
         return _submit(runs, launcher, chosen)
     if chosen.dry_run:
@@ -61,8 +68,6 @@ def command(**_: Any) -> int | None:
             slurm.show([_written(each) for each in runs])
         return None
     with told_on_interrupt(KEPT), remote_folder.synchronised(chosen.out) as out:
-        from sslbench.cli.commands.eval import work
-
         results, lost = work.run_sweep(runs, chosen.run.store_folder(), out, str(ctx.find_root().obj))
         if this_process().rank != 0:
             return None
@@ -102,8 +107,8 @@ def _submit(runs: Sequence[SweepRun], launcher: slurm.Slurm, chosen: EvalOptions
     return slurm.exit_code(ends)
 
 
-def plan(ctx: click.Context) -> tuple[list[SweepRun], EvalOptions, slurm.Slurm | None]:
-    """Return the runs that a parsed command asks for, each once, its options and launcher; nothing is opened."""
+def checked_commands(ctx: click.Context) -> tuple[list[CheckedEval], EvalOptions, slurm.Slurm | None]:
+    """Return the evaluations that a parsed command asks for, its options and launcher; nothing is opened."""
     chosen, names, values = EvalOptions.of(ctx, split_sweep)
     single = {key: tried[0] if len(tried) == 1 else tried for key, tried in values.items()}
     launcher, rest = slurm.take_launcher(single, chosen.launcher)
@@ -128,17 +133,7 @@ def plan(ctx: click.Context) -> tuple[list[SweepRun], EvalOptions, slurm.Slurm |
         for (one, own_names), tried in zip(groups, swept, strict=True)
         for settings in combinations(tried)
     ]
-
-    # What follows needs torch: see `eval`.
-    from sslbench.cli.commands.eval import work
-
-    runs: dict[object, SweepRun] = {}
-    for checked in every:
-        made = work.make_plan(*checked)
-        for cell in made.cells:
-            # Settings without effect on a protocol (k of geometry) would give the same run several times.
-            runs.setdefault((cell.weights, repr(cell.requests), made.run, str(cell.problem)), (cell, made.run))
-    return list(runs.values()), chosen, launcher
+    return every, chosen, launcher
 
 
 def _groups(one: EvalOptions, names: Sequence[str]) -> list[tuple[EvalOptions, list[str]]]:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from sslbench.arrays import IntArray
@@ -74,12 +73,6 @@ def of_other_size(source: ObjectSource, rows: IntArray) -> list[Problem]:
     return found
 
 
-def narrow(source: ObjectSource, longest: int) -> npt.NDArray[np.int64]:
-    """Return the images of which nothing is left when the longer side is reduced to `longest` pixels."""
-    shorter, longer = source.target.sizes.min(axis=1), source.target.sizes.max(axis=1)
-    return np.flatnonzero(2 * shorter * longest < longer)  # less than half a pixel; 0, 0 is an unknown size
-
-
 def _problems(source: ObjectSource, chunk: IntArray) -> list[Problem]:
     problems = []
     for index in chunk.tolist():
@@ -130,7 +123,7 @@ def _odd_objects(part: ObjectSource) -> list[Finding]:
     if empty:
         names = some([part.images.path(i) for i in empty[:3]], total=len(empty))
         findings.append(Finding("note", f"{part.name}: {counted(len(empty), 'image')} without an object: {names}"))
-    lines = narrow(part, _USUAL)
+    lines = part.target.narrow(_USUAL)
     if len(lines):
         height, width = part.target.sizes[lines[0]].tolist()
         findings.append(

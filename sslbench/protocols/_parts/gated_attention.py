@@ -6,8 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from sslbench.arrays import FloatArray, IntArray, Matrix
+from sslbench.runtime.seeds import seeded
+from sslbench.targets.classes import Classes
+from sslbench.targets.target import Target
 from sslbench.train import loop
 from sslbench.train.method import Learner, Loss, Step
 from sslbench.train.optimizers.optimizer import OptimizerSettings, make_optimizer
@@ -178,3 +182,37 @@ def train(
     if kept is not None:
         network.load_state_dict(kept)
     return best_epoch
+
+
+def train_on_labels(
+    stored: Sequence[Bags],
+    labels: Target,
+    split: tuple[IntArray, IntArray] | None,
+    widths: tuple[int, int, Sequence[int]],
+    training: Training,
+    seed: int,
+) -> tuple[list[FloatArray], int]:
+    """Train one network; return its scores of the bags of train and of the others, and the epoch that was kept.
+
+    `stored`: bags of train, then others; `split`: bags to fit on, and those to select the epoch on; None: the last one
+    is kept; `widths`: of `GatedAttention`.
+    """
+    own, device = stored[0], stored[0].device
+    fitted, held_out = split if split is not None else (np.arange(len(labels)), np.zeros(0, np.int64))
+    values = torch.from_numpy(labels.values).to(device)
+
+    def loss(outputs: Tensor, numbers: Sequence[int]) -> Tensor:
+        wanted = values[numbers]
+        if isinstance(labels, Classes):
+            return functional.cross_entropy(outputs, wanted, reduction="sum")
+        each = functional.binary_cross_entropy_with_logits(outputs, (wanted > 0).float(), reduction="none")
+        return (each * (wanted >= 0)).sum() / outputs.shape[1]
+
+    def score() -> float:
+        held = labels.select(held_out)
+        return labels.sign() * held.headline(held.values, own.outputs(network, held_out.tolist()))
+
+    with seeded(seed, torch.device(device)):
+        network = GatedAttention(own.x.shape[1], len(labels.classes), *widths).to(device)
+        epoch = train(network, own, fitted, loss, training, score if len(held_out) else None)
+    return [part.outputs(network, range(len(part.rows))) for part in stored], epoch

@@ -141,6 +141,11 @@ def network_input(picture: torch.Tensor, fitted: Fitted, preprocessing: Preproce
     return normalise(resized[None], preprocessing)
 
 
+def stacked_input(pictures: Sequence[torch.Tensor], preprocessing: Preprocessing) -> torch.Tensor:
+    """Return pictures (C, H, W) of one size as the network's input, (B, C, H, W)."""
+    return normalise(torch.stack(list(pictures)), preprocessing)
+
+
 def fitted_maps(
     run: MapRun[Any], rows: Sequence[int], size: int, shape: Shape
 ) -> Iterator[tuple[int, Fitted, dict[str, torch.Tensor]]]:

@@ -83,16 +83,11 @@ class OnImagesAndTexts(OnFeatures[S]):
         self, protocol: str, backbone: "Backbone", layers: "Sequence[Layer]", train: "Source", settings: S, *, seed: int
     ) -> tuple[str, ...]:
         """Return the layers; refuse those whose features are not in the space of the texts, nor projected into it."""
-        import torch
-
-        from sslbench.backbones.backbone import probe_images
-        from sslbench.backbones.layers import forward_layers
+        from sslbench.backbones.layers import feature_widths
 
         source = open_texts(settings)
-        with torch.no_grad():
-            features = forward_layers(backbone.module, probe_images(backbone.preprocessing), layers)
-        for layer in layers:
-            _projection(source, features[layer.text].shape[1], source.width)
+        for width in feature_widths(backbone, layers):
+            _projection(source, width, source.width)
         return super().row_names(protocol, backbone, layers, train, settings, seed=seed)
 
     def lacking_floors(self, *, baseline: bool) -> dict[str, str]:

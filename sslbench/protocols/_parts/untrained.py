@@ -14,6 +14,7 @@ from sslbench.backbones.layer_spec import Facet
 from sslbench.backbones.views import OWN_SIZES
 from sslbench.config import setting
 from sslbench.data.source import Source
+from sslbench.distributed import this_process
 from sslbench.errors import DataError, UsageError
 from sslbench.preprocessing import Preprocessing
 from sslbench.protocols.protocol import Cost, ImageInputs, OnImages, Part, ProtocolSettings, Shapes
@@ -223,8 +224,17 @@ class MapRun(Generic[S]):
     def maps(
         cls, backbone: "Backbone", layers: "Sequence[Layer]", settings: S
     ) -> "Mapping[str, tuple[DenseInput, ...]]":
-        """Return the row of each result and the maps that it needs; no image is read."""
-        raise NotImplementedError
+        """Return the row of each result and the maps that it needs, of each part of a layer; no image is read."""
+        from sslbench.backbones.dense import layer_inputs
+
+        facet = cls.facet(settings)
+        at = "" if facet == "token" else f"@{facet}"
+        return {f"{layer.text}{at}": layer_inputs(backbone, layer.parts or (layer,), facet=facet) for layer in layers}
+
+    @classmethod
+    def facet(cls, settings: S) -> Facet:
+        """Return the part of the tokens that the maps are of."""
+        return "token"
 
     @classmethod
     def part(cls, settings: S) -> Part | None:
@@ -256,12 +266,11 @@ class MapRun(Generic[S]):
     def run(cls, inputs: ImageInputs[S]) -> dict[str, Outcome]:
         """Score the test part; folder and the other processes are not used."""
         from sslbench.backbones.dense import DenseEncoder
-        from sslbench.distributed.collectives import rank
 
         backbone, settings, engine = inputs.backbone, inputs.settings, inputs.engine
         cls.check(settings, inputs.test.target)
         # One process scores; the images are few, and the others would compute the same.
-        if rank() != 0:
+        if this_process().rank != 0:
             return {}
         maps = {each.name: each for row in cls.maps(backbone, inputs.layers, settings).values() for each in row}
         encoder = DenseEncoder(backbone, tuple(maps.values()), device=engine.device, precision=engine.float_precision())
@@ -285,13 +294,9 @@ class MapRun(Generic[S]):
 
 
 class LayerRun(MapRun[F]):
-    """Run whose rows are the layers, each with its map."""
+    """Run whose settings choose a facet of the layers."""
 
     @classmethod
-    def maps(
-        cls, backbone: "Backbone", layers: "Sequence[Layer]", settings: F
-    ) -> "Mapping[str, tuple[DenseInput, ...]]":
-        """Return a row of results per layer with its map."""
-        from sslbench.backbones.dense import layer_inputs
-
-        return {each.name: (each,) for each in layer_inputs(backbone, layers, facet=settings.facet)}
+    def facet(cls, settings: F) -> Facet:
+        """Return the chosen part of the tokens."""
+        return settings.facet

@@ -100,8 +100,7 @@ def principal_axes(x: Rows, *, standardise: bool = True, device: str = "cpu") ->
     variance, open_axes = np.zeros(rotation.shape[1]), rotation.shape[1]
     noise, rotated = 0.0, n < width
     while open_axes:
-        covariance = _covariance(x, mean, std, rotation[:, :open_axes] if rotated else None, device)
-        values, turn = _eigenvectors(covariance, device)
+        values, turn = _open_axes(x, mean, std, rotation[:, :open_axes] if rotated else None, device)
         rotation[:, :open_axes] = rotation[:, :open_axes] @ turn
         variance[:open_axes], rotated = values, True
         noise = noise or (width * np.finfo(np.float64).eps) ** 2 * float(values.sum())
@@ -111,28 +110,27 @@ def principal_axes(x: Rows, *, standardise: bool = True, device: str = "cpu") ->
     return Axes(mean, std, np.ascontiguousarray(rotation[:, kept]), variance[kept])
 
 
-def _eigenvectors(matrix: FloatArray, device: str) -> tuple[FloatArray, FloatArray]:
-    """Return the eigenvalues, ascending, and eigenvectors of a symmetric matrix; a GPU computes many."""
-    if not (device.startswith("cuda") and len(matrix) >= 512):
-        return np.linalg.eigh(matrix)
-    from sslbench.solvers.logistic import on_device
+def _open_axes(
+    x: Rows, mean: FloatArray, std: FloatArray, axes: FloatArray | None, device: str
+) -> tuple[FloatArray, FloatArray]:
+    """Return eigenvalues, ascending, and eigenvectors of the covariance of the standardised features.
 
-    return on_device.eigenvectors(matrix, device)
-
-
-def _covariance(x: Rows, mean: FloatArray, std: FloatArray, axes: FloatArray | None, device: str) -> FloatArray:
-    """Return the covariance of the standardised features, or of their coordinates on `axes` (D, R)."""
-    width = x.shape[1] if axes is None else axes.shape[1]
-    if device.startswith("cuda") and len(x) * width * width >= 2**34:
+    `axes`: (D, R) of whose coordinates it is; None: of all features. A GPU computes what is large.
+    """
+    width, on_gpu = x.shape[1] if axes is None else axes.shape[1], device.startswith("cuda")
+    if on_gpu:
         from sslbench.solvers.logistic import on_device
 
-        return on_device.covariance(x, mean, std, axes, device)
-    covariance = np.zeros((width, width))
-    for start in range(0, len(x), _ROWS):
-        block = _standardise(x[start : start + _ROWS], mean, std)
-        block = block if axes is None else block @ axes
-        covariance += block.T @ block
-    return covariance / len(x)
+    if on_gpu and len(x) * width * width >= 2**34:
+        covariance = on_device.covariance(x, mean, std, axes, device)
+    else:
+        covariance = np.zeros((width, width))
+        for start in range(0, len(x), _ROWS):
+            block = _standardise(x[start : start + _ROWS], mean, std)
+            block = block if axes is None else block @ axes
+            covariance += block.T @ block
+        covariance /= len(x)
+    return on_device.eigenvectors(covariance, device) if on_gpu and width >= 512 else np.linalg.eigh(covariance)
 
 
 def _standardise(x: Matrix, mean: FloatArray, std: FloatArray) -> FloatArray:

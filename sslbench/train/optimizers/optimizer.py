@@ -8,7 +8,7 @@ import dataclasses
 import math
 import pkgutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from sslbench.config import refuse_outside, setting
@@ -192,15 +192,19 @@ def scaled_lr(settings: OptimizerSettings, images_per_update: int) -> float:
 
 
 def make_optimizer(
-    groups: Sequence[dict[str, Any]], settings: OptimizerSettings, *, zero: bool = False, fused: bool = True
+    groups: Sequence[dict[str, Any]],
+    settings: OptimizerSettings,
+    *,
+    sharded: "Callable[..., torch.optim.Optimizer] | None" = None,
+    fused: bool = True,
 ) -> "torch.optim.Optimizer":
     """Return an optimizer with the unscaled rates of the settings; see `set_rates`.
 
     Args:
         groups: groups from `train.parameter_groups`; their keys are kept in `param_groups` and in the state_dict.
         settings: name and options.
-        zero: shard the optimizer state over the processes (Rajbhandari et al. 2020, ZeRO, stage 1); every process
-            calls this.
+        sharded: builder of an optimizer whose state is sharded over the processes, from a class, groups and options,
+            such as `distributed.parallel.zero_optimizer`; every process calls this.
         fused: use torch's fused step where there is one; it rounds otherwise than the plain one.
 
     Raises:
@@ -208,13 +212,11 @@ def make_optimizer(
     """
     import torch
 
-    from sslbench.distributed.parallel import zero_optimizer
-
     kind = find(settings.name)
     options = {"lr": settings.lr, "weight_decay": settings.weight_decay}
     options |= {argument: getattr(settings, name) for name, argument in kind.uses.items()} | (settings.options or {})
-    if zero:
-        optimizer = zero_optimizer(kind.builder, list(groups), **options)
+    if sharded is not None:
+        optimizer = sharded(kind.builder, list(groups), **options)
     else:
         fused &= kind.fused
         if fused:

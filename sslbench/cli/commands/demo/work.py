@@ -16,7 +16,7 @@ from sslbench.evaluation import Request, RunSettings, Task, make_task
 from sslbench.library.recipes import compose_pretraining
 from sslbench.pretraining import PretrainingOutcome, PretrainRequest, PretrainSettings, pretrain
 from sslbench.results import Result
-from sslbench.show.record import AsTyped
+from sslbench.show.choices import AsTyped
 from sslbench.show.results import RecordPictures, show_record
 from sslbench.show.scatter import points_of_images, show_scatter
 from sslbench.train.observers.always import always

@@ -21,6 +21,7 @@ from sslbench.evaluation.trainings import check_seeds
 from sslbench.library.benchmarks import Benchmark, load_benchmark, load_suite
 from sslbench.library.presets import Preset, find_presets
 from sslbench.names import did_you_mean, list_names, plugin_remedy
+from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import find as find_protocol
 from sslbench.runtime.folders import is_address, refuse_unwritable
 from sslbench.runtime.resources import float_precision
@@ -176,6 +177,29 @@ def protocol_runs(
         ] or [ProtocolRun(name, name)]
     # A preset asked for by two of its protocols' names would otherwise run twice.
     return list({(run.protocol, run.preset.name if run.preset else ""): run for run in chosen}.values())
+
+
+def layers_and_preprocessing(
+    run: ProtocolRun, layers: tuple[str, ...], preprocessing: Mapping[str, Any], benchmark: Benchmark | None = None
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return the layers and the preprocessing of a run: the user's, else the preset's, else the benchmark's."""
+    parts = [part for part in (run.preset, benchmark) if part is not None]
+    chosen = layers or next((part.layers for part in parts if part.layers), ())
+    merged: dict[str, Any] = {}
+    # The preset is the stronger, so its values come last.
+    for part in reversed(parts):
+        merged |= part.preprocessing
+    if "resize" in preprocessing:
+        # It says which side the preset's size is of, and means nothing for another size.
+        merged.pop("resized_side", None)
+    merged |= preprocessing
+    if "resize" in preprocessing and "crop" not in preprocessing:
+        origin = next((part.name for part in parts if "crop" in part.preprocessing), "")
+        size: dict[str, Any] = {key: merged.get(key) for key in ("resize", "squash", "crop")}
+        size["resized_side"] = merged.get("resized_side", "shorter")
+        # A crop of a preset that is larger than the user's resize would be padded with black.
+        Preprocessing(**size, origin=origin).refuse_unfilled_crop()
+    return chosen, merged
 
 
 _URL = re.compile(r"[A-Za-z][\w+.-]*://")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sslbench.cli.tables import section, show_value, together
 from sslbench.data.wording import counted
 from sslbench.evaluation import Prepared, check_features_for, estimate
-from sslbench.evaluation.preparation import one_part, shared_part
+from sslbench.evaluation.preparation import extract_settings, one_part, shared_part
 from sslbench.features.extract import store_key
 from sslbench.features.store import open_entry, what_changed
 from sslbench.preprocessing import Preprocessing
@@ -75,7 +75,7 @@ def print_plan(prepared: Prepared, run_origins: dict[str, str], store: Path, out
             (dataclasses.replace(backbone, preprocessing=each.preprocessing), each.source) for each in sets.values()
         ]
     for encoder, part in sources:
-        key = store_key(encoder, part, prepared.run.extract_settings())
+        key = store_key(encoder, part, extract_settings(prepared.run))
         entry = open_entry(store, key, part, backbone.name)
         missing = [layer.text for layer in prepared.layers if not entry.has(layer.text)]
         state = f"to be extracted: {', '.join(missing)}" if missing else "stored, no image will be decoded"

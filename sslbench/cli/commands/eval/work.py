@@ -13,7 +13,7 @@ from sslbench import evaluation
 from sslbench.backbones.backbone import Backbone
 from sslbench.cli import options, slurm, terminal
 from sslbench.cli.commands.eval import show_plan, table
-from sslbench.cli.commands.eval.check import CheckedCommand, ProtocolRun, expand
+from sslbench.cli.commands.eval.check import CheckedCommand, expand, layers_and_preprocessing
 from sslbench.cli.commands.eval.flags import EvalOptions
 from sslbench.cli.echo import echo, echo_text
 from sslbench.cli.remote_folder import local_folder
@@ -36,7 +36,6 @@ from sslbench.evaluation.suite import SuiteCell, run_cells
 from sslbench.features.external import FeaturePair, read_train_test, read_unlabelled
 from sslbench.features.presence import announced
 from sslbench.library.benchmarks import Benchmark, data_of
-from sslbench.preprocessing import Preprocessing
 from sslbench.protocols import find as find_protocol
 from sslbench.results import Result
 from sslbench.results import holes as holes_file
@@ -242,29 +241,6 @@ def _requests(
     )
 
 
-def layers_and_preprocessing(
-    run: ProtocolRun, layers: tuple[str, ...], preprocessing: Mapping[str, Any], benchmark: Benchmark | None = None
-) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Return the layers and the preprocessing of a run: the user's, else the preset's, else the benchmark's."""
-    parts = [part for part in (run.preset, benchmark) if part is not None]
-    chosen = layers or next((part.layers for part in parts if part.layers), ())
-    merged: dict[str, Any] = {}
-    # The preset is the stronger, so its values come last.
-    for part in reversed(parts):
-        merged |= part.preprocessing
-    if "resize" in preprocessing:
-        # It says which side the preset's size is of, and means nothing for another size.
-        merged.pop("resized_side", None)
-    merged |= preprocessing
-    if "resize" in preprocessing and "crop" not in preprocessing:
-        origin = next((part.name for part in parts if "crop" in part.preprocessing), "")
-        size: dict[str, Any] = {key: merged.get(key) for key in ("resize", "squash", "crop")}
-        size["resized_side"] = merged.get("resized_side", "shorter")
-        # A crop of a preset that is larger than the user's resize would be padded with black.
-        Preprocessing(**size, origin=origin).refuse_unfilled_crop()
-    return chosen, merged
-
-
 def _shown_beside(chosen: EvalOptions) -> tuple[str, ...]:
     """Return the baselines on bundled data, which show only that the weights beat an untrained backbone."""
     if chosen.no_floors:
@@ -318,6 +294,19 @@ def run(plan: Plan, command: str) -> int | None:
     told = [hole for hole in holes if hole not in lost]
     print_holes(holes, len(plan.cells), f"are holes ({plan.out / holes_file.HOLES})", reasons=told)
     return 1 if holes else None
+
+
+def sweep_runs(
+    every: Sequence[tuple[EvalOptions, Sequence[str], Mapping[str, Any], CheckedCommand]],
+) -> list[tuple[SuiteCell, RunSettings]]:
+    """Return the runs of a sweep of checked commands, each once; nothing is opened."""
+    runs: dict[object, tuple[SuiteCell, RunSettings]] = {}
+    for checked in every:
+        plan = make_plan(*checked)
+        for cell in plan.cells:
+            # Settings without effect on a protocol (k of geometry) would give the same run several times.
+            runs.setdefault((cell.weights, repr(cell.requests), plan.run, str(cell.problem)), (cell, plan.run))
+    return list(runs.values())
 
 
 def run_sweep(
