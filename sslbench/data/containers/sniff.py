@@ -69,16 +69,10 @@ def json_of(path: Path) -> Any:
 @contextlib.contextmanager
 def unpickling(path: Path, problem: str, remedy: str | None = None) -> Iterator[Callable[[IO[bytes]], Any]]:
     """Yield a function that reads a pickle without running it; what fails in the block is told as `problem`."""
-    # They load torch.
-    from sslbench.weights.reading.pickled import resolve
-    from sslbench.weights.reading.unpickle import RestrictedPickle
-
-    def load(file: IO[bytes]) -> Any:
-        restricted = RestrictedPickle(path.stat().st_size)
-        return resolve(restricted.load(file), restricted.budget)
+    from sslbench.weights.reading.unpickle import RestrictedPickle  # loads torch
 
     try:
-        yield load
+        yield RestrictedPickle(path.stat().st_size).read
     except WeightsError as error:
         raise DataError(f"{path}: {error.message}") from error
     except Exception as error:  # a damaged file raises anything

@@ -21,7 +21,7 @@ from sslbench.weights.reading.unpickle import RestrictedPickle
 def read_pickle(path: Path, restricted: RestrictedPickle) -> Any:
     """Read a plain pickle (Caffe2, Detectron2, MoCo's detection converter)."""
     with path.open("rb") as file:
-        return resolve(restricted.load(file), restricted.budget)
+        return restricted.read(file)
 
 
 def read_npy(path: Path, restricted: RestrictedPickle) -> Any:
@@ -51,7 +51,7 @@ def _array(file: IO[bytes], restricted: RestrictedPickle) -> Any:
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran_order, dtype = read_header(file)
     if dtype.hasobject:
-        value = resolve(restricted.load(file), restricted.budget)
+        value = restricted.read(file)
         return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
     # np.fromfile cannot read from an archive.
     size = math.prod(shape) * dtype.itemsize

@@ -29,6 +29,7 @@ from sslbench.weights.reading.pickled import (
     StorageDescription,
     TensorDescription,
     UnsupportedTensor,
+    resolve,
 )
 
 # Modules of which nothing may be called, not even classes.
@@ -372,6 +373,10 @@ class RestrictedPickle:
     def load(self, file: IO[bytes], persistent_load: Callable[[Any], Any] = _no_persistent) -> Any:
         """Read one pickle from the file's position; arrays and tensors are descriptions (`pickled.resolve`)."""
         return _RestrictedUnpickler(_BoundedFile(file), self, persistent_load).load()
+
+    def read(self, file: IO[bytes]) -> Any:
+        """Read one pickle from the file's position, with its arrays and tensors."""
+        return resolve(self.load(file), self.budget)
 
     def storage(self, persistent_id: Any) -> StorageDescription:
         """Return the description of a storage from torch's ('storage', class, key, device, number of values, view)."""
