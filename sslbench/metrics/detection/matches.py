@@ -268,7 +268,8 @@ def _take(
     free = np.ones((areas, thresholds, size), dtype=np.bool_)
     a, t = np.ogrid[:areas, :thresholds]
     least = np.minimum(THRESHOLDS, 1 - 1e-10)[:, None]
-    for place, overlaps in zip(places, table, strict=True):
+    near = table.max(axis=1) >= least[0]  # most detections match nothing
+    for place, overlaps in zip(places[near], table[near], strict=True):
         able = (overlaps >= least) & free
         # Objects that count come first, whatever the others overlap; of equal overlaps the last one is taken.
         preferred = able & ~uncounted[:, None]
