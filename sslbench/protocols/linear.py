@@ -37,6 +37,7 @@ from sslbench.protocols._parts.selection import (
     no_holdout,
     percent,
 )
+from sslbench.protocols._parts.views import over_views
 from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, ProtocolSettings, Shapes, any_labels
 from sslbench.results import NetworkWeights, Outcome
 from sslbench.solvers.logistic import Axes, Fit, Problem, Unrotated, extrapolate, fit, principal_axes
@@ -149,8 +150,6 @@ class LinearProbe:
         )
         if views > 1:
             import torch
-
-            from sslbench.protocols._parts.views import over_views
 
             single = isinstance(labels, Classes) and decided.shape[1] > 1
             decided = over_views(torch.from_numpy(decided), views, single=single).numpy()

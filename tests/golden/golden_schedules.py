@@ -184,6 +184,8 @@ def spec_of(args: Mapping[str, Any], epochs: float | None = None, outer: float |
         spec["milestones"] = [milestone * ratio for milestone in milestones] if ratio != 1 else list(milestones)
     if args["name"] == "composite":
         spec["parts"] = [spec_of(part, epochs, own) for part in args["schedulers"]]
+        used = [i for i, length in enumerate(spec["lengths"]) if length]  # ours refuses a part without time
+        spec |= {key: [spec[key][i] for i in used] for key in ("parts", "lengths", "scaling") if spec.get(key)}
     return spec
 
 
@@ -259,7 +261,7 @@ def _peak(spec: Mapping[str, Any]) -> float:
     if spec["name"] == "composite":
         return _peak(spec["parts"][-1])
     if spec["name"] == "linear":
-        return spec["end"]
+        return spec["end"] or spec["start"]  # of a decay to 0, the value it begins at
     return spec["values"][0] if "values" in spec else spec["value"] if "value" in spec else spec["start"]
 
 

@@ -1,12 +1,13 @@
 """Probabilities of videos from those of their views: clips and crops."""
 
 import math
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-from torch.nn.functional import logsigmoid
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def over_views(decision: Tensor, views: int, *, single: bool) -> Tensor:
+def over_views(decision: "Tensor", views: int, *, single: bool) -> "Tensor":
     """Return logits (N, ...) of the probabilities of N videos, the means over their views.
 
     Args:
@@ -19,6 +20,8 @@ def over_views(decision: Tensor, views: int, *, single: bool) -> Tensor:
     >>> over_views(logits, 2, single=True).exp().round(decimals=6).tolist()
     [[0.699999988079071, 0.30000001192092896]]
     """
+    from torch.nn.functional import logsigmoid
+
     if views == 1:
         return decision
     parts = decision.reshape(-1, views, *decision.shape[1:])
