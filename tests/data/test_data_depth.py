@@ -99,6 +99,21 @@ def test_splits_lists_and_tables_hold_the_same_pairs(write, tmp_path):
         )
 
 
+def test_folders_that_are_no_splits_are_parts_of_names_and_folders_without_pairs_are_an_error(write, tmp_path):
+    for folder, n in (("train", 2), ("training", 1)):
+        write(n=n, folder=folder)
+        for name in ("images", "depth"):
+            (tmp_path / "both" / name).mkdir(parents=True, exist_ok=True)
+            shutil.move(tmp_path / folder / name, tmp_path / "both" / name / folder)
+    (source,) = open_as(str(tmp_path / "both"), Depth).values()
+    assert source.ids == ("train/0.png", "train/1.png", "training/0.png")
+    for name in ("images", "depth"):
+        shutil.rmtree(tmp_path / "both" / name)
+        (tmp_path / "both" / name).mkdir()
+    with pytest.raises(DataError, match=r"no image in .* has a depth file"):
+        open_as(str(tmp_path / "both"), Depth)
+
+
 def test_the_lists_of_bts_in_a_folder_are_the_splits_with_their_scale_and_range(write, tmp_path):
     far = [metres(0), np.where(metres(1) > 2, 12.0, metres(1))]
     write("png", n=2, values=far.__getitem__, folder="sync")

@@ -59,6 +59,15 @@ def test_files_of_bsds_have_a_map_for_every_annotator(bsds):
     np.testing.assert_array_equal(values, np.moveaxis(lines(4, 4, 9), 0, 2))
 
 
+def test_a_folder_beside_the_splits_of_bsds_is_passed_over(bsds):
+    (bsds / "images" / "more").mkdir()
+    write_mat(bsds / "groundTruth" / "0.mat", lines(4))
+    parts = open_as(str(bsds), Boundaries)
+    assert {split: source.ids for split, source in parts.items()} == dict.fromkeys(
+        ("train", "test"), ("0.jpg", "1.jpg")
+    )
+
+
 def test_a_target_has_the_consensus_and_every_annotator(bsds):
     test = open_as(str(bsds), Boundaries)["test"]
     target = Edges(edges.Settings()).read(test, 1, SIZE)

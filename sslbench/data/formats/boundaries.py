@@ -168,7 +168,8 @@ def _bsds(spec: str, root: Path) -> dict[str, Source]:
     if not (root / "images").is_dir():
         raise DataError(f"{spec} has {_ANNOTATED}/, and no images/ beside it")
     found: dict[str, Source] = {}
-    for split, pairs in paired(divided(Place("all", root / "images", root / _ANNOTATED)), _MAT_FILES).items():
+    places = divided(Place("all", root / "images", root / _ANNOTATED), others=True)
+    for split, pairs in paired(places, _MAT_FILES, whole=True).items():
         title = part_name(spec, split)
         values, notes = MatFiles(title, pairs.maps), pairs.left_out(f"{title}: ", _MAT_FILES.title)
         found[split] = Source(title, pairs.ids, Boundaries(values), pairs.images, notes)

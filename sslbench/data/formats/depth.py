@@ -81,7 +81,7 @@ def folder_pairs(root: Path, quantity: Quantity, images: str | None, values: str
             f"{root} has no folders images/ and {quantity}/",
             f"Name them: {root}?images=photos&{quantity}=gt; or give a list or a table of the pairs.",
         )
-    found = paired(divided(places[0]) if places[0].split == "all" else places, kind)
+    found = paired(divided(places[0]) if places[0].split == "all" else places, kind, whole=True)
     return {split: dataclasses.replace(one, notes=one.left_out("", kind.title)) for split, one in found.items()}
 
 

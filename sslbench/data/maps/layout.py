@@ -212,13 +212,17 @@ def find_places(
     return inside("all", root) or [place for split, name in splits for place in inside(split, root / name)]
 
 
-def divided(place: Place) -> list[Place]:
-    """Return the places of images/train/ and masks/train/ and so on; the place itself where these are no splits."""
-    images, maps = ({split_name(name): name for name in _folders(folder)} for folder in (place.images, place.maps))
-    if None in images or None in maps:
+def divided(place: Place, *, others: bool = False) -> list[Place]:
+    """Return the places of images/train/ and masks/train/ and so on; the place itself where these are no splits.
+
+    `others`: folders beside those of the splits are passed over; else there are no splits then.
+    """
+    folders = _folders(place.images), _folders(place.maps)
+    images, maps = ({split: name for name in own if (split := split_name(name))} for own in folders)
+    # Two folders of one split, train/ and training/, are no division.
+    if not others and (len(images), len(maps)) != tuple(map(len, folders)):
         return [place]
-    both = [str(split) for split in images if split in maps]
-    return [Place(s, place.images / images[s], place.maps / maps[s]) for s in both] or [place]
+    return [Place(s, place.images / images[s], place.maps / maps[s]) for s in images if s in maps] or [place]
 
 
 def named_places(spec: str, root: Path, options: LabelMapOptions) -> list[Place]:
@@ -242,28 +246,28 @@ def _folders(root: Path) -> list[str]:
         raise DataError(f"cannot read {root}: {error.strerror}") from error
 
 
-def paired(places: list[Place], kind: PairedFiles = MASKS) -> dict[str, Pairs]:
-    """Return split -> pairs."""
+def paired(places: list[Place], kind: PairedFiles = MASKS, *, whole: bool = False) -> dict[str, Pairs]:
+    """Return split -> pairs; with `whole` the folders of a place are no splits."""
     found: dict[str, Pairs] = {}
     for place in places:
-        for split, pairs in _paired(place, kind).items():
+        for split, pairs in _paired(place, kind, whole).items():
             if split in found:
                 raise DataError(f"{place.images} is a second folder for the {split} split")
             found[split] = pairs
     return in_order(found)
 
 
-def _paired(place: Place, kind: PairedFiles) -> dict[str, Pairs]:
+def _paired(place: Place, kind: PairedFiles, whole: bool) -> dict[str, Pairs]:
     images, maps = walk(place.images), next((found for test in kind.wanted if (found := walk(place.maps, test))), [])
     # Otherwise every mask would be an image without a mask.
     if place.maps.is_relative_to(place.images):  # a folder of masks among the images
         below = place.maps.relative_to(place.images).as_posix() + "/"
         images = [path for path in images if not path.startswith(below)]
-    inside = [_by_split(paths) for paths in (images, maps)]
-    if place.split != "all" or None in inside:
+    of_images, of_maps = (_by_split(paths) or {} for paths in (images, maps))
+    if whole or place.split != "all" or not of_images.keys() & of_maps.keys():
         # Folders inside are splits only if those of images and of maps both are.
         return {place.split: _matched(place, images, maps, kind)}
-    (of_images, of_maps), notes = [group or {} for group in inside], list[str]()
+    notes = list[str]()
     for split in sorted(set(of_images) ^ set(of_maps)):
         notes.append(f"{place.images if split in of_images else place.maps}: the {split} split has no counterpart")
     both = {s: _matched(place, of_images[s], of_maps[s], kind, skip=1) for s in of_images if s in of_maps}
