@@ -198,17 +198,17 @@ def test_images_of_small_cells_are_not_trained_on_but_test_images_there_count():
 
 
 def test_groups_are_held_out_and_resampled_whole(monkeypatch):
-    from sslbench.data import splits
+    from sslbench.protocols._parts import selection
 
     train = dataclasses.replace(located(200), groups=np.arange(200) // 8)
     seen = []
 
-    def holdout(labels, fraction, seed, *, groups=None, rank=None, _real=splits.holdout):
+    def holdout(labels, fraction, seed, *, groups=None, rank=None, _real=selection.holdout):
         seen.append(_real(labels, fraction, seed, groups=groups, rank=rank))
         assert not set(groups[seen[-1][0]]) & set(groups[seen[-1][1]])
         return seen[-1]
 
-    monkeypatch.setattr(splits, "holdout", holdout)
+    monkeypatch.setattr(selection, "holdout", holdout)
     test = located(40, 1, noise=2.0)
     rows = np.repeat(np.arange(40), 9)
     copies = dataclasses.replace(test.select(rows), ids=tuple(f"{i:05d}" for i in range(360)))

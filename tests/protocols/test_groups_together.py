@@ -8,7 +8,6 @@ from helpers.protocol_samples import features
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sslbench.data import splits
 from sslbench.data.groups import group_folds as real_group_folds
 from sslbench.errors import UsageError
 from sslbench.protocols import clustering, geometry, knn, linear, low_shot, lsr, retrieval, svm
@@ -41,7 +40,7 @@ def test_every_choice_is_made_on_groups_that_were_not_learned_from(name, monkeyp
     module, chosen = CASES[name]
     seen = []
 
-    def holdout(labels, fraction, seed, *, groups=None, rank=None, _real=splits.holdout):
+    def holdout(labels, fraction, seed, *, groups=None, rank=None, _real=selection.holdout):
         seen.append(_real(labels, fraction, seed, groups=groups, rank=rank))
         fit, held = seen[-1]
         assert not set(groups[fit]) & set(groups[held])
@@ -53,7 +52,7 @@ def test_every_choice_is_made_on_groups_that_were_not_learned_from(name, monkeyp
             assert not set(groups[seen[-1] == fold]) & set(groups[seen[-1] != fold])
         return seen[-1]
 
-    monkeypatch.setattr(splits, "holdout", holdout)
+    monkeypatch.setattr(selection, "holdout", holdout)
     monkeypatch.setattr(selection, "group_folds", group_folds)
     # Fewer groups than k of a class: some group is drawn from twice, and the folds must know it.
     n_groups = 9 if name.startswith(("low-shot", "lsr")) else 12

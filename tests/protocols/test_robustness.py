@@ -164,7 +164,7 @@ def test_mce_is_the_mean_over_corruptions_of_the_share_of_the_references_error(n
     for name in ("contrast", "fog"):
         own = [value[f"corruption_error({name},{s})"] for s in (1, 5)]
         theirs = [reference[name][0], reference[name][4]]
-        ces.append(measures.corruption_error(own, theirs))
+        ces.append(sum(own) / sum(theirs))
         relative.append((np.array(own) - clean).sum() / (np.array(theirs) - 0.2).sum())
     assert value["mce"] == pytest.approx(np.mean(ces)) and value["relative_mce"] == pytest.approx(np.mean(relative))
     assert "not over the 15" in " ".join(result.notes)
