@@ -195,7 +195,7 @@ def _safe(archive: Path, name: str) -> str:
 def archive_space(archives: Mapping[str, Path]) -> int:
     """Return the bytes that images in these archives, or unpacked, take: they do not pack, and files are rounded up."""
     files = (file for path in archives.values() for file in (path.rglob("*") if path.is_dir() else [path]))
-    return sum(int(file.stat().st_size * 1.05) for file in files)
+    return sum(int(file.stat().st_size * 1.05) for file in files if file.is_file())  # a link may lead nowhere
 
 
 @dataclasses.dataclass(frozen=True)
