@@ -64,6 +64,7 @@ def run(
     """
     workers = min(workers, len(dataset if sampler is None else sampler))  # type: ignore[arg-type]
     context = _context(start_method) if workers else None
+    forks = context is not None and context.get_start_method() == "fork"
     loader = DataLoader(
         dataset,
         # Items are whole batches already.
@@ -84,11 +85,13 @@ def run(
     try:
         # A forked worker that collects garbage of this process would run destructors that wait for threads it does not
         # have, as a process group's do: it hangs, or dies by SIGSEGV. What is frozen is never collected there.
-        gc.freeze()
+        if forks:
+            gc.freeze()
         try:
             items = iter(loader)
         finally:
-            gc.unfreeze()
+            if forks:
+                gc.unfreeze()
         _restore_sigchld()
         started = [child for child in multiprocessing.active_children() if child not in others]
         for item in items:
@@ -104,10 +107,9 @@ def run(
     finally:
         items = None  # drops the last reference, which ends the remaining workers
     if killed is not None:
-        imports_script = context is not None and context.get_start_method() != "fork"
         raise DataError(
             f"a process that decodes images was killed ({killed})",
-            (f"{GUARD} " if imports_script and not delivered and killed.startswith("exit code") else "")
+            (f"{GUARD} " if not forks and not delivered and killed.startswith("exit code") else "")
             + "Too little memory, or too little shared memory in a container (docker run --shm-size); "
             "try fewer --workers, or --workers 0.",
         )

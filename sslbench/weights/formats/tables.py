@@ -131,10 +131,12 @@ class FormatTable:
 
     def detected(self, keys: Mapping[str, Any]) -> bool:
         """Return True if the keys satisfy the table's `detect` entry."""
+        lines = "\n".join(("", *keys))
 
         def some(text: str) -> bool:
             pattern = rules.parse_pattern(text)
-            return any(pattern.match(key) is not None for key in keys)
+            # Most patterns begin as no key does: one search of all keys says so sooner than a look at each.
+            return f"\n{pattern.start}" in lines and any(pattern.match(key) is not None for key in keys)
 
         ways = self.file.detect
         return not ways or any(all(map(some, way.present)) and not any(map(some, way.absent)) for way in ways)
@@ -145,7 +147,7 @@ class FormatTable:
             (number, part, values)
             for number, rule in enumerate(self.rules)
             for part, pattern in enumerate(rule.canonical if inverse else rule.foreign)
-            if (values := pattern.match(key)) is not None
+            if key.startswith(pattern.start) and (values := pattern.match(key)) is not None
         ]
         if len(matches) > 1:
             both = " and ".join(str(self.rules[number]) for number, _, _ in matches[:2])
