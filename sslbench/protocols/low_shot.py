@@ -66,7 +66,7 @@ from sslbench.solvers.svm import SvmSolver
 from sslbench.steps import Advance, counted
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
-from sslbench.targets.target import Target
+from sslbench.targets.target import OfClasses, Target
 
 DEFAULT_K = (1, 2, 4, 8, 16)
 
@@ -369,7 +369,7 @@ def _points(settings: Settings, labels: Target) -> tuple[list[_Point], list[str]
     if settings.k:
         most, why = few_shot.largest_k(labels)
         ks, notes = usable_k("low-shot", settings.k, DEFAULT_K, most, why)
-    missing = sorted(set(range(len(labels.classes))) - set(few_shot.present(labels).tolist()))
+    missing = np.flatnonzero(~OfClasses.of(labels).present()).tolist()
     if missing:
         names = ", ".join(labels.classes[c] for c in missing)
         notes.append(f"Classes without an example in train were left out: {names}.")

@@ -33,7 +33,7 @@ from sslbench.protocols.protocol import Cost, OnFeatures, Protocol, ProtocolSett
 from sslbench.results import Outcome
 from sslbench.solvers.ridge import LeastSquaresClassifier, fit_classifier
 from sslbench.targets.classes import Classes
-from sslbench.targets.target import Target
+from sslbench.targets.target import OfClasses, Target
 
 _DEFAULT_K = (1, 5, 10, 25)
 _PUBLISHED_L2 = 1024.0
@@ -102,7 +102,7 @@ def run(train: Features, test: Features, settings: Settings, *, seed: int, devic
 
 def _fit_all(train: Features, test: Features, draws: Sequence[Draw], settings: Settings) -> Iterator[Fitted]:
     """Yield a classifier per draw; classes without training samples score below all others."""
-    learned = few_shot.present(train.target)
+    learned = np.flatnonzero(OfClasses.of(train.target).present())
     models = [_model(train, draw, learned) for draw in draws]
     if settings.select == "test" and len(settings.l2) > 1:
         means = []

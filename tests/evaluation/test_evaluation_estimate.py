@@ -127,6 +127,10 @@ def test_hours_and_gigabytes_of_imagenet():
 @pytest.mark.usefixtures("cores")
 def test_the_settings_that_save_work_are_counted():
     assert seconds_of("linear", IMAGENET, c=(1.0,)) < seconds_of("linear", IMAGENET) / 5
+    one, several = (cost_of("linear", shapes_for("linear"), c=c) for c in ((1.0,), (0.1, 1.0)))
+    assert one.memory < several.memory  # a search holds the rows that it fits beside all of them
+    plain, whitened = (seconds_of("retrieval", shapes_for("retrieval"), whiten=whiten) for whiten in (False, True))
+    assert plain < whitened
     assert seconds_of("knn", IMAGENET, k=(20,)) < seconds_of("knn", IMAGENET)
     assert seconds_of("clustering", IMAGENET, restarts=1) < seconds_of("clustering", IMAGENET) / 5
     wide = Shapes(4_000, 1_000, 20_000, 10)

@@ -30,6 +30,11 @@ def pair(folder, train, test=None, column=None):
     return read_train_test(*paths, label_column=None, test_fraction=0.5, seed=0)
 
 
+def test_the_identity_of_samples_stays_the_same_in_later_versions(tmp_path):
+    found = pair(tmp_path, [["a"], ["b"]] * 3, [["a"], ["b"]])
+    assert found.fingerprints == ("c972f032266cdfdc33537d7887043385", "a29a7d98d63beb70ce9acc86acd2dfb8")
+
+
 def test_cells_with_several_labels_are_not_classes_of_their_own(tmp_path):
     read = pair(tmp_path, [["cat;dog"], ["dog"], ["cat;?bird"], ["bird"]], [["dog"], ["cat|dog"]])
     assert read.train.target.name == read.test.target.name == MultiLabel.name

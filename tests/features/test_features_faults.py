@@ -393,6 +393,19 @@ def test_a_disk_that_fills_up_ends_the_run_and_the_same_command_continues(
     assert np.allclose(found.features["mean"].x, features(backbone, source, tmp_path / "other"), atol=1e-5)
 
 
+def test_a_layer_that_cannot_be_created_is_one_message_and_leaves_nothing(tmp_path, monkeypatch):
+    with pytest.raises(StoreError, match="No such file"):
+        partial.create(tmp_path / "missing" / "mean.npy", (6, 4), np.dtype(np.float32))
+
+    def refuse(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(StoreError, match=r"mean\.npy\.progress: No space left"):
+        partial.create(tmp_path / "mean.npy", (6, 4), np.dtype(np.float32))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_system_that_cannot_reserve_room_is_used_all_the_same(backbone, pictures, tmp_path, monkeypatch):
     def refuse(*arguments):
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")

@@ -91,6 +91,9 @@ def test_columns_are_added_to_features_that_are_there(table, capsys):
     assert [{**row, "site": table[row["id"]]} for row in before] == after
     extracted()
     assert index()[1] == after, "columns that are there stay"
+    written = file.stat()
+    extracted()
+    assert file.stat() == written, "an index of the same data is not written again"
     assert next(file.parent.glob("*.npy")).stat().st_mtime_ns == stamp
 
 
@@ -151,6 +154,13 @@ def test_a_table_without_the_column_is_refused_by_extract(table):
 def test_features_without_columns_are_as_before():
     features = Features(np.zeros((2, 3)), single_labels(["a", "b"]), ("x", "y"))
     assert features.attributes == {} and features.select(np.array([1])).attributes == {}
+
+
+def test_chosen_rows_are_drawn_in_the_order_of_all():
+    features = Features(np.zeros((4, 3)), single_labels(list("abab")), tuple("wxyz"), rank=np.array([2, 0, 3, 1]))
+    assert [features.ids[row] for row in features.order] == list("xzwy")
+    chosen = features.select(np.array([0, 2, 3]))
+    assert [chosen.ids[row] for row in chosen.order] == list("zwy")
 
 
 def test_rows_of_a_table_of_labels_belong_together_where_a_column_says_so(tmp_path):

@@ -407,13 +407,15 @@ def test_half_an_overlap_counts_and_images_without_objects_do_not():
     assert math.isnan(discovery.mask_iou(np.ones((2, 2), bool), np.zeros((0, 2, 2), bool)))
 
 
-@pytest.mark.parametrize("kind", ["some", "all", "none", "nothing predicted"])
+@pytest.mark.parametrize("kind", ["some", "all", "none", "nothing predicted", "nothing right"])
 def test_saliency_at_every_threshold(kind):
     random = np.random.default_rng(1)
     truth = {"some": random.random((6, 7)) < 0.4, "all": np.ones((6, 7), bool)}.get(kind, np.zeros((6, 7), bool))
     saliency = np.round(random.random((6, 7)) * 255) / 255  # on the thresholds themselves
     if kind == "nothing predicted":
         truth, saliency = random.random((6, 7)) < 0.4, np.zeros((6, 7))
+    elif kind == "nothing right":
+        truth[0], saliency[0] = True, 0.0
     ours = discovery.saliency_values(saliency, truth)
     for t, value in zip(discovery.THRESHOLDS, ours.f, strict=True):
         found = saliency > t

@@ -93,6 +93,21 @@ def test_whole_cells_are_found_and_the_three_averages_are_those_of_the_counts():
     assert set(outcome.per_class) == {"cat", "dog"}
 
 
+def test_chance_and_ceiling_are_counted_by_loops():
+    test = shifted_pairs(3, side=40, points=6, centred=True)  # some cells are 0.1 of 40 pixels from a point
+    outcome = correspond(test, size=40)
+    cells = [np.array([x + 0.5, y + 0.5]) * CELL - 0.5 for y in range(10) for x in range(10)]
+    for alpha in ALPHAS:
+        near = np.array(
+            [
+                [[np.hypot(*(cell - point)) <= alpha * 40 for cell in cells] for point in pair.target_points]
+                for pair in test.target.pairs
+            ]
+        )
+        for found, counts in ((outcome.chance, near.mean(axis=2)), (outcome.variants["ceiling"], near.any(axis=2))):
+            assert found[f"pck_per_image@{alpha}"] == pytest.approx(counts.mean(), rel=1e-12)
+
+
 @pytest.mark.parametrize("changes", [{"max_memory": 0.0}, {"max_memory": 1e-4}])
 def test_images_that_do_not_fit_into_memory_come_twice_with_the_same_result(changes):
     test = shifted_pairs(4)
@@ -120,6 +135,8 @@ def test_homographies_are_found_as_by_loops():
     test = warped_pairs()
     outcome = correspond(test)
     images = test.target.images
+    centres = np.stack(np.meshgrid(*2 * [np.arange(8) + 0.5]), axis=2).reshape(-1, 2) * CELL
+    ceilings, chances = [], []
     for number, pair in enumerate(test.target.pairs):
         source, target = (features(images.read(row)) for row in (pair.source, pair.target))
         errors = []
@@ -132,8 +149,14 @@ def test_homographies_are_found_as_by_loops():
                     continue
                 best = np.unravel_index((target @ source[row, column]).argmax(), (8, 8))
                 errors.append(np.hypot(*((np.array(best[::-1]) + 0.5) * CELL - true)))
+                within = np.hypot(*(centres - true).T)[:, None] <= PIXELS
+                ceilings.append(within.any(axis=0))
+                chances.append(within.mean(axis=0))
         wanted = [sum(error <= limit for error in errors) for limit in PIXELS]
         assert outcome.scores[number].tolist() == [*wanted, len(errors)]
+    for found, shares in ((outcome.variants["ceiling"], ceilings), (outcome.chance, chances)):
+        recalls = [found[f"match_recall@{limit}px"] for limit in PIXELS]
+        np.testing.assert_allclose(recalls, np.mean(shares, axis=0), rtol=1e-9)
     assert outcome.variants["ceiling"]["match_recall@3px"] > 0.95 > outcome.metrics["match_recall@3px"][0]
 
 

@@ -360,6 +360,8 @@ def test_parts_of_train_are_results_of_their_own(tmp_path):
     assert any("on 24 of 96 train samples" in note for note in outcomes[rows[0]].notes)
     (five,) = run(tmp_path / "k", changed(epochs=2, per_class=(5,), draws=3)).items()
     assert five[0] == "output, 5 per class" and len(five[1].draws) == 3
+    means = [note for one in (*outcomes.values(), five[1]) for note in one.notes if "means" in note]
+    assert means == ["The metrics are means over 3 draws of 5 per class."]
     assert len(set(five[1].selected["draws"]["seeds"])) == 3
     assert five[1].metrics["top1"][0] == pytest.approx(
         np.mean([(draw.argmax(1) == pictures(48, 2).target.values).mean() for draw in five[1].draws])

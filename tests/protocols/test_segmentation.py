@@ -254,6 +254,9 @@ def test_instances_are_the_connectedregions(backbone, tmp_path):
     assert set(outcome.floors["pixels"]) == set(outcome.metrics)
     plain = run(backbone, tmp_path / "plain", QUICK, train=train, test=test)["1"]
     np.testing.assert_array_equal(plain.scores, outcome.scores)
+    # A map that knows no instances has none.
+    target = Segmentation.of(settings, train, backbone.preprocessing, 0).read(map_pictures(1, 2), 0)
+    assert len(target) == 2 and not target[1].any()
 
 
 def pairs():

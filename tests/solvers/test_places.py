@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -127,6 +128,13 @@ def test_lost_is_that_of_loops(seed):
     for features in (random.normal(size=(42, 5)), random.integers(-1, 2, (42, 3)).astype(float)):
         found = discovery.lost(features, (6, 7), k=10)
         assert (found.seed, set(np.flatnonzero(found.region).tolist())) == slow_lost(features, (6, 7), 10)
+
+
+@pytest.mark.parametrize("ties", get_args(discovery.Ties))
+def test_patches_come_by_ascending_degree(ties):
+    degree = np.random.default_rng(0).integers(0, 9, 60)
+    order = discovery.by_degree(degree, ties)
+    assert sorted(order.tolist()) == list(range(60)) and degree[order].tolist() == sorted(degree.tolist())
 
 
 @pytest.mark.parametrize("weighted", [False, True])

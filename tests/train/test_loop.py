@@ -124,6 +124,13 @@ def test_what_onednn_writes_past_its_memory_is_not_laid_out_by_pixels(conv, last
     assert state.rows_of_channels != last
 
 
+def test_in_one_process_nothing_is_sharded():
+    rates = OptimizerSettings(lr=0.1, lr_scaling="none")
+    conv = nn.Conv2d(16, 16, 1)
+    state = new_state(Tiny(conv), torch.device("cpu"), rates, seed=0, strategy="fsdp")
+    assert state.method.first.weight.is_contiguous(memory_format=torch.channels_last), "laid out and moved as always"
+
+
 def counted(rank):
     """Counts in the record of an update: rank 0 saw 4 images of 'a', rank 1 three of 'b' and one of 'a'."""
     meter = TrainingMeter(torch.device("cpu"))

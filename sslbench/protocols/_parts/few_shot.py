@@ -28,7 +28,7 @@ from sslbench.metrics.summary import one_measure, summarise
 from sslbench.protocols._parts.selection import class_sizes, folds_of
 from sslbench.results import Outcome
 from sslbench.targets.classes import Classes
-from sslbench.targets.target import Target
+from sslbench.targets.target import OfClasses, Target
 
 
 class ByName:
@@ -95,27 +95,20 @@ def seeds(seed: int, draws: int) -> list[int]:
     return [(seed * draws + i) % 2**32 for i in range(draws)]
 
 
-def present(labels: Target) -> IntArray:
-    """Return the classes that have samples (multi-label: positives)."""
-    if isinstance(labels, Classes):
-        return np.flatnonzero(np.bincount(labels.values, minlength=len(labels.classes)))
-    return np.flatnonzero((labels.values > 0).any(axis=0))
-
-
 def largest_k(labels: Target) -> tuple[int, str]:
     """Return the largest k with enough samples in every class present, and its reason: "12 of class 'dog'"."""
-    classes = present(labels)
+    counts = OfClasses.of(labels).counts()
+    classes = np.flatnonzero(counts)
+    counts = counts[classes]
     if isinstance(labels, Classes):
-        counts = np.bincount(labels.values, minlength=len(labels.classes))[classes]
         least = int(np.argmin(counts))
         return int(counts[least]), f"{counts[least]} of class '{labels.classes[classes[least]]}'"
     others = max(1, len(classes) - 1)
-    positive = (labels.values > 0).sum(axis=0)[classes]
     negative = (labels.values == 0).sum(axis=0)[classes]
-    possible = np.minimum(positive, negative // others)
+    possible = np.minimum(counts, negative // others)
     least = int(np.argmin(possible))
     name = labels.classes[classes[least]]
-    text = f"{positive[least]} with and {negative[least]} without '{name}'; k need k with and {others} k without"
+    text = f"{counts[least]} with and {negative[least]} without '{name}'; k need k with and {others} k without"
     return int(possible[least]), text
 
 
@@ -152,7 +145,7 @@ def k_with_and_without(labels: Target, k: int, shuffler: ByName, *, groups: IntA
     `labels`: of train, with enough samples; C counts the classes that have positives; `groups`: (N,) the group of each
     sample of train, or None.
     """
-    classes = present(labels)
+    classes = np.flatnonzero(OfClasses.of(labels).present())
     values = np.full(labels.values.shape, -1, np.int8)
     for c in classes:
         order = shuffler.permutation(np.flatnonzero(labels.values[:, c] > 0))
@@ -369,5 +362,5 @@ def check_labels(protocol: str, labels: Target) -> None:
             f"{protocol}: the train samples have no labels, so none can be drawn per class",
             "Give labelled data: a folder per class, a table with a label column, or a manifest with categories.",
         )
-    if len(present(labels)) < (2 if isinstance(labels, Classes) else 1):
+    if OfClasses.of(labels).present().sum() < (2 if isinstance(labels, Classes) else 1):
         raise DataError(f"{protocol} needs at least two classes in train")
