@@ -27,6 +27,7 @@ from sslbench.errors import DataError, UsageError
 from sslbench.targets.classes import Classes
 from sslbench.targets.multilabel import MultiLabel
 from sslbench.targets.none import Unlabelled
+from sslbench.targets.numbers import Numbers
 
 
 def source(labels, name="photos/"):
@@ -279,6 +280,9 @@ def test_a_part_of_an_order_has_the_classes_by_their_shares_or_equally_often(ski
     if skip < 40:
         found = np.bincount(part_of_order(source(UNEQUAL), 26, 0, skip=skip, balanced=True).target.values)
         assert sorted(found) == [8, 9, 9]
+        more = UNEQUAL.changed(classes=("none", *"abc"), values=UNEQUAL.values + 1)  # a class without images
+        found = np.bincount(part_of_order(source(more), 26, 0, skip=skip, balanced=True).target.values)
+        assert sorted(found) == [0, 8, 9, 9]
 
 
 def test_a_part_that_the_images_do_not_suffice_for_is_refused():
@@ -286,6 +290,7 @@ def test_a_part_that_the_images_do_not_suffice_for_is_refused():
         part_of_order(source(UNEQUAL), 17, 0, skip=80, balanced=False)
     with pytest.raises(UsageError, match=r"12 images of the class 'c', too few to take 37 .*\n.* are at most 36\."):
         part_of_order(source(UNEQUAL), 30, 0, skip=7, balanced=True)
+    assert len(part_of_order(source(UNEQUAL), 29, 0, skip=7, balanced=True)) == 29
     with pytest.raises(UsageError, match="limit_balanced=true needs one class for each image"):
         part_of_order(source(Unlabelled(96)), 30, 0, skip=0, balanced=True)
 
@@ -326,6 +331,12 @@ def test_a_class_that_a_source_does_not_list_is_the_same_in_test_as_in_a_list_of
     assert matched.target.values.tolist() == joined.values[2:].tolist() == [[-1, 1, 0], [-1, 0, 0]]
 
 
+def test_columns_of_numbers_are_matched_by_name():
+    train, test = Numbers(("lat", "lon"), np.zeros((2, 2))), Numbers(("lon", "lat"), np.array([[1.0, 2.0], [3.0, 4.0]]))
+    _, matched = match_classes(source(train), source(test))
+    assert matched.target.classes == ("lat", "lon") and matched.target.values.tolist() == [[2, 1], [4, 3]]
+
+
 def test_labels_that_cannot_be_matched_are_refused():
     for train, test, message in (
         (single("a", "b"), single("b", "d"), r"the class 'd' of val/ is not in photos/"),
@@ -340,6 +351,7 @@ def test_labels_that_cannot_be_matched_are_refused():
             single(*"qrstuvwx"),
             r"and 3 more classes of val/. Put images of these classes into photos/",
         ),
+        (single("a", "b"), single(*"qrstu"), r"the class 'u' of val/ is not in photos/.* Put images of these classes"),
     ):
         with pytest.raises(DataError, match=message):
             match_classes(source(train), source(test, "val/"))

@@ -152,6 +152,11 @@ def test_clusters_are_those_of_train_and_the_seed_gives_them():
     assert all(found.clusters["train"][20 * axis] == found.clusters["test"][own == axis][0] for axis in range(3))
 
 
+def test_another_seed_begins_elsewhere():
+    x = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    assert cluster({"all": x}, 9, seed=1).objective != cluster({"all": x}, 9, seed=2).objective
+
+
 def test_every_row_has_its_nearest_centroid(monkeypatch):
     x = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
     numbers = cluster({"all": x}, 5).clusters["all"]
@@ -209,6 +214,13 @@ def test_images_without_files_and_several_layers_are_refused(tmp_path, monkeypat
     assert not (tmp_path / "assignments.csv").exists()
     assert run(*words, "--layers", "a,b") == 2
     assert "names 2 layers" in capsys.readouterr().err
+
+
+def test_the_colour_of_a_cell_is_its_share_of_the_row():
+    shares = np.array([[0.9, 0.1, 0.0], [0.5, 0.0, 0.5], [0.0, 0.0, 0.0]])  # the last class has no test sample
+    image = Image.open(io.BytesIO(beside.picture((shares * [[10], [40], [1]]).astype(np.int64), ("", "", ""))))
+    corners = [[image.getpixel((150 + 40 * column + 1, 150 + 40 * row + 1)) for column in range(3)] for row in range(3)]
+    assert np.abs(255 - shares[..., None] * (255 - np.array([8, 48, 107])) - corners).max() <= 1
 
 
 @pytest.mark.parametrize("n", [20, 40])

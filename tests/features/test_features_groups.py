@@ -97,6 +97,12 @@ def test_columns_are_added_to_features_that_are_there(table, capsys):
     assert next(file.parent.glob("*.npy")).stat().st_mtime_ns == stamp
 
 
+def test_a_test_set_of_its_own_is_a_part_of_that_name(table, capsys):
+    extracted("--test-data", "all.csv")
+    parts = [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()]
+    assert parts == ["all", "test"]
+
+
 def test_images_that_were_left_out_have_no_line(table):
     Path("07.png").write_bytes(b"")
     extracted("--groups", "site", "--on-error", "skip")

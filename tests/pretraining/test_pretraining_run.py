@@ -33,7 +33,7 @@ from sslbench.pretraining import PretrainRequest, prepare, pretrain
 from sslbench.pretraining.settings import FREE, ROUNDING
 from sslbench.protocols.finetune import Settings as Finetune
 from sslbench.runtime.signals import StoppedError
-from sslbench.train import checkpoints
+from sslbench.train import checkpoints, loop
 from sslbench.train.loop import NotFiniteError
 from sslbench.train.observers import Observer
 from sslbench.weights.reading import files
@@ -184,6 +184,18 @@ def test_a_signal_saves_and_stops_and_the_same_call_goes_on(undisturbed, tmp_pat
     assert "error: stopped by signal 15 after update 5 of 9; everything is saved" in first
     assert "updates 9 to 9" in last and last[-1] == "trained"
     assert sum("update 9 of 9  loss" in line for line in last) == 1
+
+
+def test_a_signal_of_another_process_is_heard_within_an_epoch(tmp_path, monkeypatch):
+    compared = []
+
+    def spy(signal_number, device, *, compare):
+        compared.append(compare)
+        return signal_number()
+
+    monkeypatch.setattr(loop, "signal_on_any_process", spy)
+    steps = runs.run("simclr", tmp_path / "out", batch_size=2, epochs=1).steps
+    assert [step for step, asked in enumerate(compared, 1) if asked] == [*range(10, steps, 10), steps] and steps > 20
 
 
 def test_what_a_killed_process_was_writing_is_removed(tmp_path):

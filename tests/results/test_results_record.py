@@ -27,6 +27,7 @@ from sslbench.results import (
     Outcome,
     Stage,
     canonical,
+    mean_metric,
     percent_metrics,
     plain,
     records,
@@ -468,3 +469,10 @@ def test_r2_of_older_records_is_read_in_the_unit_of_today(tmp_path):
     assert old.metrics["mae"] == new.metrics["mae"] and old.metrics["r2"].n == 6
     assert old.train == pytest.approx(new.train) and old.per_class == pytest.approx(new.per_class)
     assert old.floors["chance"]["r2"] == pytest.approx(new.floors["chance"]["r2"])
+
+
+def test_the_interval_of_a_mean_ends_where_the_metric_does():
+    each = [MetricValue(value=value, low=value - 5.0, high=value + 5.0) for value in (-40.0, 40.0)]
+    mean = mean_metric("ari", each)  # from -1 to 1, in percent
+    assert (mean.low, mean.value, mean.high) == (-100, 0, 100)
+    assert mean_metric("ari", each[:1] * 2).low == -45

@@ -94,12 +94,14 @@ def test_trackio_has_one_run_per_record_and_prints_nothing(result, tmp_path, mon
         records.write_without_scores(result, tmp_path / "results")
     [run] = trackio.Api().runs("sslbench")
     assert run.name.startswith("my-net.torch-") and "was not sent" not in caplog.text
+    assert run.config["protocol"]["name"] == "knn" and "metrics" not in run.config
     assert capsys.readouterr().out == ""
 
 
 def test_tensorboard_has_the_metrics_and_settings_of_every_record_once(result, tmp_path, monkeypatch, caplog):
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed (pip install tensorboard)")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.metadata import parse_session_start_info_plugin_data
 
     monkeypatch.setenv("SSLBENCH_SINKS", "tensorboard")
     for _ in range(2):
@@ -108,5 +110,6 @@ def test_tensorboard_has_the_metrics_and_settings_of_every_record_once(result, t
     [events] = (tmp_path / "tensorboard" / "knn" / file.stem).iterdir()
     found = EventAccumulator(str(events)).Reload()
     assert [event.value for event in found.Scalars("top1")] == [75.0]
-    assert "_hparams_/session_start_info" in found.PluginTagToContent("hparams")
+    row = parse_session_start_info_plugin_data(found.PluginTagToContent("hparams")["_hparams_/session_start_info"])
+    assert {"weights", "layer", "protocol", "test", "seed", *result.protocol.settings} == set(row.hparams)
     assert [each.id for each in records.read_tree(tmp_path)] == [result.id]

@@ -1,6 +1,7 @@
 """Who follows a run: what the files hold after it, after a resume, and what the user is warned of."""
 
 import gzip
+import importlib.util
 import json
 import logging
 import sys
@@ -16,7 +17,7 @@ from sslbench.train import meter
 from sslbench.train.meter import LogRecord, Spread
 from sslbench.train.method import Batch
 from sslbench.train.observers import RunInfo, json_lines, scalars
-from sslbench.train.observers.always import Health, Views
+from sslbench.train.observers.always import Health, Views, requested
 from sslbench.train.observers.json_lines import CurvePlot, JsonLines, curve
 from sslbench.train.observers.profile import WARM_UP, Profile
 from sslbench.train.observers.tensorboard import TensorBoard
@@ -223,6 +224,16 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, 
     with pytest.raises(UsageError, match=f"pip install {package}"):
         make(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("histograms", [False, True])
+def test_settings_name_the_observers_and_their_histograms(tmp_path, monkeypatch, histograms):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    named = SimpleNamespace(tensorboard=True, wandb="mine", histograms=histograms)
+    found = requested(named, tmp_path, {"epochs": 4})
+    assert [type(one) for one in found] == [TensorBoard, Wandb]
+    assert all(one.histograms.wanted == histograms for one in found)
+    assert (found[1].project, found[1].settings) == ("mine", {"epochs": 4})
 
 
 def test_tensorboard_has_the_scalars_of_vissl_and_histograms_once_an_epoch(tmp_path):

@@ -121,6 +121,7 @@ def test_it_is_a_weights_file_too(tmp_path):
     path = tmp_path / "step_000000001.ckpt"
     file, net = read(path), Net()
     trained(net)
+    assert file.container == "sharded checkpoint"
     assert file.content["backbone"] == "net" and file.content["state_dict"].keys() == {"odd", "whole"}
     torch.testing.assert_close(file.content["state_dict"]["odd"], net.odd.detach())
     assert torch.equal(file.content["state_dict"]["whole"], net.whole)
