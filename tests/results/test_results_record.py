@@ -18,6 +18,7 @@ from sslbench.errors import ResultError
 from sslbench.identity import comparability_key
 from sslbench.metrics.answers import BestScores, places
 from sslbench.metrics.intervals import Units
+from sslbench.metrics.measure import SampleMeans
 from sslbench.metrics.summary import one_measure
 from sslbench.results import (
     SCHEMA,
@@ -476,3 +477,13 @@ def test_the_interval_of_a_mean_ends_where_the_metric_does():
     mean = mean_metric("ari", each)  # from -1 to 1, in percent
     assert (mean.low, mean.value, mean.high) == (-100, 0, 100)
     assert mean_metric("ari", each[:1] * 2).low == -45
+
+
+@pytest.mark.parametrize("number", [1, 8, 9, 64, 73])
+def test_outcomes_of_many_means_come_back(result, tmp_path, number):
+    outcomes = np.random.default_rng(number).random((len(IDS), number)) < 0.5
+    means = SampleMeans(("my_rate",), np.full((1, number), 1 / number), outcomes)
+    found = records.read_scores(records.write(result, SCORES, IDS, LABELS, tmp_path, means=means).file).means
+    assert found.metrics == means.metrics
+    np.testing.assert_array_equal(found.weights, means.weights)
+    np.testing.assert_array_equal(found.outcomes, outcomes)
