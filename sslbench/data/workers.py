@@ -107,9 +107,10 @@ def run(
     finally:
         items = None  # drops the last reference, which ends the remaining workers
     if killed is not None:
+        imports_script = context is not None and not forks
         raise DataError(
             f"a process that decodes images was killed ({killed})",
-            (f"{GUARD} " if not forks and not delivered and killed.startswith("exit code") else "")
+            (f"{GUARD} " if imports_script and not delivered and killed.startswith("exit code") else "")
             + "Too little memory, or too little shared memory in a container (docker run --shm-size); "
             "try fewer --workers, or --workers 0.",
         )

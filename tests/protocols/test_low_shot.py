@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from helpers.protocol_samples import features
+from helpers.targets import shifted_pairs, warped_pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -286,6 +287,9 @@ def test_what_cannot_be_drawn_is_refused_before_any_work(blobs, make):
     nothing = Unlabelled(5)
     with pytest.raises(DataError, match="have no labels"):
         check(low_shot.Settings(), nothing)
+    for labels in (shifted_pairs().target, warped_pairs().target):
+        with pytest.raises(DataError, match="low-shot draws samples of classes, and the train samples have pairs of"):
+            few_shot.check_labels("low-shot", labels)
     with pytest.raises(DataError, match="at least two classes"):
         check(low_shot.Settings(), make(np.zeros((5, 1)), np.zeros(5), 3).target)
     with pytest.raises(UsageError, match="fractions should be above 0 to 1"):

@@ -362,5 +362,7 @@ def check_labels(protocol: str, labels: Target) -> None:
             f"{protocol}: the train samples have no labels, so none can be drawn per class",
             "Give labelled data: a folder per class, a table with a label column, or a manifest with categories.",
         )
-    if OfClasses.of(labels).present().sum() < (2 if isinstance(labels, Classes) else 1):
+    if not isinstance(labels, OfClasses):
+        raise DataError(f"{protocol} draws samples of classes, and the train samples have {labels.title}")
+    if labels.present().sum() < (2 if isinstance(labels, Classes) else 1):
         raise DataError(f"{protocol} needs at least two classes in train")
