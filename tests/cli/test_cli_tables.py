@@ -96,9 +96,11 @@ def test_eval_and_compare_on_a_narrow_terminal(world, sslbench, monkeypatch):
     assert max(map(len, table)) <= 60 and any(re.match(r"  A - B +[+-]\d+\.\d\d  \([+-]", line) for line in table), out
 
 
-SHORT = "--backbone resnet_basic_1-1-1-1w0.125_cifar epochs=1 schedule.warmup_epochs=0 batch_size=16 --limit 32"
+NETWORK = "--backbone resnet_basic_1-1-1-1w0.125_cifar"
+BATCHES = "batch_size=16 --workers 0"
 COMMANDS = [
-    f"pretrain simclr {SHORT} augment=small --workers 1 --out p",
+    f"pretrain simclr {NETWORK} epochs=1 schedule.warmup_epochs=0 augment=small --limit 32 {BATCHES} --out p",
+    "pretrain p/config.yaml --out q --workers 1",
     "eval knn linear --weights p/weights.torch --data kwcoco:shapes16 --no-floors --workers 1 --out r",
     "eval knn linear --weights p/weights.torch --data kwcoco:shapes16 --no-floors --workers 0 --out r",
     "eval finetune --weights p/weights.torch --limit 40 epochs=1 --workers 0 --no-floors --out r",

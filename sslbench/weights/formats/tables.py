@@ -147,7 +147,7 @@ class FormatTable:
             (number, part, values)
             for number, rule in enumerate(self.rules)
             for part, pattern in enumerate(rule.canonical if inverse else rule.foreign)
-            if key.startswith(pattern.start) and (values := pattern.match(key)) is not None
+            if (values := pattern.match(key)) is not None
         ]
         if len(matches) > 1:
             both = " and ".join(str(self.rules[number]) for number, _, _ in matches[:2])
